@@ -164,6 +164,12 @@ def _quotient(x: Any, y: Any) -> Any:
     return None if not y else abs(x) // abs(y) * (1 if (x < 0) == (y < 0) else -1)
 
 
+def _floor(x: Any, y: Any) -> Any:
+    if isinstance(x, Dim) or isinstance(y, Dim):
+        return exact_divide(x, y)
+    return x // y if y else None
+
+
 def _remainder(x: Any, y: Any) -> Any:
     if isinstance(x, Dim) or isinstance(y, Dim):
         return 0 if exact_divide(x, y) is not None else None
@@ -187,6 +193,7 @@ _ELEMENTS: dict[str, Callable[..., Any]] = {
     "Sub": operator.sub,
     "Mul": operator.mul,
     "Div": _quotient,
+    "FloorDiv": _floor,  # of irc
     "Mod": _remainder,
     "Neg": operator.neg,
     "Sqrt": _root,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import runpy
 import sys
+from argparse import REMAINDER, ArgumentParser
 from pathlib import Path
 
 from ...errors import Error
@@ -12,20 +13,36 @@ from .aliases import aliases
 from .api import RELEASES
 from .context import new_session
 from .lint import find_release, parse_script
+from .script import in_this_process
+from .utilities import process
 
 
 def main() -> int:
     """Run the script with irc in place of tensorrt_llm; 1 after an Error, whose text is printed."""
-    if len(sys.argv) < 2:
-        print("usage: python -m irc.frontends.tensorrt_llm SCRIPT [ARGS]", file=sys.stderr)
-        return 2
-    path = sys.argv[1]
-    sys.argv = sys.argv[1:]
-    sys.path[0] = str(Path(path).resolve().parent)
+    parser = ArgumentParser(prog="python -m irc.frontends.tensorrt_llm")
+    add = parser.add_argument
+    what = "the version that the script is written for, such as 0.7 (default: as it reads)"
+    add("--tensorrt-llm", metavar="VERSION", help=what)
+    what = "your copy of TensorRT-LLM's sources, for what irc does not have"
+    add("--tensorrt-llm-sources", metavar="DIR", type=Path, help=what)
+    what = "how many processes the script counts, of which it is the first (default: 1)"
+    add("--processes", metavar="N", type=int, default=1, help=what)
+    add("script", metavar="SCRIPT", type=Path)
+    add("arguments", metavar="ARGS", nargs=REMAINDER)
+    args = parser.parse_args()
+    sys.argv = [str(args.script), *args.arguments]
+    sys.path[0] = str(args.script.resolve().parent)
     try:
-        release = find_release(parse_script(path), Path(path))
-        with new_session(RELEASES[release]), aliases(), blamed(Path(path)):
-            runpy.run_path(path, run_name="__main__")
+        tree = parse_script(args.script)
+        version = args.tensorrt_llm or RELEASES[find_release(tree, args.script)]
+        with (
+            new_session(version, sources=args.tensorrt_llm_sources),
+            aliases(),
+            process(0, args.processes),
+            in_this_process(tree),
+            blamed(args.script),
+        ):
+            runpy.run_path(str(args.script), run_name="__main__")
     except Error as error:
         if isinstance(error.__cause__, SystemExit):
             raise error.__cause__ from None

@@ -76,7 +76,11 @@ class Row:
         return "**" in self.names
 
     def of(self, release: int) -> tuple[list[Argument], list[Argument]]:
-        """The arguments that release 0.N takes (by position or keyword, by keyword only)."""
+        """The arguments that release 0.N takes (by position or keyword, by keyword only).
+
+        Of a name that the release lacks they are those of the nearest that has it.
+        """
+        release = min(self.releases, key=lambda each: (abs(each - release), each))
         arguments = [
             each for each in self.arguments if release in each.releases and each.name != "**"
         ]
@@ -157,21 +161,20 @@ def rows() -> Mapping[str, Row]:
 
 
 @cache
-def _notes() -> dict[tuple[str, str], Status]:
+def notes() -> dict[tuple[str, str], Status]:
     """("names" or "arguments", path or argument or `module.*`) -> its status."""
-    notes: dict[tuple[str, str], Status] = {}
+    reasons: dict[tuple[str, str], Status] = {}
     for section, kind in (("no-effect", "without effect"), ("refused", "refused")):
         for group in _file()[section]:
             for what in ("names", "arguments", "methods"):
                 for name in group.get(what, "").split():
-                    notes[what, name] = Status(cast("Kind", kind), group["why"])
-    return notes
+                    reasons[what, name] = Status(cast("Kind", kind), group["why"])
+    return reasons
 
 
 def argument_status(path: str, name: str, taken: frozenset[str] | None = None) -> Status:
     """What an argument of a row is; `taken` are those of the implementation of irc."""
-    notes = _notes()
-    note = notes.get(("arguments", f"{path}.{name}")) or notes.get(("arguments", name))
+    note = notes().get(("arguments", f"{path}.{name}")) or notes().get(("arguments", name))
     if note is not None and taken is None and not is_bound(path):
         return note
     taken = implemented(path) if taken is None else taken
@@ -180,19 +183,19 @@ def argument_status(path: str, name: str, taken: frozenset[str] | None = None) -
 
 def noted(path: str, method: str) -> Status | None:
     """What the table says of a method by its path, or of every method of this name."""
-    return _notes().get(("names", path)) or _notes().get(("methods", method))
+    return notes().get(("names", path)) or notes().get(("methods", method))
 
 
 def status(path: str) -> Status:
     """What a function, class, method, or module of the API is in irc."""
-    found = _notes().get(("names", path))
+    found = notes().get(("names", path))
     if found is not None:
         return found
     if find(path) is not None or path in modules():
         return SUPPORTED
     parts = path.split(".")
     for count in range(len(parts) - 1, 0, -1):
-        found = _notes().get(("names", ".".join([*parts[:count], "*"])))
+        found = notes().get(("names", ".".join([*parts[:count], "*"])))
         if found is not None:
             return found
     return Status("unknown")
@@ -204,7 +207,7 @@ def modules() -> frozenset[str]:
     load()
     from .names import modules as listed
 
-    paths = [*_OBJECTS, *rows(), *(name for what, name in _notes() if what == "names")]
+    paths = [*_OBJECTS, *rows(), *(name for what, name in notes() if what == "names")]
     names = {name for name, why in listed().items() if name and not why}
     for path in paths:
         parts = path.removesuffix(".*").split(".")
@@ -217,17 +220,17 @@ def modules() -> frozenset[str]:
 def is_module(path: str) -> bool:
     """Whether a path is a module of the API, supported or not."""
     parts = path.split(".")
-    if path in modules() or (("names", f"{path}.*") in _notes()):
+    if path in modules() or (("names", f"{path}.*") in notes()):
         return True
     parents = (".".join(parts[:count]) for count in range(1, len(parts)))
-    return parts[-1].islower() and any(("names", f"{each}.*") in _notes() for each in parents)
+    return parts[-1].islower() and any(("names", f"{each}.*") in notes() for each in parents)
 
 
 # -- the objects of irc
 
 
 _OBJECTS: dict[str, dict[frozenset[int], Any]] = {}  # by path and releases
-_TAKEN: dict[str, dict[frozenset[int], frozenset[str]]] = {}  # arguments of implementations
+_CALLS: dict[str, dict[frozenset[int], Call]] = {}  # how the calls of each are bound
 
 
 @cache
@@ -306,25 +309,34 @@ def register(path: str, value: Any, releases: str = "") -> Any:
 
 def implemented(path: str) -> frozenset[str] | None:
     """The arguments that irc's implementation of a row has; None where there is none."""
-    load()
-    taken = _in_release(_TAKEN, path)
-    if taken is None and _is_member(path):
-        owner, _, name = path.rpartition(".")
-        target = getattr(find(owner), name, None)
-    else:
-        target = find(path) if taken is None else None
+    call = call_of(path)
+    if call is not None:
+        return call.taken
+    owner, _, name = path.rpartition(".")
+    target = getattr(find(owner), name, None) if _is_member(path) else find(path)
     if target is None:
-        return cast("frozenset[str] | None", taken)
+        return None
     try:
         return _names_taken(rows()[path], inspect.signature(target).parameters)
     except (TypeError, ValueError, KeyError):
         return None
 
 
-def is_bound(path: str) -> bool:
-    """Whether the binder binds the calls of a row in the session's release."""
+def call_of(path: str) -> Call | None:
+    """How the calls of a row are bound in the session's release; None where irc does not."""
     load()
-    return _in_release(_TAKEN, path) is not None
+    return cast("Call | None", _in_release(_CALLS, path))
+
+
+def is_bound(path: str) -> bool:
+    """Whether the calls of a row are bound in the session's release."""
+    return call_of(path) is not None
+
+
+def declared() -> Iterator[str]:
+    """The paths of all objects of irc that scripts find."""
+    load()
+    return iter(_OBJECTS)
 
 
 def _names_taken(row: Row, parameters: Mapping[str, inspect.Parameter]) -> frozenset[str]:
@@ -332,7 +344,6 @@ def _names_taken(row: Row, parameters: Mapping[str, inspect.Parameter]) -> froze
     names = frozenset(parameters) - {"self"}
     if not any(each.kind is each.VAR_KEYWORD for each in parameters.values()):
         return names
-    notes = _notes()
     noted = {
         n for n in row.names if {("arguments", n), ("arguments", f"{row.path}.{n}")} & {*notes}
     }
@@ -345,15 +356,17 @@ def _names_taken(row: Row, parameters: Mapping[str, inspect.Parameter]) -> froze
 def api(path: str, *, inner: bool = False, releases: str = "") -> Any:
     """Declare a function, class, or enumeration of the API, and bind its calls by its row.
 
-    With `inner` a function, or the method `forward` of a class, gets irc's tensors in place of the
-    script's, and its results are wrapped. `releases`, such as "0.5-0.7", tells implementations
-    apart that share a path.
+    Where the script leaves an argument out, the literal default of its release replaces that of
+    the implementation, unless this is None. With `inner` a function, or the method `forward` of a
+    class, gets irc's tensors in place of the script's, and its results are wrapped. `releases`,
+    such as "0.5-0.7", tells implementations apart that share a path.
     """
     several = _releases(releases, _ALL)
 
     def declare(target: Any) -> Any:
         if not inspect.isclass(target):
-            bound = _bound(path, target, several, is_method=False, inner=inner)
+            function = getattr(target, "__unbound__", target)  # of another path
+            bound = _bound(path, function, several, is_method=False, inner=inner)
             return register(path, bound, releases)
         if not issubclass(target, Enum):
             _bind_methods(path, target, several, inner)
@@ -386,10 +399,10 @@ def _bound(
     if row is None:
         return function
     parameters = dict(list(inspect.signature(function).parameters.items())[int(is_method) :])
-    _TAKEN.setdefault(path, {})[releases] = _names_taken(row, parameters)
     parts = path.split(".")
     title = ".".join(parts[-2:]) if _is_member(path) else parts[-1]
-    call = _Call(row, title, parameters, _names_taken(row, parameters))
+    call = Call(row, title, parameters, _names_taken(row, parameters))
+    _CALLS.setdefault(path, {})[releases] = call
 
     @wraps(function)
     def bound(*args: Any, **kwargs: Any) -> Any:
@@ -405,7 +418,7 @@ def _bound(
 
 
 @dataclass(frozen=True)
-class _Call:
+class Call:
     """How calls of one implementation are bound."""
 
     row: Row
@@ -441,8 +454,8 @@ class _Call:
                 continue
             if parameter is None and argument.default is not None:
                 bound[name] = None if argument.value is _EMPTY else argument.value
-            elif parameter is not None and argument.value not in (_EMPTY, parameter.default):
-                bound[name] = argument.value  # the default of this release
+            elif parameter is not None and parameter.default not in (None, argument.value):
+                bound |= {name: argument.value} if argument.value is not _EMPTY else {}
         required = [each.name for each in by_position if each.default is None]
         self._check_required(bound, required if self.takes_fields else [])
         return bound

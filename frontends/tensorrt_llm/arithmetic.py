@@ -1,4 +1,4 @@
-"""Arithmetic of tensors, parameters and numbers, in dtypes that agree; operators of Tensor."""
+"""Operations by the rules of the ONNX reader, operands in one dtype, operators of Tensor."""
 
 from __future__ import annotations
 
@@ -10,19 +10,71 @@ from typing import Any, cast
 import numpy as np
 
 from ...errors import Error
-from ...ir.dims import Dim
+from ...ir.core import Op
+from ...ir.dims import Dim, DimLike
 from ...ir.dtypes import DTYPES, is_float
+from ...ops import FloorDiv, Ne
 from ...source import here
+from ..onnx.entry import Entry, Node
+from ..onnx.fold import folded
+from ..onnx.readings import TABLE
 from ..tensor import Tensor as Inner
-from ..tensor import kind_name, one
-from .contents import fold
+from ..tensor import kind_name, located
 from .context import current_network
 from .module import Parameter
-from .tensor import Operand, Tensor, attach, known, type_of, wrap
+from .tensor import (
+    Operand,
+    Tensor,
+    add_methods,
+    shape_of,
+    tensor_of_sizes,
+    type_of,
+    widened,
+    wrap,
+    wrap_entry,
+)
 
+_OPSET = 24
 _TENSORS = (Tensor, Parameter, Inner)
 _inside: ContextVar[bool] = ContextVar("irc_trt_llm_inside", default=False)
 _NUMBERS = (bool, int, float, np.generic, Dim)
+
+
+def nodes(kind: str, *operands: Operand, count: int, **attributes: Any) -> list[Tensor]:
+    """The results of an operator of ONNX, by the rule that reads its nodes."""
+    builder = current_network().builder
+    inputs = [None if x is None else entry_of(x) for x in operands]
+    node = Node(kind, "", "", 0, _OPSET, inputs, ["result"] * count, attributes)
+    made: Any = folded(node) or located(TABLE["", kind].rule, builder, node)
+    results: Any = made.results if isinstance(made, Op) else made
+    several: list[Any] = [*results] if isinstance(results, (list, tuple)) else [results]
+    entries = [each if isinstance(each, Entry) else builder.entry(each) for each in several]
+    return [Tensor.of(entry) for entry in entries[:count]]
+
+
+def node(kind: str | type[Op], *operands: Operand, **attributes: Any) -> Tensor:
+    """The result of an operator of ONNX, or of an operation of irc, that has one result."""
+    if isinstance(kind, str):
+        return nodes(kind, *operands, count=1, **attributes)[0]
+    entries = [entry_of(x) for x in operands]
+    known = folded(Node(kind.__name__, "", "", 0, _OPSET, [*entries], ["result"]))
+    if known is not None:
+        return Tensor.of(known)
+    call = current_network().builder.op
+    return Tensor.of(located(lambda: call(kind, *entries, **attributes)))
+
+
+def entry_of(x: Operand) -> Entry:
+    """A tensor, a number, or a list of sizes as an operand."""
+    if isinstance(x, (list, tuple)):
+        return tensor_of_sizes(shape_of(x), "i64").entry
+    operand = tensor(x)
+    if operand.network is not current_network():
+        raise Error(
+            f"{operand!r} belongs to another network; build each network from inputs of its own",
+            loc=here(),
+        )
+    return widened(operand.entry)
 
 
 def tensor(x: Any, dtype: str | None = None) -> Tensor:
@@ -34,26 +86,25 @@ def tensor(x: Any, dtype: str | None = None) -> Tensor:
     if isinstance(x, Parameter):
         return cast("Tensor", x.value)
     if isinstance(x, Dim):
-        return known(x, dtype or "i32")
+        return tensor_of_sizes(x, dtype or "i32")
     number = _number(x)
     if number is None:
         raise Error(f"expected a tensor or a number, found {kind_name(x)}", loc=here())
-    own = "i32" if isinstance(number, int) else "f32"
-    kind = dtype or ("bool" if isinstance(number, bool) else own)
-    if kind in ("i32", "i64"):
-        return known(int(number), kind)
-    return wrap(one("full", value=float(number) if is_float(kind) else number, dtype=kind))
+    own = "bool" if isinstance(number, bool) else "i32" if isinstance(number, int) else "f32"
+    kind = dtype or own
+    held = float(number) if is_float(kind) else number if kind == "bool" else int(number)
+    return Tensor.of(Entry(kind, (), content=np.array(held, object)))
 
 
 def _number(x: Any) -> bool | int | float | None:
     """A number of Python, of one of Python or numpy; None for anything else."""
-    found = cast("Any", x).item() if isinstance(x, np.generic) else x
-    return found if isinstance(found, (bool, int, float)) else None
+    number = cast("Any", x).item() if isinstance(x, np.generic) else x
+    return number if isinstance(number, (bool, int, float)) else None
 
 
 def data(x: Any) -> Inner:
     """irc's tensor of a tensor, a parameter, or a number."""
-    return tensor(x).inner
+    return wrap_entry(entry_of(x))
 
 
 def with_inner_tensors(
@@ -96,8 +147,8 @@ def matched(*operands: Any) -> tuple[Tensor, ...]:
     kinds = [type_of(x).dtype for x in operands if isinstance(x, _TENSORS)]
     first = _computed(kinds[0]) if kinds else None
     tensors = [tensor(x, _fitting(x, first)) for x in operands]
-    if "i64" in [x.type.dtype for x in tensors]:
-        return tuple(retyped(x, "i64") if x.type.dtype == "i32" else x for x in tensors)
+    if "i64" in [x.entry.dtype for x in tensors]:
+        return tuple(retyped(x, "i64") if x.entry.dtype == "i32" else x for x in tensors)
     return tuple(tensors)
 
 
@@ -109,7 +160,7 @@ def _computed(kind: str) -> str:
 
 
 def _fitting(x: Any, kind: str | None) -> str | None:
-    """The dtype that a number takes beside tensors of `kind`; its own where that holds it not."""
+    """The dtype that a number takes beside tensors of `kind`; None if `kind` cannot hold it."""
     number = _number(x)
     if kind is None or number is None:
         return kind if isinstance(x, Dim) else None
@@ -123,29 +174,9 @@ def _fitting(x: Any, kind: str | None) -> str | None:
 
 def retyped(x: Tensor, dtype: str) -> Tensor:
     """x converted to `dtype`; known sizes stay known in integers."""
-    if x.type.dtype == dtype:
+    if x.entry.dtype == dtype:
         return x
-    if x.content is not None and dtype in ("i32", "i64"):
-        return known(x.content if x.type.ndim else x.content[0], dtype)
-    inner = x.inner.cast(dtype)
-    return Tensor.make(inner, inner.type)
-
-
-def binary(op: str, left: Operand, right: Operand) -> Tensor:
-    """`left op right` by irc's name of the operation, elementwise with broadcasting.
-
-    A number takes the dtype of the tensor; of i32 and i64 the result is i64. Of integers, `div`
-    truncates towards zero. Known contents are computed, and appended only when they are used.
-    """
-    x, y = matched(left, right)
-    if (folded := _folded(op, x, y)) is not None:
-        return folded
-    agree(x, y)
-    a, b = x.inner, y.inner
-    if op == "div" and DTYPES[a.dtype].is_integer:
-        quotient = one("floor_div", one("abs", a), one("abs", b))
-        return wrap(one("mul", quotient, one("mul", one("sign", a), one("sign", b))))
-    return wrap(one(op, a, b))
+    return node("Cast", x, to=DTYPES[dtype].onnx)
 
 
 def agree(*tensors: Tensor, but: Sequence[int] = ()) -> None:
@@ -154,19 +185,57 @@ def agree(*tensors: Tensor, but: Sequence[int] = ()) -> None:
     network = current_network()
     if not network.unnamed:
         return
-    for place in range(-max(x.type.ndim for x in tensors), 0):
-        aligned = [x for x in tensors if x.type.ndim >= -place and place not in but]
+    for place in range(-max(x.rank() for x in tensors), 0):
+        aligned = [x for x in tensors if x.rank() >= -place and place not in but]
         for x, y in pairwise(aligned):
-            if x.type.shape[place] != y.type.shape[place]:
-                network.unify(x.type.shape[place], y.type.shape[place])
+            if x.entry.shape[place] != y.entry.shape[place]:
+                network.unify(x.entry.shape[place], y.entry.shape[place])
 
 
-def _folded(op: str, x: Tensor, y: Tensor) -> Tensor | None:
-    """The result where both contents are known; else None."""
-    sizes = None if x.content is None or y.content is None else fold(op, x.content, y.content)
-    if sizes is None:
-        return None
-    return known(sizes if x.type.ndim or y.type.ndim else sizes[0], x.type.dtype)
+def at(dim: int, x: Tensor) -> int:
+    """A dimension of x, counted from the front."""
+    return located(_at, dim, x.rank())
+
+
+def _at(dim: int, ndim: int) -> int:
+    if not -ndim <= dim < ndim:
+        raise Error(f"expected a dimension from {-ndim} to {ndim - 1}, found {dim}")
+    return dim % ndim
+
+
+def size_of(x: Tensor, dim: int) -> DimLike:
+    """A size, with its symbols."""
+    return x.entry.shape[at(dim, x)]
+
+
+# What operations of two tensors are: operators of ONNX, or operations of irc where these differ.
+_BINARY: dict[str, str | type[Op]] = {
+    "add": "Add", "sub": "Sub", "mul": "Mul", "div": "Div", "pow": "Pow", "mod": "Mod",
+    "floor_div": FloorDiv, "maximum": "Max", "minimum": "Min", "eq": "Equal", "ne": Ne,
+    "lt": "Less", "le": "LessOrEqual", "gt": "Greater", "ge": "GreaterOrEqual",
+    "and": "And", "or": "Or", "matmul": "MatMul",
+}  # fmt: skip
+
+
+def binary(op: str, left: Operand, right: Operand) -> Tensor:
+    """`left op right` by irc's name of the operation, elementwise with broadcasting.
+
+    A number takes the dtype of the tensor; of i32 and i64 the result is i64. Of integers, `div`
+    truncates towards zero. Known elements are computed, and appended only when they are used.
+    """
+    x, y = matched(left, right)
+    if op != "matmul":
+        agree(x, y)
+    return node(_BINARY[op], x, y)
+
+
+def of_two(op: str) -> Callable[[Operand, Operand], Tensor]:
+    """A function of two tensors or numbers, by irc's name of the operation."""
+
+    def function(left: Operand, right: Operand) -> Tensor:
+        return binary(op, left, right)
+
+    return function
 
 
 def _compared(op: str) -> Callable[[Tensor, object], Any]:
@@ -191,6 +260,7 @@ for _name, _op in {
     "add": "add", "sub": "sub", "mul": "mul", "truediv": "div", "floordiv": "floor_div",
     "mod": "mod", "pow": "pow", "and": "and", "or": "or", "matmul": "matmul",
 }.items():  # fmt: skip
-    attach(**{f"__{_name}__": _operator(_op), f"__r{_name}__": _operator(_op, swapped=True)})
-attach(**{f"__{_op}__": _operator(_op) for _op in ("lt", "le", "gt", "ge")})
-attach(__eq__=_compared("eq"), __ne__=_compared("ne"), __neg__=_negated)
+    swapped = _operator(_op, swapped=True)
+    add_methods(**{f"__{_name}__": _operator(_op), f"__r{_name}__": swapped})
+add_methods(**{f"__{_op}__": _operator(_op) for _op in ("lt", "le", "gt", "ge")})
+add_methods(__eq__=_compared("eq"), __ne__=_compared("ne"), __neg__=_negated)

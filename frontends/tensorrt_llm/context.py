@@ -43,9 +43,8 @@ class Session:
     options: dict[str, Any] = field(default_factory=dict[str, Any])  # of their compilation
     dry_run: bool = False  # do not compile the engines that the script saves
     artifacts: dict[str, Path] = field(default_factory=dict[str, Path])  # those written, by engine
-    saved: dict[Path, str] = field(
-        default_factory=dict[Path, str]
-    )  # engine by folder of Engine.save
+    saved: dict[Path, str] = field(default_factory=dict[Path, str])  # engines by folder
+    copies: dict[Any, Path] = field(default_factory=dict[Any, Path])  # of models in memory
     networks: dict[str, dict[int, Network]] = field(default_factory=dict[str, "dict[int, Network]"])
     mapping: Any = None  # the last Mapping that the script made
     notes: list[str] = field(default_factory=list[str])

@@ -9,17 +9,15 @@ from typing import Any
 from ...errors import Error
 from ...ir.mesh import Mesh
 from ...source import here
+from .api import api
 from .context import current_session
 from .errors import ArgumentError
 
-# arguments that may have their defaults
-_UNUSED: Table[str, tuple[Any, ...]] = {
-    **dict.fromkeys(("auto_parallel", "enable_attention_dp", "cp_config"), (False, None, {})),
-    **dict.fromkeys(("moe_cluster_size", "attn_tp_size", "attn_cp_size"), (-1, 1)),
-}
+_SIZES = ("world_size", "rank", "gpus_per_node", "cp_size", "tp_size", "pp_size")
 _KINDS = ("tp", "pp", "cp", "moe_tp", "moe_ep")  # of groups
 
 
+@api("mapping.Mapping")
 class Mapping:
     """The ranks of a world: pipeline stages slowest, then context, then tensor parallelism.
 
@@ -42,16 +40,8 @@ class Mapping:
         cp_size: int = 1,
         moe_tp_size: int = -1,
         moe_ep_size: int = -1,
-        **ignored: Any,
     ) -> None:
-        for name, value in ignored.items():
-            if value not in _UNUSED.get(name, ()):
-                raise Error(
-                    f"Mapping: {name}={value} is not supported; leave it out, and let irc shard "
-                    "the model by its mesh",
-                    loc=here(),
-                )
-        is_default, world_size = world_size is None, 1 if world_size is None else world_size
+        is_default, world_size = world_size is None, world_size or 1
         self.world_size, self.gpus_per_node = world_size, gpus_per_node
         self.tp_size, self.pp_size, self.cp_size = tp_size, pp_size, cp_size
         self.moe_tp_size, self.moe_ep_size = _moe_sizes(tp_size, moe_tp_size, moe_ep_size)
@@ -85,7 +75,7 @@ class Mapping:
 
     @rank.setter
     def rank(self, rank: int) -> None:
-        if not 0 <= rank < self.world_size:
+        if not -1 <= rank < self.world_size:  # -1: of no rank
             raise ArgumentError(
                 f"there is no rank {rank} in a world of {self.world_size}; ranks count from 0",
                 loc=here(),
@@ -173,7 +163,35 @@ class Mapping:
             )
         return _part(num_experts, self.moe_ep_size, self.moe_ep_rank)
 
+    def has_tp(self) -> bool:
+        """Whether several ranks share a layer."""
+        return self.tp_size > 1
+
+    def has_pp(self) -> bool:
+        """Whether there are several stages."""
+        return self.pp_size > 1
+
+    def has_cp(self) -> bool:
+        """Whether several ranks share the tokens."""
+        return self.cp_size > 1
+
+    def has_moe_tp(self) -> bool:
+        """Whether several ranks share an expert."""
+        return self.moe_tp_size > 1
+
+    def has_moe_ep(self) -> bool:
+        """Whether ranks have different experts."""
+        return self.moe_ep_size > 1
+
     # -- hosts
+
+    def get_node_rank(self, rank: int) -> int:
+        """The host of a rank."""
+        return rank // self.gpus_per_node
+
+    def get_local_rank(self, rank: int) -> int:
+        """A rank's position on its host."""
+        return rank % self.gpus_per_node
 
     @property
     def node_rank(self) -> int:
@@ -188,14 +206,16 @@ class Mapping:
     # -- config.json
 
     @classmethod
-    def from_dict(cls, table: Table[str, Any]) -> Mapping:
-        """The mapping of a checkpoint's config.json."""
-        return cls(**table)
+    def from_dict(cls, mapping: Table[str, Any]) -> Mapping:
+        """The mapping of a checkpoint's config.json, whose later keys may have their defaults."""
+        given = {
+            n: x for n, x in mapping.items() if n in _SIZES or x not in (None, False, -1, 1, {})
+        }
+        return cls(**given)
 
     def to_dict(self) -> dict[str, int]:
         """The sizes as config.json has them."""
-        names = ("world_size", "rank", "gpus_per_node", "cp_size", "tp_size", "pp_size")
-        return {name: getattr(self, name) for name in (*names, "moe_tp_size", "moe_ep_size")}
+        return {name: getattr(self, name) for name in (*_SIZES, "moe_tp_size", "moe_ep_size")}
 
 
 def _moe_sizes(tp_size: int, moe_tp_size: int, moe_ep_size: int) -> tuple[int, int]:

@@ -12,16 +12,16 @@ from ...ir.core import Value
 from ...ir.dtypes import dtype_of, is_float, numpy_dtype
 from ...ir.mesh import Mesh
 from ...ir.types import TensorType
+from ...ops import Full
+from ...ops.control import LARGEST_CONSTANT
 from ...source import current_scope, here, scope
 from ...weights import Cast, Ref, Shard, UnboundRef, ref_dtype, ref_shape
 from .. import module as base
-from ..tensor import Tensor as Inner
-from ..tensor import one
+from ..onnx.builder import numbers
+from ..onnx.entry import Entry
 from .context import current_network, current_session
 from .dtypes import DataType, as_array, data_type, irc_dtype
-from .tensor import Tensor, known, wrap
-
-_MOST_NUMBERS = 16  # of the operation constant
+from .tensor import Tensor, wrap
 
 
 class Weight(base.Parameter):
@@ -126,6 +126,14 @@ class Parameter:
             raise Error(f"the parameter {self.name or self.type} has no array", loc=here())
         return self.bound
 
+    def is_inited(self) -> bool:
+        """Whether it has a value."""
+        return self.bound is not None
+
+    def get_tensor(self, network: Any) -> Tensor:
+        """The tensor of the parameter in a network, which is the one in progress."""
+        return cast("Tensor", self.value)
+
     def set_value_or_dummy(self, value: Any) -> None:
         """Set the value; one of another shape, as in a pruned checkpoint, is left out."""
         if as_array(value).shape == self.shape:
@@ -189,11 +197,21 @@ class Module(base.Module):
         return ((n, part) for n, part in self.children() if isinstance(part, base.Module))
 
     def named_modules(
-        self, prefix: str = "", memo: Any = None, remove_duplicate: bool = True
+        self, memo: Any = None, prefix: str = "", remove_duplicate: bool = True
     ) -> Iterator[tuple[str, Any]]:
         """(path, module) of this module and of all below it, each once."""
-        found = base.walk(self, prefix, set())
-        return ((path, part) for path, part in found if isinstance(part, base.Module))
+        parts = base.walk(self, prefix, set())
+        return ((path, part) for path, part in parts if isinstance(part, base.Module))
+
+    def named_modules_with_parent(
+        self, memo: Any = None, prefix: str = "", parent: Any = None, remove_duplicate: bool = True
+    ) -> Iterator[tuple[str, Any, Any]]:
+        """(path, module, the module that has it) of this module and of all below it, each once."""
+        modules: dict[str, Any] = {}
+        for path, module in self.named_modules(memo, prefix):
+            above = path.rpartition(".")[0]
+            yield path, module, parent if module is self else modules.get(above, self)
+            modules[path] = module
 
     def modules(self) -> Iterator[Any]:
         """This module and all below it, each once."""
@@ -211,6 +229,8 @@ class Module(base.Module):
     def parameters(self, recurse: bool = True) -> Iterator[Any]:
         """All parameters, each once."""
         return (parameter for _, parameter in self.named_parameters(recurse=recurse))
+
+    parameter = parameters  # its name until 0.9
 
     def register_parameter(self, name: str, param: Parameter | None) -> None:
         """Assign a parameter, or None for one that this layer does without."""
@@ -257,16 +277,14 @@ def constant_tensor(values: Any, dtype: Any = None) -> Tensor:
     array = as_array(values)
     kind = irc_dtype(dtype) if dtype is not None else dtype_of(array)
     array = array.astype(numpy_dtype(kind))
-    if array.ndim < 2 and array.size <= _MOST_NUMBERS and kind in ("i32", "i64"):
-        numbers = [int(each) for each in array.reshape(-1)]
-        return known(numbers if array.ndim else numbers[0], kind)
-    return wrap(_constant(array, kind))
-
-
-def _constant(array: np.ndarray[Any, Any], kind: str) -> Inner:
+    builder = current_network().builder
+    is_small = array.size <= LARGEST_CONSTANT
+    if is_small and array.ndim < 2 and kind in ("i32", "i64"):
+        return Tensor.of(Entry(kind, array.shape, content=numbers(array)))
     if array.size and (array == array.flat[0]).all():
-        return one("full", value=array.flat[0].item(), shape=array.shape, dtype=kind)
-    if array.size <= _MOST_NUMBERS:
-        values = tuple(each.item() for each in array.reshape(-1))
-        return one("constant", values=values, shape=array.shape, dtype=kind)
-    return Parameter(array, dtype=kind, is_buffer=True).inner
+        value = builder.value(Full(value=array.flat[0].item(), shape=array.shape, dtype=kind))
+    elif is_small:
+        value = builder.constant(numbers(array), kind, array.shape)
+    else:
+        return cast("Tensor", Parameter(array, dtype=kind, is_buffer=True).value)
+    return Tensor.of(builder.entry(value))

@@ -7,15 +7,17 @@ from collections import Counter
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
-from weakref import ref
+from weakref import WeakSet
 
 from ...errors import Error
 from ...ir.core import Function, Op, Value
 from ...ir.dims import Dim, DimLike, bind, symbol
 from ...ir.types import TensorType
+from ...ops.control import LARGEST_CONSTANT
 from ...source import Loc, here
-from ..tensor import Tensor as Inner
-from ..tensor import one
+from ..onnx.builder import Builder as GraphBuilder
+from ..onnx.entry import Entry
+from ..onnx.entry import sizes as contents
 from ..trace import check_input_name
 from ..tracer import Tracer, tracing
 from .context import building, current_network
@@ -87,6 +89,30 @@ class Named(NamedTuple):
     is_given: bool
 
 
+class NetworkBuilder(GraphBuilder):
+    """Appends what rules of the ONNX reader make to a network, at the line of the script."""
+
+    def __init__(self, tracer: Tracer) -> None:
+        absent = cast("Any", None)  # no module and no files: weights are parameters
+        super().__init__(absent, tracer.function, absent)
+        self.tracer = tracer
+
+    def add(self, op: Op) -> Op:
+        """Append an operation, behind those of its operands."""
+        for value in op.operands:
+            if value.producer is not None and value.producer.parent is None:
+                self.add(value.producer)
+        op.loc = here()
+        self.tracer.append(op)
+        return op
+
+    def _made(self, entry: Entry) -> Value:
+        # constants that differ by rank have one form, also where one counts from 0
+        if entry.content is not None and entry.content.size <= LARGEST_CONSTANT:
+            return self.constant(entry.content, entry.dtype, entry.shape)
+        return super()._made(entry)
+
+
 class Network:
     """The graph of one rank: a function of irc in progress.
 
@@ -111,9 +137,9 @@ class Network:
         self.mapping: Any = None  # of the ranks of its engine, once it is built
         self.precision: Precision | None = None  # of the block in progress
         self.unnamed: set[str] = set()  # symbols of inputs without dim_range
-        self.tensors: list[ref[Tensor]] = []
+        self.builder = NetworkBuilder(self.tracer)
+        self.entries: WeakSet[Entry] = WeakSet()  # of tensors
         self.strongly_typed = True
-        self._sizes: dict[tuple[str, str], Inner] = {}
         self._ranges: dict[str, tuple[Ranges, str]] = {}
         self._paths: dict[Any, str] = {}
         self._values: dict[Any, Any] = {}  # of parameters, when the network was finished
@@ -123,7 +149,7 @@ class Network:
 
     def add_input(
         self, name: str, dtype: str, shape: Sequence[Any], dim_range: Any = None
-    ) -> Inner:
+    ) -> Value:
         """A new argument; -1 in `shape` is a symbol with the name and ranges of `dim_range`.
 
         Without `dim_range` its name is made of those of the input and the dimension, and
@@ -138,7 +164,7 @@ class Network:
             sizes = self._sizes_of(name, [int(size) for size in shape], dim_range)
         value = self.function.add_argument(name, TensorType(dtype, sizes))
         self.tracer.named.add(value)
-        return Inner(value, self.tracer)
+        return value
 
     def _sizes_of(self, name: str, shape: list[int], dim_range: Any) -> tuple[DimLike, ...]:
         rows = ranges_of(name, shape, dim_range)
@@ -189,10 +215,11 @@ class Network:
                 setattr(op, name, _bound(getattr(op, name), sizes))
             for result in op.results:
                 result.type = _bound(result.type, sizes)
-        for tensor in (each() for each in self.tensors):
-            if tensor is None:
-                continue
-            tensor.type, tensor.content = _bound(tensor.type, sizes), _bound(tensor.content, sizes)
+        for entry in self.entries:
+            entry.shape = _bound(entry.shape, sizes)
+            if entry.content is not None:
+                found = [_bound(each, sizes) for each in entry.content.flat]
+                entry.content = contents(*found).reshape(entry.content.shape)
         self.unnamed -= sizes.keys()
 
     def _check_range(self, row: Range, what: str) -> None:
@@ -213,7 +240,7 @@ class Network:
         chosen = re.sub(r"\W", "_", name or tensor.name or f"output_{len(self.outputs)}")
         if chosen in self.outputs:
             raise Error(f"the network has two outputs called {chosen!r}; rename one", loc=here())
-        value = tensor.ir if dtype is None else tensor.inner.cast(irc_dtype(dtype)).value
+        value = tensor.ir if dtype is None else self._cast(tensor.ir, irc_dtype(dtype))
         self.outputs[chosen] = Output(value, tensor, tensor.reuses)
         self.suggest(tensor, chosen)
 
@@ -231,29 +258,32 @@ class Network:
             tensor.ir.name = name
         elif marked is not None:
             self.outputs = _renamed(self.outputs, marked, name)
-        if tensor.content is None and tensor.ir.producer is not None:
-            tensor.ir.name = name
-            self.tracer.named.add(tensor.ir)
+        value = tensor.entry.value
+        if value is not None and value.producer is not None:
+            value.name = name
+            self.tracer.named.add(value)
 
     def change_dtype(self, tensor: Tensor, dtype: str) -> None:
         """Convert an output, change the dtype of an input that is not used, or convert a tensor."""
         if tensor.type.dtype == dtype:
             return
-        with building(self), tracing(self.tracer):
-            marked = next((n for n, each in self.outputs.items() if each.tensor is tensor), None)
-            if marked is not None:
-                value = Inner(self.outputs[marked].value, self.tracer).cast(dtype).value
-                self.outputs[marked] = self.outputs[marked]._replace(value=value)
-            elif not self.is_input(tensor):
-                tensor.convert(dtype)
-            elif tensor.ir.users:
-                raise Error(
-                    f"the input {tensor.name} is {tensor.type} and in use; set its dtype before, "
-                    "or cast it",
-                    loc=here(),
-                )
-            else:
-                tensor.type = tensor.ir.type = TensorType(dtype, tensor.type.shape)
+        marked = next((n for n, each in self.outputs.items() if each.tensor is tensor), None)
+        if marked is not None:
+            value = self._cast(self.outputs[marked].value, dtype)
+            self.outputs[marked] = self.outputs[marked]._replace(value=value)
+        elif not self.is_input(tensor):
+            tensor.convert(dtype)
+        elif tensor.ir.users:
+            raise Error(
+                f"the input {tensor.name} is {tensor.type} and in use; set its dtype before, or "
+                "cast it",
+                loc=here(),
+            )
+        else:
+            tensor.ir.type, tensor.entry.dtype = TensorType(dtype, tensor.ir.type.shape), dtype
+
+    def _cast(self, value: Value, dtype: str) -> Value:
+        return self.builder.get(self.builder.cast(self.builder.entry(value), dtype))
 
     def share(self, name: str, dim: int, axes: Sequence[str] = ("tp",)) -> None:
         """The ranks over `axes` hold parts of an input (`%name`) or output along `dim`."""
@@ -268,6 +298,10 @@ class Network:
     def get_layer(self, index: int) -> Layer:
         """One operation."""
         return self.get_layers()[index]
+
+    def get_layer_by_name(self, name: str) -> Layer | None:
+        """The operation of a name that `get_layers` gives."""
+        return next((layer for layer in self.get_layers() if layer.name == name), None)
 
     @property
     def num_layers(self) -> int:
@@ -315,7 +349,8 @@ class Network:
         found: list[Tensor] = []
         for name, each in self.outputs.items():
             is_same = each.tensor.ir is each.value
-            found.append(each.tensor if is_same else Tensor.of(each.value, self, name))
+            entry = self.builder.entry(each.value)
+            found.append(each.tensor if is_same else Tensor.of(entry, self, name))
         return found
 
     def is_input(self, tensor: Tensor) -> bool:
@@ -378,7 +413,7 @@ class Network:
 
     def suggest(self, tensor: Tensor, name: str) -> None:
         """Name a tensor in dumps, unless it has no operations yet or the user named it."""
-        if name and tensor.content is None:
+        if name and tensor.entry.value is not None:
             self.tracer.suggest(tensor.ir, name)
 
     def weight_names(self) -> dict[Value, Named]:
@@ -399,16 +434,6 @@ class Network:
         """Keep the values of the parameters: the script may set others for another network."""
         used = [cast("Any", inner).owner for inner in self.tracer.weights]
         self._values = {each: each.bound for each in used if each.bound is not None}
-
-    # -- operations
-
-    def symbol_value(self, name: str, dtype: str) -> Inner:
-        """The size called `name` as a scalar."""
-        known = self._sizes.get((name, dtype))
-        if known is None:
-            ones = one("full", value=1, shape=(symbol(name),), dtype=dtype)
-            known = self._sizes[name, dtype] = one("reduce_sum", ones, dims=(0,), keep=False)
-        return known
 
     def __repr__(self) -> str:
         return f"<network of {', '.join(self.inputs)}, operations: {sum(1 for _ in self.function)}>"

@@ -25,6 +25,7 @@ from .api import RELEASES, ROOT, suggestion
 from .context import Session, new_session
 from .engines import merged
 from .lint import find_release, imported, parse_script
+from .main_memory import in_main_memory, nothing, replaced
 from .utilities import process
 
 
@@ -55,7 +56,7 @@ def run_script(
         argv, sys.argv = sys.argv, [str(path), *arguments]
         try:
             for rank in range(processes):
-                with process(rank, processes), _in_this_process(tree), executed(path, "__main__"):
+                with process(rank, processes), in_this_process(tree), executed(path, "__main__"):
                     pass
         except Error as error:
             _explain(error)
@@ -94,37 +95,22 @@ def _explain(error: Error) -> None:
 
 
 @contextmanager
-def _in_this_process(tree: ast.Module) -> Generator[None]:
+def in_this_process(tree: ast.Module) -> Generator[None]:
     """Let worker processes run in turn here, and threads in the session, for the block."""
-    replaced: list[tuple[Any, str, Any]] = [
+    values: list[tuple[Any, str, Any]] = [
         (ProcessPoolExecutor, "submit", _submit_in_turn),
         (ThreadPoolExecutor, "submit", _in_context(ThreadPoolExecutor.submit)),
-        (multiprocessing, "set_start_method", _nothing),
+        (multiprocessing, "set_start_method", nothing),
         (multiprocessing, "Process", _Process),
     ]
-    if "torch" in imported(tree):
-        try:
-            torch = import_module(next(name for name in imported(tree) if name == "torch"))
-            workers = import_module(f"{torch.__name__}.multiprocessing")
-        except ModuleNotFoundError:
-            pass  # the script's own import says so, with its line
-        else:
-            replaced += [(workers, "spawn", _spawn), (workers, "Process", _Process)]
-            replaced.append((workers, "set_start_method", _nothing))
-            if not torch.cuda.is_available():
-                replaced.append((torch.cuda, "set_device", _nothing))
-    originals = [(owner, name, getattr(owner, name)) for owner, name, _ in replaced]
-    try:
-        for owner, name, function in replaced:
-            setattr(owner, name, function)
-        yield
-    finally:
-        for owner, name, function in originals:
-            setattr(owner, name, function)
-
-
-def _nothing(*args: Any, **kwargs: Any) -> None:
-    """What has no effect while a script is traced."""
+    packages = imported(tree)
+    with in_main_memory(packages):
+        if "torch" in packages and "torch" in sys.modules:
+            workers = import_module(f"{sys.modules['torch'].__name__}.multiprocessing")
+            values += [(workers, "spawn", _spawn), (workers, "Process", _Process)]
+            values.append((workers, "set_start_method", nothing))
+        with replaced(values):
+            yield
 
 
 def _spawn(
@@ -161,13 +147,13 @@ class _Process:
         *,
         daemon: bool | None = None,
     ) -> None:
-        self.call = partial(target or _nothing, *args, **(kwargs or {}))
+        self.call = partial(target or nothing, *args, **(kwargs or {}))
 
     def start(self) -> None:
         """Run the function to its end."""
         self.call()
 
-    join = close = terminate = _nothing
+    join = close = terminate = nothing
 
 
 def _submit_in_turn(

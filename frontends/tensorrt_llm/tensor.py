@@ -1,4 +1,4 @@
-"""`Tensor` as scripts of TensorRT-LLM use it, over a tensor of irc, with known sizes folded."""
+"""`Tensor` as scripts of TensorRT-LLM use it: an entry of the ONNX reader in a network."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from ...ir.dims import Dim, DimLike
 from ...ir.dtypes import DTYPES
 from ...ir.types import TensorType
 from ...source import here
+from ..onnx.entry import Entry, sizes
 from ..tensor import Tensor as Inner
-from .contents import Content, materialized
 from .context import active_network, current_network
 from .dtypes import DataType, data_type, irc_dtype
 from .tensorrt_enums import TensorLocation
@@ -31,9 +31,9 @@ class Tensor:
 
     `shape` has -1 for a dynamic size, whose name and ranges `dim_range` gives: dimension name ->
     one range per profile, a number or (min, opt, max). Sizes of one name are one symbol of irc.
-    `content` holds the elements of an integer scalar or vector that is made of sizes and numbers;
-    operations for it are appended only when it is used as data. `inner` is irc's tensor. `reuses`
-    names the input whose memory the tensor overwrites when it is marked as an output.
+    `entry` has its value in the graph, or its known elements: sizes and numbers, for which
+    operations are appended only when they are used as data. `reuses` names the input whose memory
+    the tensor overwrites when it is marked as an output.
     """
 
     __array_priority__ = 1
@@ -55,63 +55,54 @@ class Tensor:
                 loc=here(),
             )
         owner = network or current_network()
-        self._inner: Inner | None = owner.add_input(name, irc_dtype(dtype), shape, dim_range)
-        self.type = self._inner.type
-        self._value: Value | None = self._inner.value
-        self.content: Content | None = None
-        self._name = name
-        self.location = TensorLocation["DEVICE"] if location is None else location
-        self.network, self.reuses, self.dim_range = owner, "", dim_range
+        value = owner.add_input(name, irc_dtype(dtype), shape, dim_range)
+        self._set(owner.builder.entry(value), owner, name)
+        self.location = self.location if location is None else location
+        self.dim_range = dim_range
         owner.inputs[name] = self
-        owner.tensors.append(ref(self))
+
+    def _set(self, entry: Entry, network: Network, name: str = "") -> None:
+        self.entry, self.network, self._name, self.reuses = entry, network, name, ""
+        self.location = TensorLocation["DEVICE"]
+        network.entries.add(entry)
 
     @classmethod
-    def make(
-        cls,
-        inner: Inner | None,
-        type: TensorType,
-        content: Content | None = None,
-        network: Network | None = None,
-    ) -> Tensor:
-        """A tensor that is no input; without `inner` its content is known."""
+    def of(cls, entry: Entry, network: Network | None = None, name: str = "") -> Tensor:
+        """The tensor of an entry of a network, by default the one in progress."""
         self = cls.__new__(cls)
-        self._inner, self.type, self.content = inner, type, content
-        self._value, self._name = None, ""
-        self.location, self.reuses, self.dim_range = TensorLocation["DEVICE"], "", None
-        self.network = network or current_network()
-        self.network.tensors.append(ref(self))
+        self._set(entry, network or current_network(), name)
+        scope = self.network.precision
+        if scope is not None and scope.narrow and entry.dtype == scope.dtype:
+            scope.made.append(ref(self))
         return self
 
-    @classmethod
-    def of(cls, value: Value, network: Network, name: str = "") -> Tensor:
-        """The tensor of a value of a network, also outside net_guard."""
-        self = cls.make(Inner(value, network.tracer), value.type, network=network)
-        self._value, self._name = value, name
-        return self
+    @property
+    def type(self) -> TensorType:
+        """dtype and shape."""
+        return TensorType(self.entry.dtype, self.entry.shape)
+
+    @property
+    def content(self) -> tuple[DimLike, ...] | None:
+        """The elements, where they are known integers and sizes."""
+        content = self.entry.content
+        if content is None or not DTYPES[self.entry.dtype].is_integer:
+            return None
+        return tuple(content.reshape(-1).tolist())
+
+    @property
+    def ir(self) -> Value:
+        """The value in the graph, also outside net_guard; known elements become operations."""
+        return self.network.builder.get(self.entry)
 
     @property
     def inner(self) -> Inner:
         """irc's tensor, converted in a block of `precision`."""
-        return _widened(self._made())
-
-    def _made(self) -> Inner:
-        """irc's tensor; a known content becomes operations here."""
-        if self._inner is None:
-            assert self.content is not None
-            self._inner = materialized(self.network, self.content, self.type)
-        return self._inner
+        return Inner(self.network.builder.get(widened(self.entry)), self.network.tracer)
 
     def convert(self, dtype: str) -> None:
         """Change the dtype in place."""
-        self._inner, self._value = self._made().cast(dtype), None
-        self.type = self._inner.type
-
-    @property
-    def ir(self) -> Value:
-        """The value in the graph, also outside net_guard."""
-        if self._value is None:
-            self._value = self._made().value
-        return self._value
+        self.entry = self.network.builder.cast(self.entry, dtype)
+        self.network.entries.add(self.entry)
 
     @property
     def trt_tensor(self) -> Tensor:
@@ -121,7 +112,7 @@ class Tensor:
     @property
     def name(self) -> str:
         """The name of an input or output, and of any other tensor that of dumps."""
-        return self._name or self.ir.name or ""
+        return self._name or (self.entry.value.name if self.entry.value else "") or ""
 
     @name.setter
     def name(self, name: str) -> None:
@@ -132,7 +123,7 @@ class Tensor:
     def dtype(self) -> DataType:
         """The element type, as a member of DataType; of an output or an unused input it can be
         set."""
-        return data_type(self.type.dtype)
+        return data_type(self.entry.dtype)
 
     @dtype.setter
     def dtype(self, dtype: Any) -> None:
@@ -150,17 +141,17 @@ class Tensor:
 
     @property
     def is_shape_tensor(self) -> bool:
-        """Whether it holds known sizes."""
-        return self.content is not None
+        """Whether its elements are known sizes and numbers."""
+        return self.entry.content is not None
 
     def get_dimension_name(self, dim: int) -> str:
         """The symbol of a dynamic size; "" for a static one."""
-        return "" if self.shape[dim] != -1 else str(self.type.shape[dim])
+        return "" if self.shape[dim] != -1 else str(self.entry.shape[dim])
 
     @property
     def shape(self) -> tuple[int, ...]:
         """The sizes, -1 where they are dynamic; `type.shape` has their symbols."""
-        return tuple(size if isinstance(size, int) else -1 for size in self.type.shape)
+        return tuple(size if isinstance(size, int) else -1 for size in self.entry.shape)
 
     def size(self, dim: int | None = None) -> Any:
         """One size, or all; -1 for a dynamic one."""
@@ -168,7 +159,7 @@ class Tensor:
 
     def rank(self) -> int:
         """The number of dimensions."""
-        return self.type.ndim
+        return self.entry.ndim
 
     ndim = rank
 
@@ -186,7 +177,7 @@ class Tensor:
         return id(self)
 
     def __bool__(self) -> bool:
-        if self.type.dtype == "bool":
+        if self.entry.dtype == "bool":
             raise Error(
                 "a comparison of tensors has no truth value while a network is built; choose "
                 "elements with where(), and compare with None by `is`",
@@ -206,7 +197,7 @@ class Tensor:
     def __repr__(self) -> str:
         return f"<tensor {self.type}>"
 
-    if TYPE_CHECKING:  # the methods that `attach` adds
+    if TYPE_CHECKING:  # the methods that `add_methods` adds
 
         def __getattr__(self, name: str) -> Any: ...
 
@@ -224,34 +215,44 @@ class Tensor:
         def __neg__(self) -> Tensor: ...
 
 
-# -- between tensors of the dialect and of irc
+def add_methods(**methods: Callable[..., Any]) -> None:
+    """Make functions methods of Tensor."""
+    for name, function in methods.items():
+        setattr(Tensor, name, function)
 
 
-def wrap(inner: Inner, content: Content | None = None) -> Tensor:
-    """The tensor of the dialect over one of irc; `content` are its elements where known."""
-    found = Tensor.make(inner, inner.type, content)
-    _ = found.ir
-    scope = found.network.precision
-    if scope is not None and scope.narrow and inner.dtype == scope.dtype:
-        scope.made.append(ref(found))
-    return found
+# -- between tensors of scripts and of irc
+
+
+def wrap(inner: Inner) -> Tensor:
+    """The tensor of a script over one of irc."""
+    return Tensor.of(current_network().builder.entry(inner.value))
 
 
 def unwrap(x: Operand) -> Any:
     """irc's tensor under a Tensor or a Parameter; numbers and None are returned unchanged."""
-    inner = x if isinstance(x, Inner) else getattr(x, "inner", x)
-    return _widened(inner) if isinstance(inner, Inner) else inner
+    inner = getattr(x, "inner", x)
+    if isinstance(x, Tensor) or not isinstance(inner, Inner) or active_network() is None:
+        return inner
+    wide = widened(current_network().builder.entry(inner.value))
+    return inner if wide.value is inner.value else wrap_entry(wide)
 
 
-def _widened(inner: Inner) -> Inner:
-    """A tensor as an operand: in a block of `precision` a narrower float is converted."""
+def wrap_entry(entry: Entry) -> Inner:
+    """irc's tensor of an entry of the network in progress."""
+    network = current_network()
+    return Inner(network.builder.get(entry), network.tracer)
+
+
+def widened(entry: Entry) -> Entry:
+    """An operand: in a block of `precision` a narrower float is converted."""
     network = active_network()
     scope = None if network is None else network.precision
-    row = DTYPES[inner.dtype]
+    row = DTYPES[entry.dtype]
     if scope is None or not row.is_float or row.bits >= DTYPES[scope.dtype].bits:
-        return inner
-    scope.narrow = inner.dtype
-    return inner.cast(scope.dtype)
+        return entry
+    scope.narrow = entry.dtype
+    return current_network().builder.cast(entry, scope.dtype)
 
 
 class Precision:
@@ -271,20 +272,23 @@ class Precision:
                 tensor.convert(self.narrow)
 
 
-def type_of(x: Operand) -> TensorType:
-    """The type of a Tensor or a Parameter, without appending operations."""
-    return getattr(x, "inner", x).type if not isinstance(x, Tensor) else x.type
+# -- sizes
 
 
-def known(content: Sequence[DimLike] | DimLike, dtype: str = "i32") -> Tensor:
+def tensor_of_sizes(content: Sequence[DimLike] | DimLike, dtype: str = "i32") -> Tensor:
     """A tensor of sizes and numbers: a scalar of one, a vector of several. Nothing is appended."""
     if isinstance(content, (int, Dim)):
-        return Tensor.make(None, TensorType(dtype, ()), (content,))
-    return Tensor.make(None, TensorType(dtype, (len(content),)), tuple(content))
+        return Tensor.of(Entry(dtype, (), content=np.array(content, object)))
+    return Tensor.of(Entry(dtype, (len(content),), content=sizes(*content)))
 
 
-def content_of(x: Operand) -> Content | None:
-    """The elements of an integer, of a Tensor of known content, or of a list of these."""
+def type_of(x: Operand) -> TensorType:
+    """The type of a Tensor or a Parameter, without appending operations."""
+    return x.type if isinstance(x, Tensor) else getattr(x, "inner", x).type
+
+
+def content_of(x: Operand) -> tuple[DimLike, ...] | None:
+    """The elements of an integer, of a Tensor whose elements are known, or of a list of these."""
     if isinstance(x, Tensor):
         return x.content
     if isinstance(x, Dim):
@@ -298,19 +302,13 @@ def content_of(x: Operand) -> Content | None:
     return tuple(array.reshape(-1).tolist()) if array.dtype.kind in "iu" else None
 
 
-def shape_of(sizes: Operand) -> Content:
+def shape_of(sizes: Operand) -> tuple[DimLike, ...]:
     """A target shape, in which one size may be -1; an Error where a size comes from data."""
-    found = content_of(sizes)
-    if found is None:
+    content = content_of(sizes)
+    if content is None:
         raise Error(
             f"expected a shape made of numbers and of sizes such as shape(x, 0), found {sizes!r}; "
             "a shape cannot depend on the elements of a tensor",
             loc=here(),
         )
-    return found
-
-
-def attach(**methods: Callable[..., Any]) -> None:
-    """Make functions of the dialect methods of Tensor."""
-    for name, function in methods.items():
-        setattr(Tensor, name, function)
+    return content

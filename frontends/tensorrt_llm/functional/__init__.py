@@ -81,8 +81,6 @@ from .indexing import gather_last_token_logits as gather_last_token_logits
 from .indexing import gather_nd as gather_nd
 from .indexing import index_select as index_select
 from .indexing import masked_scatter as masked_scatter
-from .indexing import masked_select as masked_select
-from .indexing import nonzero as nonzero
 from .indexing import outer as outer
 from .indexing import scatter as scatter
 from .indexing import scatter_nd as scatter_nd

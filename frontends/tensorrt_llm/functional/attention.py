@@ -17,6 +17,7 @@ from ..enums import AttentionMaskType, PositionEmbeddingType, RotaryScalingType
 from ..tensor import Tensor, unwrap, wrap
 from .attention_arguments import check_others
 from .cached_attention import CacheCodes, Heads, Rules, cached, cross, filled_keys
+from .packed import packed_rows
 from .positions import as_tensor
 from .rotary import mrope_angles, rotary, table_angles
 
@@ -34,19 +35,6 @@ def window_of(sizes: Any, layer: int, kind: AttentionMaskType) -> int | Inner:
     size = inner.shape[0]
     at = layer if not isinstance(size, int) or size > layer else layer % size
     return F.slice(inner, 0, at, at + 1).cast("i32")
-
-
-def refuse_packed(x: Inner, context_lengths: Tensor | None) -> None:
-    """An Error for tokens [1, T, ...] of several sequences."""
-    if context_lengths is None or x.shape[0] != 1:
-        return
-    rows = unwrap(context_lengths)
-    if rows.shape[0] != 1:
-        raise Error(
-            f"expected tokens [batch, tokens, features] of {rows.type} context_lengths, found "
-            f"{x.type}: packed sequences need plugin_config.remove_input_padding",
-            loc=here(),
-        )
 
 
 def counted_mask(mask: Inner | None, kind: AttentionMaskType) -> Inner | None:
@@ -68,6 +56,7 @@ def gpt_attention(
     host_past_key_value_lengths: Tensor | None = None,
     host_max_attention_window_sizes: Any = None,
     context_lengths: Tensor | None = None,
+    host_request_types: Tensor | None = None,
     layer_idx: int = 0,
     num_heads: int,
     num_kv_heads: int,
@@ -125,10 +114,11 @@ def gpt_attention(
             loc=here(),
         )
     heads = Heads(num_heads, num_kv_heads, hidden_size_per_head, tp_rank, tp_size)
-    x = unwrap(qkv)
+    x, past = unwrap(qkv), unwrap(host_past_key_value_lengths)
+    rows = packed_rows(x, unwrap(context_lengths), unwrap(host_request_types), past)
+    x = x if rows is None else rows.pad(x)
     q, k, v = heads.split(x if qkv_bias is None else x + unwrap(qkv_bias).cast(x.dtype))
     lengths = filled_keys(past_key_value, host_past_key_value_lengths)
-    refuse_packed(x, context_lengths)
     rules = Rules(
         mask_type,
         1 / (q_scaling * math.sqrt(hidden_size_per_head)),
@@ -183,7 +173,7 @@ def gpt_attention(
             max_positions=rotary_embedding_max_positions,
         )
         q, k = turn(q), turn(k)
-    return cached(
+    context, present = cached(
         heads,
         rules,
         (q, k, v),
@@ -193,7 +183,9 @@ def gpt_attention(
         mask=counted_mask(unwrap(attention_mask), mask_type),
         prompt=unwrap(context_lengths),
         use_cache=use_cache,
+        packed=rows,
     )
+    return context if rows is None else wrap(rows.unpad(unwrap(context))), present
 
 
 def _cross_kv(

@@ -11,7 +11,7 @@ from ..tensor import Tensor
 
 # about kernels, memory, and lengths that irc knows by other means
 _IGNORED = (
-    "host_context_lengths", "host_request_types", "host_sink_token_length", "cache_indirection",
+    "host_context_lengths", "host_sink_token_length", "cache_indirection",
     "max_context_length", "sequence_length", "max_input_length", "cross_kv_length",
     "host_runtime_perf_knobs", "host_context_progress", "kv_cache_block_offsets",
     "host_kv_cache_block_offsets", "host_kv_cache_pool_pointers", "host_kv_cache_pool_mapping",

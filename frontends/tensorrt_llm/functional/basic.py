@@ -4,65 +4,65 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 from ....errors import Error
 from ....ir.dtypes import is_float
+from ....ops import QuickGelu, Silu, SquaredRelu
 from ....source import here
-from ... import functional as F
-from ..arithmetic import agree, binary, matched, retyped, tensor
+from ..arithmetic import agree, matched, node, of_two, retyped, tensor
 from ..context import current_session
 from ..dtypes import irc_dtype
 from ..module import constant_tensor
-from ..tensor import Operand, Tensor, wrap
+from ..tensor import Operand, Tensor
 from .shapes import chunk, unbind, unsqueeze, view
 
 Number = int | float
 
 
 # of two tensors, which broadcast; a number takes the dtype of the tensor
-add, sub, mul, pow = (partial(binary, op) for op in ("add", "sub", "mul", "pow"))
-div = partial(binary, "div")  # of integers rounded towards zero
-floordiv, modulo = partial(binary, "floor_div"), partial(binary, "mod")  # modulo: the sign of right
-minimum, maximum = partial(binary, "minimum"), partial(binary, "maximum")
-eq, lt, gt = (partial(binary, op) for op in ("eq", "lt", "gt"))
-op_and, op_or, op_xor = (partial(binary, op) for op in ("and", "or", "ne"))
+add, sub, mul, pow = (of_two(op) for op in ("add", "sub", "mul", "pow"))
+div = of_two("div")  # of integers rounded towards zero
+floordiv, modulo = of_two("floor_div"), of_two("mod")  # modulo: the sign of the divisor
+minimum, maximum = of_two("minimum"), of_two("maximum")
+eq, lt, gt = (of_two(op) for op in ("eq", "lt", "gt"))
+op_and, op_or, op_xor = (of_two(op) for op in ("and", "or", "ne"))
 
 
-def _unary(op: str) -> Callable[[Operand], Tensor]:
-    """A function of one tensor, of its shape and dtype."""
+def _of_one(kind: Any, **attributes: Any) -> Callable[[Operand], Tensor]:
+    """A function of one tensor, of its shape and dtype, by the operator of ONNX or of irc."""
 
     def function(input: Operand) -> Tensor:
-        return wrap(getattr(F, op)(tensor(input).inner))
+        return node(kind, input, **attributes)
 
     return function
 
 
-round = _unary("round")  # halves to the even number
-sqrt, exp, log = _unary("sqrt"), _unary("exp"), _unary("log")
-sin, cos, abs, not_op = _unary("sin"), _unary("cos"), _unary("abs"), _unary("not_")
-relu, tanh, sigmoid, silu = _unary("relu"), _unary("tanh"), _unary("sigmoid"), _unary("silu")
-squared_relu, quick_gelu = _unary("squared_relu"), _unary("quick_gelu")
+round = _of_one("Round")  # halves to the even number
+sqrt, exp, log = _of_one("Sqrt"), _of_one("Exp"), _of_one("Log")
+sin, cos, abs, not_op = _of_one("Sin"), _of_one("Cos"), _of_one("Abs"), _of_one("Not")
+relu, tanh, sigmoid, silu = _of_one("Relu"), _of_one("Tanh"), _of_one("Sigmoid"), _of_one(Silu)
+squared_relu, quick_gelu = _of_one(SquaredRelu), _of_one(QuickGelu)
 
 
-def identity(input: Tensor) -> Tensor:
+def identity(input: Operand) -> Tensor:
     """The same values, as a tensor that can have another name."""
-    return wrap(input.inner)
+    return Tensor.of(tensor(input).entry)
 
 
 def activation(input: Tensor, act_type: Any) -> Tensor:
     """relu, tanh or sigmoid, by a name or a member of TensorRT's ActivationType."""
     name = str(getattr(act_type, "name", act_type)).lower()
-    known = {"relu": relu, "tanh": tanh, "sigmoid": sigmoid}
-    if name not in known:
-        raise Error(f"expected the activation {', '.join(known)}, found {act_type!r}", loc=here())
-    return known[name](input)
+    functions = {"relu": relu, "tanh": tanh, "sigmoid": sigmoid}
+    if name not in functions:
+        expected = ", ".join(functions)
+        raise Error(f"expected the activation {expected}, found {act_type!r}", loc=here())
+    return functions[name](input)
 
 
 def gelu(x: Operand) -> Tensor:
     """gelu by the formula with tanh, as TensorRT-LLM computes every gelu."""
-    return wrap(F.gelu(tensor(x).inner, approximate="tanh"))
+    return node("Gelu", x, approximate="tanh")
 
 
 def swiglu(input: Tensor) -> Tensor:
@@ -92,14 +92,14 @@ def gegelu(x: Tensor, limit: float | None = None) -> Tensor:
 def softplus(input: Tensor, beta: float, threshold: float) -> Tensor:
     """log(1 + exp(beta * x)) / beta; x itself where beta * x exceeds `threshold`."""
     scaled = input * beta
-    return where(scaled > threshold, input, wrap(F.softplus(scaled.inner)) / beta)
+    return where(scaled > threshold, input, node("Softplus", scaled) / beta)
 
 
 def clip(input: Tensor, alpha: Number, beta: Number) -> Tensor:
     """x kept between alpha and beta; an infinite bound is none."""
-    kind = float if is_float(input.type.dtype) else int
-    low, high = (None if math.isinf(bound) else kind(bound) for bound in (alpha, beta))
-    return wrap(F.clip(input.inner, low=low, high=high))
+    kind = float if is_float(tensor(input).entry.dtype) else int
+    bounds = (None if math.isinf(bound) else kind(bound) for bound in (alpha, beta))
+    return node("Clip", input, *bounds)
 
 
 def int_clip(input: Operand, lower: int, upper: int) -> Tensor:
@@ -117,18 +117,16 @@ def cast(input: Operand, dtype: Any) -> Tensor:
 
 def constant(ndarray: Any, as_dtype: Any = None, as_shape: Any = None) -> Tensor:
     """A tensor of the numbers of an array; more than 16 different ones are stored as a weight."""
-    found = constant_tensor(ndarray, as_dtype)
-    if as_shape is None or tuple(as_shape) == found.type.shape:
-        return found
-    return wrap(F.reshape(found.inner, tuple(as_shape)))
+    values = constant_tensor(ndarray, as_dtype)
+    return values if as_shape is None else view(values, tuple(as_shape), False)
 
 
 def constant_to_tensor_(input: Operand, dtype: Any = None, to_array: bool = True) -> Tensor:
     """A number as a tensor [1], or a scalar without `to_array`; a tensor is returned as it is."""
     if not isinstance(input, (bool, int, float)):
         return tensor(input)
-    found = tensor(input, None if dtype is None else irc_dtype(dtype))
-    return unsqueeze(found, 0) if to_array else found
+    scalar = tensor(input, None if dtype is None else irc_dtype(dtype))
+    return unsqueeze(scalar, 0) if to_array else scalar
 
 
 def constants_to_tensors_(*inputs: Operand) -> tuple[Tensor, ...]:
@@ -140,14 +138,14 @@ def where(condition: Operand, left: Operand, right: Operand) -> Tensor:
     """Elements of left where the condition holds, else of right; all broadcast."""
     x, y = matched(left, right)
     agree(tensor(condition), x, y)
-    return wrap(F.where(tensor(condition).inner, x.inner, y.inner))
+    return node("Where", condition, x, y)
 
 
 class Conditional:
     """Chooses between two results by one bool, after both branches are computed."""
 
     def __init__(self, condition: Tensor) -> None:
-        self.condition = wrap(F.reshape(condition.inner, ()))
+        self.condition = view(condition, ())
 
     def add_input(self, input: Tensor) -> Tensor:
         """The tensor, as the branches see it."""

@@ -20,6 +20,7 @@ from ..context import current_network
 from ..enums import AttentionMaskType
 from ..tensor import Tensor, unwrap, wrap
 from .masks import visible
+from .packed import PackedRows
 
 
 @dataclass(frozen=True)
@@ -199,6 +200,7 @@ def cached(
     mask: Inner | None = None,
     prompt: Inner | None = None,
     use_cache: bool = True,
+    packed: PackedRows | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """(context, cache) over a cache of a capacity, of which the first `lengths` keys are filled.
 
@@ -210,7 +212,11 @@ def cached(
     if past is None or lengths is None:
         found = rules.attend(heads, q, k, v, lengths=prompt, mask=mask, prompt=prompt)
         return wrap(found), wrap(grow(heads, None, k, v, codes)[0]) if use_cache else None
-    cache, keys, values = write(heads, unwrap(past), lengths, k, v, codes)
+    inner = unwrap(past)
+    held = inner if packed is None else packed.with_room(inner)
+    cache, keys, values = write(heads, held, lengths, k, v, codes)
+    if packed is not None:
+        cache = F.slice(cache, 3, 0, inner.shape[3])
     filled = None
     if rules.mask_type is AttentionMaskType.padding and prompt is None:
         filled = lengths + size_tensor(q.shape[1])

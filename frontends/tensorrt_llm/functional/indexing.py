@@ -2,25 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, NoReturn, cast
+from collections.abc import Sequence
 
 from ....errors import Error
-from ....ir.core import Op
-from ....ir.dims import DimLike, product
+from ....ops import Gather
 from ....source import here
-from ... import functional as F
-from ...onnx.builder import Builder
-from ...onnx.entry import Node
-from ...onnx.readings import TABLE
-from ...tensor import Tensor as Inner
-from ...tensor import located
-from ...tracer import current
-from ..arithmetic import data, matched, retyped, tensor
-from ..dtypes import dim_resolve_negative
-from ..tensor import Operand, Tensor, attach, content_of, known, wrap
+from ..arithmetic import at, matched, node, retyped, size_of, tensor
+from ..tensor import Operand, Tensor, add_methods, content_of, tensor_of_sizes
 from .basic import where
-from .shapes import concat, expand, flatten, slice, squeeze, view
+from .shapes import concat, expand, flatten, node_of_places, slice, view
 
 
 def gather(input: Operand, dim: int, indices: Operand) -> Tensor:
@@ -29,51 +19,45 @@ def gather(input: Operand, dim: int, indices: Operand) -> Tensor:
     Indices have as many dimensions as x, and no more elements along the others. Of a vector a
     number is an index as well.
     """
-    x = tensor(input)
-    at = dim_resolve_negative(dim, x.type.ndim)[0]
-    if (found := _known_elements(x, indices)) is not None:
-        return found
-    places = tensor(indices)
-    places = places if places.type.ndim else view(places, [1])
+    x, places = tensor(input), tensor(indices)
+    if x.rank() == 1:
+        return _taken(x, dim, places if places.rank() else view(places, [1]))
     sizes = places.type.shape
-    if len(sizes) == x.type.ndim:
-        kept = [x.type.shape[i] if i == at else size for i, size in enumerate(sizes)]
+    if len(sizes) == x.rank():
+        kept = [x.type.shape[i] if i == at(dim, x) else size for i, size in enumerate(sizes)]
         x = slice(x, [0] * len(sizes), kept)
-    return wrap(F.gather_elements(x.inner, places.inner, at))
+    return node("GatherElements", x, places, axis=dim)
 
 
-def _known_elements(x: Tensor, indices: Operand) -> Tensor | None:
-    """The elements of a vector at indices, where both are known."""
-    numbers = [i for i in content_of(indices) or () if isinstance(i, int)]
-    if x.content is None or not numbers or len(numbers) < len(content_of(indices) or ()):
-        return None
+def _taken(x: Tensor, dim: int, places: Tensor) -> Tensor:
+    """Slices of x; of known elements known ones."""
+    numbers = content_of(places)
+    if x.content is None or numbers is None or not all(isinstance(n, int) for n in numbers):
+        return node(Gather, x, places, dim=at(dim, x))
     size = len(x.content)
-    if not -size <= min(numbers) <= max(numbers) < size:
-        raise Error(f"expected indices of a vector of {size}, found {numbers}", loc=here())
-    return known([x.content[i] for i in numbers], x.type.dtype)
+    if not all(-size <= n < size for n in numbers if isinstance(n, int)):
+        raise Error(f"expected indices of a vector of {size}, found {[*numbers]}", loc=here())
+    return node("Gather", x, places)
 
 
 def select(input: Operand, dim: int, index: Operand) -> Tensor:
     """The slice of x at `index`, a number, a scalar or a vector [1], without `dim`."""
-    found = index_select(input, dim, flatten(index))
-    return squeeze(found, dim_resolve_negative(dim, found.type.ndim)[0])
+    place = tensor(index)
+    return _taken(tensor(input), dim, view(place, ()) if place.rank() else place)
 
 
 def index_select(input: Operand, dim: int, index: Operand) -> Tensor:
     """The slices of x along `dim` at the indices of a vector, one after the other."""
-    x = tensor(input)
-    if (found := _known_elements(x, index)) is not None:
-        return found
-    places = tensor(index)
-    if places.type.ndim != 1:
+    x, places = tensor(input), tensor(index)
+    if places.rank() != 1 and x.content is None:
         raise Error(f"expected a vector of indices, found {places.type}", loc=here())
-    return wrap(F.gather(x.inner, places.inner, dim=dim))
+    return _taken(x, dim, places)
 
 
 def scatter(input: Operand, dim: int, indices: Operand, updates: Operand) -> Tensor:
     """x with updates[place] at indices[place] along `dim`, for every place of indices."""
     x, new = matched(input, updates)
-    return wrap(F.scatter_elements(x.inner, data(indices), new.inner, dim))
+    return node("ScatterElements", x, indices, new, axis=dim)
 
 
 def gather_nd(input: Operand, indices: Operand, batch_dims: int = 1) -> Tensor:
@@ -81,64 +65,29 @@ def gather_nd(input: Operand, indices: Operand, batch_dims: int = 1) -> Tensor:
 
     The first `batch_dims` dimensions of both belong together.
     """
-    places = data(indices)
-    *outer, _ = places.shape
+    x, places = tensor(input), tensor(indices)
+    *outer, _ = places.type.shape
     for dim in reversed(range(batch_dims)):
-        own = F.iota(outer[dim], dtype=places.dtype)
-        column = F.reshape(own, (outer[dim], *[1] * (len(outer) - dim)))
-        places = F.concat([F.expand(column, (*outer, 1)), places], -1)
-    return _by_onnx("GatherND", input, places)
+        own = node_of_places(outer[dim], places.entry.dtype)
+        column = view(own, (outer[dim], *[1] * (len(outer) - dim)))
+        places = concat([expand(column, (*outer, 1)), places], -1)
+    return node("GatherND", x, places)
 
 
 def scatter_nd(input: Operand, mask: Operand, source: Operand) -> Tensor:
     """x with elements or slices of source at the index tuples in the last dimension of mask."""
     x, new = matched(input, source)
-    return _by_onnx("ScatterND", x, mask, new)
+    return node("ScatterND", x, mask, new)
 
 
 def einsum(einsum_eq: str, inputs: Sequence[Operand]) -> Tensor:
     """The sum of products that an equation such as "ij,jk->ik" states."""
-    return _by_onnx("Einsum", *matched(*inputs), equation=einsum_eq)
+    return node("Einsum", *matched(*inputs), equation=einsum_eq)
 
 
 def outer(input: Operand, vec2: Operand) -> Tensor:
     """Of vectors [M] and [N], all products: [M, N]."""
     return einsum("i,j->ij", [input, vec2])
-
-
-class _Appending(Builder):
-    """Appends the operations of a rule to the network in progress, at the user's line."""
-
-    def add(self, op: Op) -> Op:
-        op.loc = here()
-        current("a function").append(op)
-        return op
-
-
-def _by_onnx(kind: str, *operands: Operand, **attributes: Any) -> Tensor:
-    """The result of an operator of ONNX, by the rule that reads its nodes."""
-    tracer, nothing = current(kind), cast("Any", None)
-    builder = _Appending(nothing, tracer.function, nothing)
-    inputs = [builder.entry(data(x).value) for x in operands]
-    node = Node(kind, "", "", 0, 18, [*inputs], [""], attributes, here())
-    made = located(TABLE["", kind].rule, builder, node)
-    return wrap(Inner(builder.get(getattr(made, "result", made)), tracer))
-
-
-def _depends_on_data(name: str) -> Callable[..., NoReturn]:
-    """A function whose result has a shape that depends on the elements."""
-
-    def refused(*args: Any, **kwargs: Any) -> NoReturn:
-        raise Error(
-            f"expected a result whose shape is known while the network is built, but that of {name}"
-            " depends on the elements; keep all elements and a mask, and choose with where",
-            loc=here(),
-        )
-
-    return refused
-
-
-nonzero, masked_select = _depends_on_data("nonzero"), _depends_on_data("masked_select")
 
 
 def masked_scatter(input: Operand, mask: Operand, source: Operand) -> Tensor:
@@ -149,10 +98,10 @@ def masked_scatter(input: Operand, mask: Operand, source: Operand) -> Tensor:
     (x, new), chosen = matched(input, source), tensor(mask)
     shape, values = x.type.shape, flatten(new)
     counted = retyped(flatten(expand(chosen, shape)), "i32")
-    last = values.type.shape[0] - 1
-    ends = F.minimum(F.cumsum(counted.inner) - 1, known(last).inner)
-    found = F.gather(values.inner, ends)  # -1, before the first, is the last
-    return where(chosen, wrap(F.reshape(found, shape)), x)
+    last = tensor_of_sizes(size_of(values, 0) - 1)
+    ends = node("Min", node("CumSum", counted, 0) - 1, last)
+    taken = node(Gather, values, ends, dim=0)  # -1, before the first, is the last
+    return where(chosen, view(taken, shape, zero_is_placeholder=False), x)
 
 
 def gather_last_token_logits(
@@ -168,7 +117,7 @@ def gather_last_token_logits(
     if last_token_ids is None:
         return hidden_states
     ids = last_token_ids
-    if hidden_states.type.ndim == 2 and not remove_input_padding:
+    if hidden_states.rank() == 2 and not remove_input_padding:
         raise Error(
             f"expected padded states [batch, tokens, hidden], found {hidden_states.type}; give "
             "remove_input_padding=True for packed ones",
@@ -178,14 +127,15 @@ def gather_last_token_logits(
     if remove_input_padding and batches in ([], [1]):
         return index_select(view(hidden_states, (tokens, hidden)), 0, ids - 1)
     (batch,) = batches
-    per_row = ids.type.ndim == 1
-    last = known(tokens, ids.type.dtype)
-    places = view(where(ids == 0, last, ids) - 1, (batch, 1)) if per_row else ids
-    rows = wrap(F.iota(batch, dtype=ids.type.dtype)) * last
-    flat = view(hidden_states, (product((batch, tokens)), hidden))
-    wanted = flatten(places + view(rows, (batch, 1)))
-    count: tuple[DimLike, ...] = (batch,) if per_row else ids.type.shape
-    return view(index_select(flat, 0, wanted), (*count, hidden), zero_is_placeholder=False)
+    per_row = ids.rank() == 1
+    kind = ids.entry.dtype
+    length = tensor_of_sizes(tokens, kind)
+    places = view(where(ids == 0, length, ids) - 1, (batch, 1)) if per_row else ids
+    rows = node_of_places(batch, kind) * length
+    flat = view(hidden_states, (batch * tokens, hidden))
+    taken = index_select(flat, 0, flatten(places + view(rows, (batch, 1))))
+    count = (batch,) if per_row else ids.type.shape
+    return view(taken, (*count, hidden), zero_is_placeholder=False)
 
 
 def expand_mask(mask: Operand, tgt_len: Operand = None) -> Tensor:
@@ -197,8 +147,8 @@ def expand_mask(mask: Operand, tgt_len: Operand = None) -> Tensor:
     rows, columns = x.type.shape
     count = columns if tgt_len is None else tgt_len
     wide = expand(view(x, [rows, 1, 1, columns]), concat([rows, 1, count, columns]))
-    hidden = wide == (False if x.type.dtype == "bool" else 0)
+    hidden = wide == (False if x.entry.dtype == "bool" else 0)
     return where(hidden, float("-inf"), 0.0)
 
 
-attach(select=select, gather=gather)
+add_methods(select=select, gather=gather)

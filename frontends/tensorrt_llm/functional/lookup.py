@@ -8,15 +8,14 @@ from typing import Any
 
 from ....errors import Error
 from ....ir.core import Op, Value
-from ....ops import Constant
 from ....ops.table_rows import own_rows
 from ....source import here
 from ... import functional as F
 from ...tensor import Tensor as Inner
-from ...tracer import Tracer, current
 from ..arithmetic import data
-from ..context import signatures
+from ..context import current_network, signatures
 from ..errors import ArgumentError
+from ..network import NetworkBuilder
 from ..tensor import Tensor, wrap
 from .collectives import allgather, allreduce
 
@@ -109,26 +108,22 @@ def _own_rows(
             f" found {table.type} and {tp_rank}",
             loc=here(),
         )
-    to = _Appended(current("embedding"))
+    network = current_network()
+    to = _Appender(network.builder)
     rows = part * size if vocab_size is None else vocab_size
     begin = tp_rank * part  # differs by rank, which `merge` makes an operation
     own = own_rows(to, ids.value, (rows, part), size, lambda kind: to.constant(begin, kind))
-    return Inner(own, to.tracer)
+    return Inner(own, network.tracer)
 
 
 @dataclass(frozen=True)
-class _Appended:
-    """Appends operations to the trace in progress, located at the line of the script."""
+class _Appender:
+    """What `own_rows` appends to the network in progress."""
 
-    tracer: Tracer
+    builder: NetworkBuilder
 
     def add(self, op: Op) -> Value:
-        for value in op.operands:
-            if value.producer is not None and value.producer.parent is None:
-                self.add(value.producer)
-        op.loc = here()
-        self.tracer.append(op)
-        return op.result
+        return self.builder.value(op)
 
     def constant(self, value: float, dtype: str) -> Value:
-        return self.add(Constant(values=(value,), dtype=dtype))
+        return self.builder.number(value, dtype)

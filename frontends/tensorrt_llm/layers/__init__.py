@@ -20,6 +20,7 @@ from .embedding import PromptTuningEmbedding as PromptTuningEmbedding
 from .linear import ColumnLinear as ColumnLinear
 from .linear import Linear as Linear
 from .linear import RowLinear as RowLinear
+from .lora import LoraConfig as LoraConfig
 from .lora import LoraParams as LoraParams
 from .mlp import MLP as MLP
 from .mlp import FusedGatedMLP as FusedGatedMLP

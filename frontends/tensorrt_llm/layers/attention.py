@@ -13,10 +13,11 @@ from ...tensor import Tensor as Inner
 from ..context import current_network, current_session, dialect, signatures
 from ..enums import AttentionMaskType, LayerNormType, PositionEmbeddingType
 from ..errors import ArgumentError
-from ..functional.attention import cache_codes, counted_mask, refuse_packed, window_of
+from ..functional.attention import cache_codes, counted_mask, window_of
 from ..functional.attention_arguments import check_others
 from ..functional.cached_attention import CacheCodes, cached, cross, filled_keys, grow
 from ..functional.collectives import AllReduceParams
+from ..functional.packed import packed_rows
 from ..functional.rotary import rotary, scaling_type
 from ..module import Parameter
 from ..quantization import QuantMode
@@ -232,7 +233,18 @@ class Attention(AttentionBase):
         lengths = attention_params or AttentionParams()
         mask = unwrap(attention_mask)
         by_head = position_embedding is not None and unwrap(position_embedding).ndim == 3
+        rows = packed_rows(
+            unwrap(hidden_states),
+            unwrap(lengths.context_lengths),
+            unwrap(lengths.host_request_types),
+            unwrap(caches.host_past_key_value_lengths),
+        )
+        if rows is not None and rows.is_flat:
+            hidden_states = wrap(unwrap(hidden_states).unsqueeze(0))
         q, k, v = self._projected(hidden_states, by_head)
+        if rows is not None:
+            q, k, v = (rows.pad(x) for x in (q, k, v))
+            position_ids = None  # counted from the cache
         if self.cross_attention:
             k, v = self._encoded(encoder_output, by_head, cross_kv_cache_gen, cross_kv_reuse)
             found, cache = cross(
@@ -244,14 +256,13 @@ class Attention(AttentionBase):
                 self._codes(),
             )
             return self._finished(found, cache, use_cache, all_reduce_params)
-        plugin = bool(current_network().plugin_config.gpt_attention_plugin)
+        plugin = bool(current_network().plugin_config.gpt_attention_plugin) or rows is not None
         past = caches.get_first_past_key_value()
         filled, before = None, 0 if past is None else unwrap(past).shape[3]
         if plugin:
             filled = filled_keys(past, caches.host_past_key_value_lengths)
             before = 0 if filled is None else filled
         queries = query_positions(q.shape[1], before)
-        refuse_packed(q, lengths.context_lengths)
         prompt = unwrap(lengths.context_lengths)
         q, k = self._positioned(
             q, k, queries, unwrap(position_embedding), unwrap(position_ids), mrope_params, prompt
@@ -273,7 +284,9 @@ class Attention(AttentionBase):
                 mask=counted_mask(mask, self.attention_mask_type),
                 prompt=prompt,
                 use_cache=use_cache,
+                packed=rows,
             )
+            found = found if rows is None else wrap(rows.unpad(unwrap(found)))
         else:
             grown, keys, values = grow(self.heads, unwrap(past), k, v, codes)
             found = wrap(rules.attend(self.heads, q, keys, values, mask=mask, prompt=prompt))

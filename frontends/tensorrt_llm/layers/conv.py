@@ -8,7 +8,7 @@ from typing import Any
 from ....errors import Error
 from ....source import here
 from ..functional import avg_pool2d, cast, conv1d, conv2d, conv_transpose2d, softplus, tanh
-from ..functional.convolution import Sizes, several
+from ..functional.convolution import Sizes, per_dimension
 from ..module import Module, Parameter
 from ..tensor import Tensor
 
@@ -52,7 +52,7 @@ class Conv2d(Module):
 
     def kernel_shape(self) -> tuple[int, ...]:
         """The last dimensions of the weight."""
-        return several(self.kernel_size, 2)
+        return per_dimension(self.kernel_size, 2)
 
     def _weights(self) -> tuple[Any, Any]:
         return self.weight.value, None if self.bias is None else self.bias.value
@@ -70,7 +70,7 @@ class Conv1d(Conv2d):
 
     def kernel_shape(self) -> tuple[int, ...]:
         """The last dimensions of the weight."""
-        return (*several(self.kernel_size, 1), 1)
+        return (*per_dimension(self.kernel_size, 1), 1)
 
 
 class ConvTranspose2d(Conv2d):
@@ -99,28 +99,9 @@ class ConvTranspose2d(Conv2d):
         self.output_padding = output_padding
 
     def forward(self, input: Tensor, output_size: Sequence[int] | None = None) -> Tensor:
-        """[B, O, ...], of the last sizes `output_size` where that is given."""
-        more = several(self.output_padding, 2)
-        if output_size is not None:
-            more = self._missing(input, output_size[-2:])
-        rest = self.stride, self.padding, more, self.dilation, self.groups
+        """[B, O, ...]; as in TensorRT-LLM `output_size` and `output_padding` have no effect."""
+        rest = self.stride, self.padding, self.output_padding, self.dilation, self.groups
         return conv_transpose2d(input, *self._weights(), *rest)
-
-    def _missing(self, input: Tensor, wanted: Sequence[int]) -> tuple[int, ...]:
-        """The output padding that gives the wanted sizes."""
-        windows = [several(n, 2) for n in (self.stride, self.padding, self.dilation)]
-        found: list[int] = []
-        for i, (step, pad, gap) in enumerate(zip(*windows, strict=True)):
-            reach = gap * (self.kernel_shape()[i] - 1) + 1
-            least = (input.shape[i - 2] - 1) * step - 2 * pad + reach
-            if input.shape[i - 2] < 0 or not least <= wanted[i] < least + step:
-                raise Error(
-                    f"ConvTranspose2d: expected an output size from {least} to {least + step - 1}, "
-                    f"found {wanted[i]}",
-                    loc=here(),
-                )
-            found.append(wanted[i] - least)
-        return tuple(found)
 
 
 class Conv3d(Conv2d):
@@ -128,11 +109,11 @@ class Conv3d(Conv2d):
 
     def kernel_shape(self) -> tuple[int, ...]:
         """The last dimensions of the weight."""
-        return several(self.kernel_size, 3)
+        return per_dimension(self.kernel_size, 3)
 
 
 class AvgPool2d(Module):
-    """The means of windows of x [..., H, W], as in PyTorch; TensorRT-LLM ignores the padding."""
+    """The means of windows of x [..., H, W]; as in TensorRT-LLM there is no padding."""
 
     def __init__(
         self,

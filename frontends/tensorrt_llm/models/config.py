@@ -333,3 +333,18 @@ class LLaMAConfig(PretrainedConfig):
 
         sizes: dict[str, Any] = {"mapping": mapping, "quantization": quant_config, **keys}
         return cls(**read_llama(hf_config_or_dir, dtype) | sizes)
+
+    @classmethod
+    def from_meta_ckpt(
+        cls,
+        meta_ckpt_dir: str | os.PathLike[str],
+        dtype: Any = "auto",
+        mapping: Mapping | None = None,
+        quant_config: Any = None,
+        **keys: Any,
+    ) -> LLaMAConfig:
+        """The config of a folder of Meta."""
+        from .weights import read_meta
+
+        sizes: dict[str, Any] = {"mapping": mapping, "quantization": quant_config, **keys}
+        return cls(**read_meta(meta_ckpt_dir, dtype) | sizes)

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Mapping as Table
 from copy import copy
 from typing import Any, ClassVar, NamedTuple
 
-from ....errors import Error, did_you_mean
+from ....errors import Error
 from ....source import here
 from ..context import current_network, dialect, signatures
 from ..functional.basic import tanh
@@ -28,10 +26,11 @@ from ..settings import PluginConfig
 from ..tensor import Tensor
 from .config import PretrainedConfig
 from .generation_mixin import GenerationMixin
+from .weights import CheckpointMixin
 
 _INPUTS_A = """
     max_batch_size, max_input_len, max_new_tokens, use_cache, max_beam_width, max_num_tokens,
-    prompt_embedding_table_size, gather_all_token_logits
+    prompt_embedding_table_size, gather_all_token_logits, lora_target_modules
 """
 _INPUTS_B = """
     max_batch_size, max_input_len, max_seq_len, max_num_tokens, use_cache, max_beam_width,
@@ -207,7 +206,7 @@ class _WithEnd(type):
         return model
 
 
-class PretrainedModel(TopModelMixin, GenerationMixin, metaclass=_WithEnd):
+class PretrainedModel(CheckpointMixin, TopModelMixin, GenerationMixin, metaclass=_WithEnd):
     """A model made of a config, that loads checkpoints and makes its inputs."""
 
     config_class: ClassVar[type[PretrainedConfig]] = PretrainedConfig
@@ -233,44 +232,6 @@ class PretrainedModel(TopModelMixin, GenerationMixin, metaclass=_WithEnd):
         """The model of a config, its parameters unset and its layers quantized."""
         return cls(config)
 
-    @classmethod
-    def check_folder(cls, folder: str | os.PathLike[str]) -> None:
-        """Models override it to refuse checkpoint folders that ask for more than they compute."""
-
-    @classmethod
-    def from_checkpoint(
-        cls,
-        ckpt_dir: str | os.PathLike[str],
-        rank: int | None = None,
-        config: PretrainedConfig | None = None,
-        **_: Any,
-    ) -> Any:
-        """The model of one rank of a checkpoint folder in TensorRT-LLM's form."""
-        from .weights import load_rank
-
-        if config is None:
-            cls.check_folder(ckpt_dir)
-        sizes: Any = config or cls.config_class.from_checkpoint(ckpt_dir)
-        if rank is not None:
-            sizes.set_rank(rank)
-        model = cls.from_config(sizes)
-        load_rank(model, ckpt_dir, sizes.mapping.rank)
-        return model
-
-    def load(self, weights: Table[str, Any], from_pruned: bool = False) -> None:
-        """Set parameters by name; an Error lists those that are missing."""
-        own = dict(self.named_parameters())
-        missing = [n for n in own if n not in weights and own[n].bound is None]
-        unknown = [name for name in weights if name not in own]
-        if missing:
-            listed = "\n".join(f"  {name}{did_you_mean(name, unknown)}" for name in missing)
-            raise Error(f"expected a weight for every parameter, found none for\n{listed}")
-        for name in own.keys() & weights.keys():
-            if from_pruned:
-                own[name].set_value_or_dummy(weights[name])
-            else:
-                own[name].value = weights[name]
-
     def release(self) -> None:
         """Accepted, without effect: a model's memory is freed with it."""
 
@@ -293,6 +254,10 @@ class PretrainedModel(TopModelMixin, GenerationMixin, metaclass=_WithEnd):
         opt_batch_size: int | None = None,
         num_hidden_layers: int | None = None,
         mrope_rotary_sin_cos_size: int | None = None,
+        gather_generation_logits: bool = False,
+        lora_target_modules: Any = None,
+        speculative_decoding_draft_tokens_external: bool = False,
+        spec_decoding_is_generation_length_variable: bool = False,
     ) -> Any:
         """The arguments of `forward` by name (in order up to 0.7.1), as inputs of the network in
         progress."""

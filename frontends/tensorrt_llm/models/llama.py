@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import os
-from typing import Any, cast
+from typing import Any
 
-from ....errors import Error
-from ....source import here
 from ..enums import AttentionMaskType
 from ..functional.collectives import send
 from ..functional.shapes import concat
@@ -22,7 +19,6 @@ from ..layers import (
     PromptTuningEmbedding,
     RmsNorm,
 )
-from ..mapping import Mapping
 from ..module import Module
 from ..tensor import Tensor
 from ..utilities import pad_vocab_size
@@ -33,6 +29,7 @@ from .decoder import (
     from_stage_before,
     refuse_lora_params,
 )
+from .weights import LlamaCheckpointMixin
 
 _UNGATED = {"swiglu": "silu", "geglu": "gelu"}  # what a gated MLP applies to its gate
 
@@ -256,7 +253,7 @@ def _gathered(config: LLaMAConfig, inputs: int, outputs: int, bias: bool) -> Col
     )
 
 
-class LLaMAForCausalLM(DecoderModelForCausalLM):
+class LLaMAForCausalLM(LlamaCheckpointMixin, DecoderModelForCausalLM):
     """LLaMA: `LLaMAForCausalLM(config)`."""
 
     config_class = LLaMAConfig
@@ -265,40 +262,3 @@ class LLaMAForCausalLM(DecoderModelForCausalLM):
         config = LLaMAConfig.of(config)
         self.quant_mode, self.mapping = config.quant_mode, config.mapping
         super().__init__(config, LLaMAModel(config), head(config))
-
-    @classmethod
-    def check_folder(cls, folder: str | os.PathLike[str]) -> None:
-        """An Error where config.json asks for more than this model computes."""
-        from .weights import check_keys
-
-        check_keys(folder)
-
-    @classmethod
-    def from_hugging_face(
-        cls,
-        hf_model_or_dir: Any,
-        dtype: Any = "auto",
-        mapping: Mapping | None = None,
-        quant_config: Any = None,
-        **more: Any,
-    ) -> LLaMAForCausalLM:
-        """The model of a Hugging Face checkpoint folder, whose weights refer to its files."""
-        from .weights import bind_llama
-
-        if not isinstance(hf_model_or_dir, (str, os.PathLike)):
-            raise Error(
-                "from_hugging_face: expected the folder of a checkpoint, found an object of "
-                f"{type(hf_model_or_dir).__name__}; write the model with save_pretrained(DIR), and "
-                "give DIR",
-                loc=here(),
-            )
-        if quant_config is not None and quant_config.scheme() is not None:
-            raise Error(
-                "the weights of a Hugging Face folder are quantized by the build: give irc compile "
-                f"--quantize {quant_config.scheme()}, and leave quant_config out",
-                loc=here(),
-            )
-        folder = cast("str | os.PathLike[str]", hf_model_or_dir)
-        model = cls(LLaMAConfig.from_hugging_face(folder, dtype, mapping, quant_config, **more))
-        bind_llama(model, folder)
-        return model

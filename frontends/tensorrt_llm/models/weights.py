@@ -1,35 +1,61 @@
-"""Weights of LLaMA models as references to checkpoint folders, of either form."""
+"""Weights of models from checkpoint folders of either form, and rank files written from models."""
 
 from __future__ import annotations
 
 import os
 import warnings
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, NoReturn, cast
+
+import numpy as np
 
 from ....errors import Error, did_you_mean
+from ....ir.core import Module as IrcModule
+from ....ir.dtypes import numpy_dtype
 from ....source import here
-from ....weights import Cast, ConcatRef, FileRef, Ref, Shard, Slice, Transpose
-from ...checkpoints.ranks import PLACES, RankFile
-from ...checkpoints.tensorrt_llm import is_unread, transformers_model
+from ....weights import Cast, Ref, Transpose
+from ....weights.checkpoint import Reader
+from ...checkpoints import meta
+from ...checkpoints.mixed_gemm import is_interleaved, pack, quantize_columns
+from ...checkpoints.ranks import RankFile
+from ...checkpoints.shards import RankShards
+from ...checkpoints.tensorrt_llm import is_unread
 from ...huggingface.config import checkpoint_dtype, model_of, read_config
 from ...huggingface.files import Checkpoint
 from ...huggingface.quantized.modelopt import pairs_of_rows
 from ...huggingface.quantized.parts import FLOATS, Tensors
 from ...models.decoder import DecoderConfig
+from ..arrays import ArrayFile
 from ..context import current_session
-from ..dtypes import str_dtype
+from ..dtypes import as_array, irc_dtype, numpy_to_torch, str_dtype
 from ..layers.quantized import QuantizedLinear
-from ..mapping import Mapping
+from ..mapping import Mapping as RankMapping
 from ..module import Parameter
 
+Array = np.ndarray[Any, Any]
+Source = Any  # a folder, a model of transformers, or its config
 
-def load_rank(model: Any, folder: str | os.PathLike[str], rank: int) -> None:
-    """Bind every parameter to its tensor in the file of a rank of a TensorRT-LLM checkpoint."""
+# -- files of ranks
+
+
+def load_rank(
+    model: Any,
+    folder: str | os.PathLike[str],
+    rank: int,
+    hook: Callable[[dict[str, Any]], dict[str, Any]] | None = None,
+) -> None:
+    """Bind every parameter to its tensor in the file of a rank of a TensorRT-LLM checkpoint.
+
+    `hook` gets the tensors of the file by name, as arrays of PyTorch, and returns those to load.
+    """
     file = RankFile(Path(folder), rank)
     title = Path(folder) / file.name
     alias = current_session().add_file(f"rank{rank}", title)
     tensors, layers = Tensors(file, lambda _: alias), dict(model.named_modules())
+    if hook is not None:
+        model.load(hook({key: numpy_to_torch(tensors.read(key).copy()) for key in file}))
+        return
     for name, parameter in model.named_parameters():
         path, _, end = name.rpartition(".")
         layer = layers[path]
@@ -39,19 +65,29 @@ def load_rank(model: Any, folder: str | os.PathLike[str], rank: int) -> None:
         if name not in file:
             raise Error(f"{title} lacks {name}{did_you_mean(name, file)}", loc=here())
         kind = parameter.type.dtype
-        found = tensors.take(name, *(FLOATS if kind in FLOATS else (kind,)))
-        _check(name, found.shape, parameter)
-        parameter.value = found.ref if found.dtype == kind else found.ref.then(Cast(kind))
+        part = tensors.take(name, *(FLOATS if kind in FLOATS else (kind,)))
+        if tuple(part.shape) != parameter.shape:
+            raise Error(
+                f"{name} is {list(part.shape)} in the checkpoint, but the model expects "
+                f"{list(parameter.shape)}; give the mapping of the checkpoint's config.json",
+                loc=here(),
+            )
+        parameter.value = part.ref if part.dtype == kind else part.ref.then(Cast(kind))
     unused = [key for key in file if key not in tensors.used and not is_unread(key)]
     if unused:
         warnings.warn(f"the model does not use {', '.join(unused)} of {title}", stacklevel=3)
 
 
-def _of_quantized(tensors: Tensors, path: str, layer: QuantizedLinear, end: str) -> Ref:
-    """A parameter of a quantized layer, from the codes and scales of ModelOpt."""
+def _of_quantized(tensors: Tensors, path: str, layer: QuantizedLinear, end: str) -> Ref | Array:
+    """A parameter of a quantized layer: codes and scales of weight-only layers, or of ModelOpt."""
     how, parameter, key = layer.recipe, getattr(layer, end), f"{path}.{end}"
     exported = "per_channel_scale" not in how.scales or how.inputs == "token"
-    if (not exported and f"{path}.per_channel_scale" in tensors) or how.zero:
+    is_packed = not exported and not how.zero and f"{path}.per_channel_scale" in tensors
+    if is_packed:
+        stored, bits = tensors.read(key), 4 if how.format == "int4" else 8
+        if end != "weight" or (stored.dtype == np.int8 and not is_interleaved(stored, bits)):
+            return stored
+    if how.zero or is_packed:
         raise Error(
             f"{path}.weight has codes in the order that a kernel reads; compile the original "
             "checkpoint with irc compile --quantize",
@@ -65,57 +101,64 @@ def _of_quantized(tensors: Tensors, path: str, layer: QuantizedLinear, end: str)
         key = f"{path}.weights_scaling_factor"
     kind, shape = tensors.info(key).dtype, parameter.shape
     if end != how.scales or not how.group:
-        found = tensors.view(key, kind, shape).ref
+        ref = tensors.view(key, kind, shape).ref
     else:
-        found = tensors.view(key, kind, shape[::-1]).ref.then(Transpose((1, 0)))
-    return found if kind == "f32" else found.then(Cast("f32"))
+        ref = tensors.view(key, kind, shape[::-1]).ref.then(Transpose((1, 0)))
+    stored = parameter.type.dtype
+    return ref if kind == stored else ref.then(Cast(stored))
 
 
-def _check(name: str, shape: Any, parameter: Parameter) -> None:
-    if tuple(shape) != parameter.shape:
+def save_rank(model: Any, output_dir: str | os.PathLike[str], save_config: bool = True) -> None:
+    """Write rankN.safetensors with every parameter and, unless told not to, config.json."""
+    folder, rank = Path(output_dir), model.config.mapping.rank
+    file = ArrayFile(folder, f"rank{rank}")
+    file.path = folder / f"rank{rank}.safetensors"
+    for name, array in _arrays(model):
+        file.add(name, array)
+    file.write(IrcModule("weights"))
+    if save_config:
+        model.config.to_json_file(folder / "config.json")
+
+
+def _arrays(model: Any) -> Iterator[tuple[str, Array]]:
+    """(name, array) of every parameter on this rank."""
+    module = IrcModule("weights", model.config.mapping.mesh)
+    module.files = {name: str(path) for name, path in current_session().files.items()}
+    reader, rank = Reader(module), model.config.mapping.rank
+    missing = [name for name, each in model.named_parameters() if each.bound is None]
+    if missing:
+        listed = ", ".join(missing[:5]) + (", ..." if len(missing) > 5 else "")
+        raise Error(f"parameters without values cannot be saved: {listed}", loc=here())
+    layers = dict(model.named_modules())
+    for name, parameter in model.named_parameters():
+        value, (path, _, end) = parameter.bound, name.rpartition(".")
+        if end == "weight" and hasattr(layers[path], "stored"):
+            yield name, layers[path].stored
+        elif end == "per_channel_scale":
+            yield name, parameter.raw_value.astype(numpy_dtype(irc_dtype(layers[path].dtype)))
+        else:
+            yield name, reader.read(value, rank) if isinstance(value, Ref) else parameter.raw_value
+
+
+# -- checkpoints of transformers
+
+
+def read_llama(source: Source, dtype: Any = "auto") -> dict[str, Any]:
+    """The keywords of LLaMAConfig for a folder, a model or a config of transformers, as irc's
+    families read it. "auto" is the dtype of the weights, float16 for those of f32."""
+    config = _config_of(source)
+    sizes = model_of(config).config
+    if type(sizes) is not DecoderConfig or sizes.sliding_window or sizes.qk_norm:
         raise Error(
-            f"{name} is {list(shape)} in the checkpoint, but the model expects "
-            f"{list(parameter.shape)}; give the mapping of the checkpoint's config.json",
+            f"{config.get('architectures')} has experts, windows or norms of heads that "
+            "from_hugging_face does not read; compile the folder itself with irc compile",
             loc=here(),
         )
-
-
-def check_keys(folder: str | os.PathLike[str]) -> None:
-    """An Error where config.json of a TensorRT-LLM checkpoint asks for more than LLaMA computes."""
-    try:
-        sizes = transformers_model(read_config(folder)).config
-    except Error as error:
-        error.add_note(
-            "a script whose model honours such keys gives from_checkpoint its config: "
-            "config=LLaMAConfig.from_checkpoint(DIR)"
-        )
-        raise
-    _check_layers(sizes, folder)
-
-
-def _check_layers(sizes: DecoderConfig, folder: Any, known: bool = True) -> None:
-    if known and not sizes.sliding_window and not sizes.qk_norm:
-        return
-    raise Error(
-        f"{folder} is a model with experts, windows or norms of heads that LLaMAForCausalLM does "
-        "not have; compile the folder itself with irc compile",
-        loc=here(),
-    )
-
-
-# -- Hugging Face
-
-
-def read_llama(folder: str | os.PathLike[str], dtype: Any = "auto") -> dict[str, Any]:
-    """The keywords of LLaMAConfig for the config.json of a folder, read by irc's families."""
-    config = read_config(folder)
-    sizes = model_of(config).config
-    _check_layers(sizes, folder, type(sizes) is DecoderConfig)
     rope: dict[str, Any] = config.get("rope_parameters") or {}
     stretched = rope if rope.get("rope_type", "default") != "default" else None
     return {
         "architecture": (config.get("architectures") or ["LlamaForCausalLM"])[0],
-        "dtype": str_dtype(checkpoint_dtype(config) if dtype == "auto" else dtype),
+        "dtype": infer_dtype(dtype, checkpoint_dtype(config)),
         "vocab_size": sizes.vocab_size,
         "hidden_size": sizes.hidden_size,
         "intermediate_size": sizes.intermediate_size,
@@ -134,77 +177,316 @@ def read_llama(folder: str | os.PathLike[str], dtype: Any = "auto") -> dict[str,
     }
 
 
-def bind_llama(model: Any, folder: str | os.PathLike[str]) -> None:
-    """Bind every parameter of a LLaMA to references of a Hugging Face checkpoint, of which each
-    rank reads its shard."""
-    source = _Source(Checkpoint(folder), model.config)
+def read_meta(folder: str | os.PathLike[str], dtype: Any = "auto") -> dict[str, Any]:
+    """The keywords of LLaMAConfig for a folder of Meta, whose weights are bfloat16."""
+    return meta.config(folder) | {"dtype": infer_dtype(dtype, "bfloat16")}
+
+
+def _config_of(source: Source) -> dict[str, Any]:
+    """The config.json of a folder, or what a model or config of transformers would write there."""
+    if isinstance(source, (str, os.PathLike)):
+        return read_config(cast("str", source))
+    config = getattr(source, "config", source)
+    if not hasattr(config, "to_dict"):
+        raise Error(
+            "expected the folder of a checkpoint, a model of transformers or its config, found an "
+            f"object of {type(source).__name__}",
+            loc=here(),
+        )
+    return cast("dict[str, Any]", config.to_dict())
+
+
+def _folder_of(source: Source) -> Path:
+    """The folder of a checkpoint; a model of transformers is written to one of the session."""
+    if isinstance(source, (str, os.PathLike)):
+        return Path(cast("str", source))
+    tensors: dict[str, Any] = source.state_dict()
+    key = tuple((name, each.data_ptr(), each._version) for name, each in tensors.items())
+    copies = current_session().copies
+    if key not in copies:
+        copies[key] = current_session().folder / f"model-{len(copies)}"
+        _write_arrays(copies[key], {name: as_array(each) for name, each in tensors.items()})
+    return copies[key]
+
+
+def _write_arrays(folder: Path, arrays: Mapping[str, Array]) -> None:
+    """Write a folder with arrays as model.safetensors."""
+    folder.mkdir(parents=True)
+    file = ArrayFile(folder, "model")
+    file.path = folder / "model.safetensors"
+    for name, array in arrays.items():
+        file.add(name, array)
+    file.write(IrcModule("weights"))
+
+
+def bind_llama(model: Any, source: Source) -> None:
+    """Bind every parameter of a LLaMA to references of a checkpoint, of which each rank reads its
+    shard; quantized layers get the codes of their weights."""
+    checkpoint, config = Checkpoint(_folder_of(source)), model.config
+    session = current_session()
+    shards = RankShards(
+        checkpoint,
+        lambda file: session.add_file("ckpt", checkpoint.folder / file),
+        tp=config.mapping.tp_size,
+        layers=config.mapping.pp_layers(config.num_hidden_layers),
+        kv_heads=config.num_key_value_heads,
+        table_dim=config.embedding_sharding_dim if config.use_parallel_embedding else None,
+    )
+    layers = dict(model.named_modules())
+    floats: dict[str, QuantizedLinear] = {}
     for name, parameter in model.named_parameters():
-        source.dtype = parameter.type.dtype
-        parameter.value = source.of(name)
+        path, _, end = name.rpartition(".")
+        layer = layers[path]
+        if isinstance(layer, QuantizedLinear) and end != "bias":
+            floats[f"{path}.weight"] = layer
+        elif "kv_cache" in end or "kv_orig" in end or "kv_quant" in end:
+            parameter.value = np.ones(parameter.shape, np.float32)
+        else:
+            parameter.value = shards.of(name, parameter.type.dtype)
+    module = IrcModule("weights", config.mapping.mesh)
+    refs = {name: shards.of(name, layer.dtype) for name, layer in floats.items()}
+    module.files = {name: str(path) for name, path in session.files.items()}
+    reader = Reader(module)
+    for name, layer in floats.items():
+        _quantize(layer, reader.read(refs[name], config.mapping.rank))
 
 
-class _Source:
-    """The references of parameters in one checkpoint."""
+def _quantize(layer: QuantizedLinear, weight: Array) -> None:
+    """Set codes and scales of a layer from this rank's weight [N, K] in floats."""
+    if layer.recipe.scales != "per_channel_scale" or layer.recipe.inputs:
+        layer.load(weight)
+        return
+    bits = 4 if layer.recipe.format == "int4" else 8
+    codes, scales = quantize_columns(weight.T, bits)
+    scale: Parameter = getattr(layer, "per_channel_scale")  # noqa: B009 (of weight-only layers)
+    scale.value = scales.astype(numpy_dtype(irc_dtype(layer.dtype)))
+    is_stored = type(layer.weight) is not Parameter  # but one that unpacks its value
+    layer.weight.value = pack(codes, bits) if is_stored else codes.T
+    setattr(layer, "stored", pack(codes, bits))  # noqa: B010
 
-    def __init__(self, checkpoint: Checkpoint, config: Any) -> None:
-        self.checkpoint, self.config = checkpoint, config
-        self.mapping: Mapping = config.mapping
-        self.dtype = ""  # of the parameter that is bound
-        self._layers = self.mapping.pp_layers(config.num_hidden_layers)
 
-    def of(self, name: str) -> Ref:
-        """The reference of a parameter, on this rank."""
-        module, _, kind = name.rpartition(".")
-        scope = ""
-        if module.startswith("transformer.layers."):
-            _, _, index, module = module.split(".", 3)
-            scope = f"model.layers.{self._layers[int(index)]}."
-        if module not in PLACES:
-            raise Error(f"no tensor of a LLaMA checkpoint belongs to {name}", loc=here())
-        names, dim = PLACES[module]
-        if module == "lm_head" and "lm_head.weight" not in self.checkpoint:
-            names = ("model.embed_tokens",)
-        if module == "transformer.vocab_embedding" and self.config.use_parallel_embedding:
-            dim = self.config.embedding_sharding_dim
-        if dim == 1 and kind == "bias":
-            dim = None
-        parts = [self._part(f"{scope}{each}.{kind}", dim) for each in names]
-        return ConcatRef(tuple(parts), 0) if len(parts) > 1 else parts[0]
+def load_weights(source: Source, config: Any) -> dict[str, Any]:
+    """The tensors of one rank, of PyTorch, by the names of the parameters of LLaMAForCausalLM."""
+    from .llama import LLaMAForCausalLM
 
-    def _ref(self, key: str) -> Ref:
-        if key not in self.checkpoint:
-            guess = did_you_mean(key, self.checkpoint)
-            raise Error(f"{self.checkpoint.folder} lacks the tensor {key}{guess}", loc=here())
-        path = self.checkpoint.folder / self.checkpoint.file(key)
-        found: Ref = FileRef(current_session().add_file("ckpt", path), key)
-        stored = self.checkpoint.tensor(key).dtype
-        if stored not in FLOATS:
+    model = LLaMAForCausalLM(config)
+    bind_llama(model, source)
+    return {name: numpy_to_torch(array.copy()) for name, array in _arrays(model)}
+
+
+def _meta_folder(folder: str | os.PathLike[str], config: Any) -> Path:
+    """The tensors of a folder of Meta under the names of transformers, in one of the session."""
+    key, copies = str(Path(folder).absolute()), current_session().copies
+    if key not in copies:
+        copies[key] = current_session().folder / f"model-{len(copies)}"
+        tensors = meta.tensors(folder, config.head_size, config.vocab_size)
+        _write_arrays(copies[key], {name: as_array(each) for name, each in tensors.items()})
+    return copies[key]
+
+
+# -- methods of models
+
+
+class CheckpointMixin:
+    """What models do with TensorRT-LLM checkpoint folders."""
+
+    config_class: ClassVar[Any]
+    named_parameters: Any
+
+    @classmethod
+    def from_checkpoint(
+        cls,
+        ckpt_dir: str | os.PathLike[str],
+        rank: int | None = None,
+        config: Any = None,
+        preprocess_weights_hook: Callable[[dict[str, Any]], dict[str, Any]] | None = None,
+    ) -> Any:
+        """The model of one rank of a checkpoint folder in TensorRT-LLM's form."""
+        config = config or cls.config_class.from_checkpoint(ckpt_dir)
+        if rank is not None:
+            config.set_rank(rank)
+        model = cast("Any", cls).from_config(config)
+        load_rank(model, ckpt_dir, config.mapping.rank, preprocess_weights_hook)
+        return model
+
+    def load(self, weights: Mapping[str, Any], from_pruned: bool = False) -> None:
+        """Set parameters by name; an Error lists those that are missing.
+
+        A head that is missing has the embedding table, and with `from_pruned` a value of another
+        shape is left out.
+        """
+        own: dict[str, Parameter] = dict(self.named_parameters())
+        given, table = dict(weights), "transformer.vocab_embedding.weight"
+        if "lm_head.weight" in own and "lm_head.weight" not in given and table in given:
+            given["lm_head.weight"] = given[table]
+        missing = [n for n in own if n not in given and own[n].bound is None]
+        unknown = [name for name in given if name not in own]
+        if missing:
+            listed = "\n".join(f"  {name}{did_you_mean(name, unknown)}" for name in missing)
+            raise Error(f"expected a weight for every parameter, found none for\n{listed}")
+        for name in own.keys() & given.keys():
+            if from_pruned:
+                own[name].set_value_or_dummy(given[name])
+            else:
+                own[name].value = given[name]
+
+    def save_checkpoint(self, output_dir: str | os.PathLike[str], save_config: bool = True) -> None:
+        """Write rankN.safetensors with every parameter and, unless told not to, config.json."""
+        save_rank(self, output_dir, save_config)
+
+
+class LlamaCheckpointMixin:
+    """How LLaMA reads checkpoints of other forms."""
+
+    config_class: ClassVar[Any]
+
+    @classmethod
+    def from_hugging_face(
+        cls,
+        hf_model_or_dir: Source,
+        dtype: Any = "auto",
+        mapping: Any = None,
+        quant_config: Any = None,
+        *,
+        quantization: Any = None,
+        preloaded_model: Any = None,
+        skip_loading_weights: bool = False,
+        override_fields: Mapping[str, Any] | None = None,
+        quant_ckpt_path: Any = None,
+        **fields: Any,
+    ) -> Any:
+        """The model of a checkpoint folder of transformers, or of a model in memory.
+
+        `fields` are further keywords of LLaMAConfig. Weights refer to the folder's files; those of
+        weight-only layers become codes.
+        """
+        for name in ("load_by_shard", "load_model_on_cpu", "trust_remote_code", "moe_tp_mode"):
+            fields.pop(name, None)
+        fields |= {k: v for k, v in (override_fields or {}).items() if k != "moe_tp_mode"}
+        if quant_ckpt_path is not None:
+            load_weights_from_gptq(quant_ckpt_path, None)
+        if fields.pop("remove_duplicated_kv_heads", False):
             raise Error(
-                f"{key} is {stored}, and LLaMAForCausalLM reads floats; compile the folder itself "
-                "with irc compile, which reads quantized ones",
-                loc=here(),
+                "remove_duplicated_kv_heads is not supported; convert all heads", loc=here()
             )
-        return found if stored == self.dtype else found.then(Cast(self.dtype))
+        source, quant_config = hf_model_or_dir, quant_config or quantization
+        if preloaded_model is not None:
+            source = preloaded_model
+        if quant_config is not None and _needs_data(quant_config):
+            _refuse_calibration(quant_config)
+        config = cls.config_class.from_hugging_face(source, dtype, mapping, quant_config, **fields)
+        model: Any = cast("Any", cls)(config)
+        if not skip_loading_weights:
+            bind_llama(model, source)
+        return model
 
-    def _part(self, key: str, dim: int | None) -> Ref:
-        """This rank's shard; of fewer key-value heads than ranks each several times."""
-        tp, found = self.mapping.tp_size, self._ref(key)
-        if tp == 1 or dim is None:
-            return found
-        kv = self.config.num_key_value_heads
-        if (".k_proj." in key or ".v_proj." in key) and kv % tp:
-            found = self._repeated(found, self.checkpoint.tensor(key).shape, kv)
-        return found.then(Shard(dim, ("tp",)))
+    @classmethod
+    def from_meta_ckpt(
+        cls,
+        meta_ckpt_dir: str | os.PathLike[str],
+        dtype: Any = "auto",
+        mapping: Any = None,
+        quant_config: Any = None,
+        **fields: Any,
+    ) -> Any:
+        """The model of a folder of Meta: params.json and consolidated.*.pth."""
+        config = cls.config_class.from_meta_ckpt(
+            meta_ckpt_dir, dtype, mapping, quant_config, **fields
+        )
+        model: Any = cast("Any", cls)(config)
+        bind_llama(model, _meta_folder(meta_ckpt_dir, config))
+        return model
 
-    def _repeated(self, ref: Ref, shape: Any, heads: int) -> Ref:
-        """Every key-value head as often as its query heads are spread over ranks."""
-        tp = self.mapping.tp_size
-        if tp % heads:
-            raise Error(
-                f"{heads} key-value heads cannot be shared by tp_size={tp} ranks; choose a "
-                "multiple or a divisor",
-                loc=here(),
+    @classmethod
+    def quantize(
+        cls,
+        hf_model_dir: Source,
+        output_dir: str | os.PathLike[str],
+        dtype: Any = "auto",
+        mapping: RankMapping | None = None,
+        quant_config: Any = None,
+        *,
+        override_fields: Mapping[str, Any] | None = None,
+        **fields: Any,
+    ) -> None:
+        """Write the checkpoint folder of all ranks, quantized where that needs no data."""
+        calibration = ("device", "random_seed", "tokenizer_max_seq_length", "dataset_cache_dir")
+        for name in [n for n in fields if n in calibration or n.startswith("calib_")]:
+            del fields[name]
+        world = mapping or RankMapping()
+        for rank in range(world.world_size):
+            own = RankMapping.from_dict({**world.to_dict(), "rank": rank})
+            model = cls.from_hugging_face(
+                hf_model_dir, dtype, own, quant_config, override_fields=override_fields, **fields
             )
-        size, rest = shape[0] // heads, (None,) * (len(shape) - 1)
-        each = [ref.then(Slice(((i * size, (i + 1) * size), *rest))) for i in range(heads)]
-        return ConcatRef(tuple(part for part in each for _ in range(tp // heads)), 0)
+            model.save_checkpoint(output_dir, save_config=rank == 0)
+
+
+def _needs_data(quant_config: Any) -> bool:
+    """Whether scales of inputs or caches come from running the model on data."""
+    by_weights = (None, "NO_QUANT", "W8A16", "W4A16", "FP8_PER_CHANNEL_PER_TOKEN")
+    return quant_config.quant_algo not in by_weights or quant_config.kv_cache_quant_algo == "INT8"
+
+
+def _refuse_calibration(quant_config: Any) -> NoReturn:
+    cache = "" if quant_config.kv_cache_quant_algo is None else " --kv-cache int8"
+    scheme = quant_config.scheme()
+    option = "" if scheme is None else f" --quantize {scheme}"
+    raise Error(
+        f"{quant_config.quant_algo or quant_config.kv_cache_quant_algo} needs a calibration with "
+        "data, which scripts do not run; give the folder of transformers to irc compile FOLDER"
+        f"{option}{cache} --calibration PATH",
+        loc=here(),
+    )
+
+
+# -- the functions that convert_checkpoint.py imports
+
+
+def infer_dtype(dtype: str, source_dtype: Any = None) -> str:
+    """The dtype of a build: "auto" is that of the source, float16 for float32 or none."""
+    if dtype != "auto":
+        short = {"fp16": "float16", "bf16": "bfloat16", "fp32": "float32"}
+        return str_dtype(short.get(dtype, dtype))
+    inferred = "float16" if source_dtype is None else str_dtype(source_dtype)
+    return "float16" if inferred == "float32" else inferred
+
+
+def has_safetensors(model_dir: str | os.PathLike[str]) -> bool:
+    """Whether a folder has files of safetensors."""
+    return any(Path(model_dir).glob("*.safetensors"))
+
+
+def load_hf_llama(model_dir: str, load_model_on_cpu: bool = False) -> str:
+    """The folder itself, which `from_hugging_face` and `load_weights_from_hf_model` read."""
+    return model_dir
+
+
+def load_weights_from_hf_model(hf_model: Source, config: Any) -> dict[str, Any]:
+    """The tensors of one rank, of PyTorch, of a model of transformers or a folder."""
+    return load_weights(hf_model, config)
+
+
+def load_weights_from_hf_by_shard(model_dir: str, config: Any) -> dict[str, Any]:
+    """The tensors of one rank, of PyTorch, of a folder."""
+    return load_weights(model_dir, config)
+
+
+load_weights_from_hf_safetensors = load_weights_from_hf = load_weights_from_hf_by_shard
+
+
+def load_weights_from_meta_ckpt(meta_ckpt_dir: str, config: Any) -> dict[str, Any]:
+    """The tensors of one rank, of PyTorch, of a folder of Meta."""
+    return load_weights(_meta_folder(meta_ckpt_dir, config), config)
+
+
+def load_weights_from_gptq(quant_ckpt_path: str, config: Any) -> NoReturn:
+    """An Error: irc reads folders of GPTQ itself."""
+    raise Error(
+        "weights of GPTQ are not loaded into a script's model; compile the quantized folder of "
+        "transformers itself: irc compile FOLDER",
+        loc=here(),
+    )
+
+
+load_from_gptq_llama = load_weights_from_gptq

@@ -231,7 +231,7 @@ def _asymmetric(x: Any, weight: Any, bias: Any) -> Any:
 
 
 def _deconvolved(x: Any, weight: Any, bias: Any) -> Any:
-    return T.conv_transpose2d(x, weight, bias, (2, 3), (1, 0), (1, 2), 2, (2, 1))
+    return T.conv_transpose2d(x, weight, bias, (2, 3), (1, 0), groups=2)
 
 
 CONVOLUTIONS = [
@@ -259,12 +259,32 @@ CONVOLUTIONS = [
     same("conv_transpose2d", T.conv_transpose2d, (IMAGE, f(4, 3, 2, 3)), None, 1, 3),
     same("conv_transpose2d", T.conv_transpose2d, (f(4, 3, 5), f(4, 3, 2, 3))),
     same("avg_pool2d", T.avg_pool2d, IMAGE, (2, 3)),
-    same("avg_pool2d", T.avg_pool2d, IMAGE, 3, 2, 1, count_include_pad=False),
-    same("avg_pool2d", T.avg_pool2d, f(4, 6, 8), (3, 2), (2, 3), (1, 1)),
+    same("avg_pool2d", T.avg_pool2d, f(4, 6, 8), (3, 2), (2, 3)),
+    # what TensorRT-LLM ignores has no effect
+    Case(
+        "avg_pool2d",
+        lambda x: F.avg_pool2d(x, 3, 2, 1, True, False),
+        lambda x: T.avg_pool2d(x, 3, 2),
+        (IMAGE,),
+    ),
     same("interpolate", T.interpolate, IMAGE, [5, 20]),
-    same("interpolate", T.interpolate, IMAGE, [5, 20], mode="nearest-exact"),
-    same("interpolate", T.interpolate, IMAGE, [13, 4], mode="bilinear", align_corners=True),
+    Case(
+        "interpolate",
+        lambda x: F.interpolate(x, [5, 20], mode="nearest-exact", antialias=True),
+        lambda x: T.interpolate(x, [5, 20]),
+        (IMAGE,),
+    ),
+    *(
+        Case(
+            "interpolate",
+            lambda x, mode=mode: F.interpolate(x, [13, 4], None, mode, True),
+            lambda x, mode=mode: T.interpolate(x, [13, 4], mode=mode),
+            (IMAGE,),
+        )
+        for mode in ("bilinear", "bicubic")
+    ),
     same("interpolate", T.interpolate, f("B", 2, 5), 12, mode="linear"),
+    same("interpolate", T.interpolate, f("B", 2, 5), 12, mode="linear", align_corners=True),
     Case(
         "interpolate",
         lambda x: F.interpolate(x, scale_factor=1.7, mode="bilinear"),

@@ -165,8 +165,8 @@ class Steps:
         self.args = {str(arg.name): arg for arg in module.main.args}
 
     def __call__(self, ids: Array, **given: Array) -> dict[str, Array]:
-        """The outputs for the next ids [B, S]."""
-        rows, count = ids.shape
+        """The outputs for the next ids [B, S], or packed [T] or [1, T]."""
+        rows, count = ids.shape if ids.ndim == 2 else (1, len(ids))
         end = self.past + count
         fixed = {
             "input_ids": ids,

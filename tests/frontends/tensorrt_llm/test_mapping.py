@@ -5,6 +5,7 @@ import itertools
 import pytest
 
 from irc.errors import Error
+from irc.frontends.tensorrt_llm.context import new_session
 from irc.frontends.tensorrt_llm.mapping import Mapping
 
 WORLDS = [
@@ -104,7 +105,21 @@ def test_a_config_file_holds_it() -> None:
     assert again != mapping and again.tp_rank == 0
     assert (mapping.node_rank, mapping.local_rank) == (0, 5)
     assert not hasattr(mapping, "dp_group") and not hasattr(mapping, "tp_kind")
-    with pytest.raises(Error, match="Mapping: tpsize=2 is not supported"):
+    with pytest.raises(Error, match="Mapping has no argument 'tpsize'; did you mean 'tp_size'"):
         Mapping(tpsize=2)
-    with pytest.raises(Error, match="enable_attention_dp=True is not supported"):
+    with pytest.raises(Error, match="enable_attention_dp is not supported"):
         Mapping(enable_attention_dp=True)
+
+
+@pytest.mark.parametrize(
+    ("version", "sizes"), [("0.7", (2, 4, 1)), ("0.11", (2, 4, 1)), ("0.13", (4, 1, 2))]
+)
+def test_sizes_by_position(version: str, sizes: tuple[int, int, int]) -> None:
+    with new_session(version):
+        mapping = Mapping(8, 0, 8, 2, 4)
+    assert (mapping.tp_size, mapping.pp_size, mapping.cp_size) == sizes
+
+
+def test_later_releases_take_sizes_by_name() -> None:
+    with new_session("0.16"), pytest.raises(Error, match="takes 3 positional arguments"):
+        Mapping(8, 0, 8, 2, 4)

@@ -11,13 +11,14 @@ import pytest
 import irc
 from irc.analysis.spmd import verify_spmd
 from irc.frontends import functional as F
+from irc.frontends.tensor import one
 from irc.frontends.tensorrt_llm import Network, Parameter, Tensor, default_net, net_guard
 from irc.frontends.tensorrt_llm.arithmetic import binary
 from irc.frontends.tensorrt_llm.context import new_session
 from irc.frontends.tensorrt_llm.engines import merged
 from irc.frontends.tensorrt_llm.functional import allreduce, chunk, matmul, recv, relu, send
 from irc.frontends.tensorrt_llm.mapping import Mapping
-from irc.frontends.tensorrt_llm.module import constant_tensor, one
+from irc.frontends.tensorrt_llm.module import constant_tensor
 from irc.frontends.tensorrt_llm.tensor import unwrap, wrap
 from irc.weights import UnboundRef, ZerosRef
 from tests.fresh import fresh

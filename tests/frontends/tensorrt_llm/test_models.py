@@ -119,11 +119,10 @@ def test_what_irc_compiles_from_the_folder_itself(keys: dict[str, Any], tmp_path
 NORMS = LLAMA | {"model_type": "qwen3", "head_dim": 6}
 # keys of transformers, keys of the folder of ranks, the message
 OTHERS: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
-    "factor": (LLAMA, {"embedding_multiplier": 12.0}, "embedding_multiplier=12.0: irc computes"),
-    "unknown": (LLAMA, {"clip_qkv": 8.0}, r"clip_qkv=8.0(?s:.*)config=LLaMAConfig.from_checkpoint"),
-    "rotary": (LLAMA, {"rotary_embedding_dim": 4}, "expected 6, the size of a head: 4"),
-    "window": (WINDOW, {"sliding_window": 4}, "compile the folder itself"),
-    "norms": (NORMS, {"qk_layernorm": True}, "compile the folder itself"),
+    "unknown": (LLAMA, {"clip_qkv": 8.0}, "clip_qkv=8.0: expected None"),
+    "rotary": (LLAMA, {"rotary_embedding_dim": 4}, "is 4; expected 6, the size of a head"),
+    "window": (WINDOW, {"sliding_window": 4}, "sliding_window=4: expected None"),
+    "norms": (NORMS, {"qk_layernorm": True}, "qk_layernorm=True: expected False"),
 }
 
 
@@ -162,8 +161,8 @@ def test_quantized_folders_of_ranks(name: str, tp: int, tmp_path: Path) -> None:
 
 
 def test_quantized_layers_that_cannot_be_read(tmp_path: Path) -> None:
-    model, config = made(tmp_path / "model", LLAMA), QuantConfig(quant_algo="W8A16")
-    with pytest.raises(irc.Error, match="give irc compile --quantize w8a16, and leave quant_c"):
+    model, config = made(tmp_path / "model", LLAMA), QuantConfig(quant_algo="FP8")
+    with pytest.raises(irc.Error, match="needs a calibration.* --quantize fp8 --calibration PATH"):
         steps_of(of_hugging_face(model, Conversion(), quant_config=config), Conversion())
     scales = {"quantization": {"quant_algo": "W4A16"}}
 
@@ -249,7 +248,7 @@ def test_layers_and_models_alone(tp: int, dialect: Any, tmp_path: Path) -> None:
             more = {"rotary_base": 20000.0, "mlp_hidden_size": 40, "rms_norm_eps": 3e-6}
             layer = make(1, 24, 4, 2, 64, "float32", **more, **group)
         else:
-            config = llama.LLaMAConfig.from_hugging_face(model.folder, mapping=mapping)
+            config = llama.LLaMAConfig.from_hugging_face(model.folder, "float32", mapping)
             whole, layer = llama.LLaMAModel(config), llama.LLaMADecoderLayer(config, 1)
         file = weights[mapping.rank]
         for part, scope in ((whole, ""), (layer, "layers.1.")):
@@ -321,8 +320,8 @@ def test_debug_outputs(tmp_path: Path) -> None:
     assert layer["norm0"].shape == layer["norm1"].shape == states[0].shape
 
 
-def test_a_model_of_transformers_has_to_be_a_folder() -> None:
-    with pytest.raises(irc.Error, match="found an object of OrderedDict; write the model with"):
+def test_weights_are_those_of_a_folder_or_a_model() -> None:
+    with pytest.raises(irc.Error, match="a model of transformers or its config, found an object"):
         llama.LLaMAForCausalLM.from_hugging_face(OrderedDict())
 
 
@@ -519,6 +518,47 @@ def test_a_transformer_that_sends(plugin: bool, tmp_path: Path) -> None:
     for begin, end in ((0, 5), (5, 6)):
         logits = run(ids[:, begin:end])["logits"]
         close(logits[:, :VOCAB], model.states(ids)[-1][:, end - 1])
+
+
+def packed(rows: list[Any], past: list[int], prompts: list[int], flat: bool) -> dict[str, Any]:
+    """The inputs of packed tokens, `rows` of which follow `past` tokens of `prompts`."""
+    counts = np.array([len(row) for row in rows])
+    ids = np.concatenate(rows)
+    places = np.concatenate([np.arange(p, p + n) for p, n in zip(past, counts, strict=True)])
+    return {
+        "ids": ids if flat else ids[None],
+        "position_ids": places if flat else places[None],
+        "context_lengths": np.array(prompts),
+        "host_context_lengths": np.array(prompts),
+        "host_request_types": np.array([int(p > 0) for p in past]),
+        "host_past_key_value_lengths": np.array(past),
+        "sequence_length": np.array(past) + counts,
+        "last_token_ids": np.cumsum(counts),
+    }
+
+
+@pytest.mark.parametrize("how", [Conversion(), Conversion(tp=2, pp=2)])
+@pytest.mark.parametrize("dialect", ["A", "B"])
+def test_packed_tokens(how: Conversion, dialect: Any, tmp_path: Path) -> None:
+    """Prompts of 5 and 2 tokens, a step of both, and a prompt beside a step in one call."""
+    model, ids = made(tmp_path, LLAMA), drawn(7)
+    source = (of_keywords if dialect == "A" else of_ranks)(model, how)
+
+    def build(mapping: Mapping) -> Any:
+        current_network().plugin_config.enable_remove_input_padding()
+        return source(mapping)
+
+    run = steps_of(build, how, True, dialect)
+    first, other = model.states(ids)[-1]
+    fresh_row, _ = model.states(ids[:, 3:])[-1]
+    calls = (
+        ([ids[0, :5], ids[1, :2]], [0, 0], [5, 2], (first[4], other[1])),
+        ([ids[0, 5:6], ids[1, 2:3]], [5, 2], [5, 2], (first[5], other[2])),
+        ([ids[0, 3:7], ids[1, 3:4]], [0, 3], [4, 2], (fresh_row[3], other[3])),
+    )
+    for rows, past, prompts, wanted in calls:
+        logits = run(**packed(rows, past, prompts, dialect == "B"))["logits"]
+        close(logits[:, :VOCAB], np.stack(wanted))
 
 
 class Inputs(Module, GenerationMixin):

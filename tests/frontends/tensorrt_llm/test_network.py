@@ -70,7 +70,7 @@ def test_guards_nest_and_end_also_after_an_exception() -> None:
     with pytest.raises(irc.Error, match="expected a network in progress"):
         default_net()
     assert "y" in first.outputs and not second.outputs
-    with net_guard(second), pytest.raises(irc.Error, match="belongs to another trace"):
+    with net_guard(second), pytest.raises(irc.Error, match="belongs to another network"):
         _ = x + 1.0
     with net_guard(first):  # a second time
         x.mark_output("z")

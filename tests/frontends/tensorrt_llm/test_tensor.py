@@ -11,7 +11,6 @@ import irc
 from irc.frontends import functional as F
 from irc.frontends.tensorrt_llm import DataType, Network, Parameter, Tensor, functional, net_guard
 from irc.frontends.tensorrt_llm.arithmetic import binary
-from irc.frontends.tensorrt_llm.contents import Content
 from irc.frontends.tensorrt_llm.context import new_session
 from irc.frontends.tensorrt_llm.dimensions import OptimizationProfile
 from irc.frontends.tensorrt_llm.dtypes import (
@@ -25,7 +24,14 @@ from irc.frontends.tensorrt_llm.dtypes import (
 )
 from irc.frontends.tensorrt_llm.module import constant_tensor
 from irc.frontends.tensorrt_llm.network import default_trtnet
-from irc.frontends.tensorrt_llm.tensor import content_of, known, shape_of, type_of, unwrap, wrap
+from irc.frontends.tensorrt_llm.tensor import (
+    content_of,
+    shape_of,
+    tensor_of_sizes,
+    type_of,
+    unwrap,
+    wrap,
+)
 from irc.ir.dims import DimLike, symbol
 from tests.fresh import fresh
 
@@ -207,17 +213,17 @@ B, S = symbol("batch"), symbol("length")
         (lambda b, s: b + s * 2 - 1, (B + S * 2 - 1,)),
         (lambda b, s: (b * 6) // 3, (B * 2,)),
         (lambda b, s: (s * 8) / 4, (S * 2,)),
-        (lambda b, s: known([b.content[0], 4]) * 2, (B * 2, 8)),
-        (lambda b, s: known([7, 9]) // known([2, 3]), (3, 3)),
+        (lambda b, s: tensor_of_sizes([b.content[0], 4]) * 2, (B * 2, 8)),
+        (lambda b, s: tensor_of_sizes([7, 9]) // tensor_of_sizes([2, 3]), (3, 3)),
         (lambda b, s: 1 - b, (1 - B,)),
-        (lambda b, s: binary("maximum", known(3), known(5)), (5,)),
+        (lambda b, s: binary("maximum", tensor_of_sizes(3), tensor_of_sizes(5)), (5,)),
     ],
 )
-def test_sizes_are_computed_without_operations(compute: Any, wanted: Content) -> None:
+def test_sizes_are_computed_without_operations(compute: Any, wanted: tuple[DimLike, ...]) -> None:
     network = Network()
     with net_guard(network):
         x = source()
-        b, s = (known(size) for size in x.type.shape)
+        b, s = (tensor_of_sizes(size) for size in x.type.shape)
         assert compute(b, s).content == wanted
         assert not network.get_layers()
 
@@ -225,11 +231,11 @@ def test_sizes_are_computed_without_operations(compute: Any, wanted: Content) ->
 def test_known_sizes_become_data_where_they_are_used() -> None:
     def build(_: Any) -> None:
         x = source(dtype="int64")
-        b, s = (known(size, "i64") for size in x.type.shape)
+        b, s = (tensor_of_sizes(size, "i64") for size in x.type.shape)
         (x + b * s * 3).mark_output("y")
-        known([B * 2 - 4, 5, S - 1], "i64").mark_output("sizes")
+        tensor_of_sizes([B * 2 - 4, 5, S - 1], "i64").mark_output("sizes")
         (b // 2).mark_output("half")  # is no polynomial
-        (known([2, 3, 4], "i64") * 2).mark_output("numbers")
+        (tensor_of_sizes([2, 3, 4], "i64") * 2).mark_output("numbers")
 
     x = fresh().integers(0, 9, (4, 7))
     got = run(build, {"x": x})
@@ -240,10 +246,10 @@ def test_known_sizes_become_data_where_they_are_used() -> None:
 def test_shapes_are_made_of_numbers_and_known_sizes() -> None:
     with net_guard(Network()):
         x = source()
-        b = known(x.type.shape[0])
+        b = tensor_of_sizes(x.type.shape[0])
         wanted: tuple[DimLike, ...] = (B, -1, 8)
-        assert shape_of([b, -1, 8]) == wanted == shape_of(known([B, -1, 8]))
-        assert shape_of((known([B, 2]), np.int64(3))) == (B, 2, 3)
+        assert shape_of([b, -1, 8]) == wanted == shape_of(tensor_of_sizes([B, -1, 8]))
+        assert shape_of((tensor_of_sizes([B, 2]), np.int64(3))) == (B, 2, 3)
         assert content_of(x) is None and content_of(True) is None
         with pytest.raises(irc.Error, match="a shape cannot depend on the elements of a tensor"):
             shape_of([b, x])

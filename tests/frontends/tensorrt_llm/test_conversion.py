@@ -1,0 +1,244 @@
+"""Conversions of transformers' and Meta's checkpoints to TensorRT-LLM folders that irc compiles."""
+
+from __future__ import annotations
+
+import json
+from copy import deepcopy
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.numpy import load_file, save_file
+
+import irc
+from irc.frontends.checkpoints.mixed_gemm import quantize_columns
+from irc.frontends.tensorrt_llm.context import new_session
+from irc.frontends.tensorrt_llm.mapping import Mapping
+from irc.frontends.tensorrt_llm.models import weights
+from irc.frontends.tensorrt_llm.models.llama import LLaMAConfig, LLaMAForCausalLM
+from irc.frontends.tensorrt_llm.quantization import QuantConfig
+
+from .llamas import Llama, made
+
+LLAMA: dict[str, Any] = {
+    "model_type": "llama",
+    "vocab_size": 53,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+}
+IDS = np.array([[3, 7, 11, 5, 2]], np.int32)
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> Llama:
+    """A tiny LLaMA of transformers, and its folder."""
+    return made(tmp_path_factory.mktemp("llama"), LLAMA)
+
+
+def logits_of(folder: Path, out: Path, **options: Any) -> np.ndarray:
+    """The logits of a TensorRT-LLM folder that irc compiles."""
+    artifact = irc.compile(folder, out, backend="reference", **options)
+    return artifact.run({"input_ids": IDS, "logit_positions": np.arange(5, dtype=np.int32)[None]})[
+        "logits"
+    ]
+
+
+def wanted(model: Any) -> np.ndarray:
+    with torch.no_grad():
+        return model(torch.tensor(IDS)).logits.numpy()
+
+
+def convert(source: Any, out: Path, tp: int = 1, pp: int = 1, **options: Any) -> None:
+    """What convert_checkpoint.py does for every rank, one after the other."""
+    for rank in range(tp * pp):
+        mapping = Mapping(tp * pp, rank, tp_size=tp, pp_size=pp)
+        given = {"dtype": "float32", "mapping": mapping, **options}
+        LLaMAForCausalLM.from_hugging_face(source, **given).save_checkpoint(out, rank == 0)
+
+
+@pytest.mark.parametrize(("tp", "pp"), [(1, 1), (2, 1), (2, 2), (4, 1)])
+@pytest.mark.parametrize("in_memory", [False, True])
+def test_a_converted_folder(
+    llama: Llama, tp: int, pp: int, in_memory: bool, tmp_path: Path
+) -> None:
+    out = tmp_path / "ranks"
+    out.mkdir()
+    table = {"use_parallel_embedding": tp > 1, "embedding_sharding_dim": pp - 1}
+    with new_session("0.16"):
+        convert(llama.torch if in_memory else llama.folder, out, tp, pp, **table)
+    names = sorted(path.name for path in out.iterdir())
+    assert names == ["config.json", *(f"rank{i}.safetensors" for i in range(tp * pp))]
+    found = logits_of(out, tmp_path / "out")
+    np.testing.assert_allclose(found, wanted(llama.torch), atol=2e-4)
+    with new_session("0.16"):  # what the folder says is what the script's classes read
+        config = LLaMAConfig.from_checkpoint(out)
+        assert config.mapping.tp_size == tp and config.hidden_size == 32
+        again = LLaMAForCausalLM.from_checkpoint(out, rank=tp * pp - 1)
+        assert again.config.mapping.rank == tp * pp - 1
+
+
+def dequantized(model: Any, bits: int, tp: int) -> Any:
+    """The model whose products have the weights that codes of every rank stand for."""
+    copy = deepcopy(model)
+    for name, parameter in copy.named_parameters():
+        if "_proj" not in name:
+            continue
+        dim = int("o_proj" in name or "down_proj" in name)
+        parts = []
+        for part in np.split(parameter.detach().numpy(), tp, dim):
+            codes, scales = quantize_columns(part.T, bits)
+            parts.append((codes * scales).T)
+        with torch.no_grad():
+            parameter.copy_(torch.tensor(np.concatenate(parts, dim)))
+    return copy
+
+
+@pytest.mark.parametrize(("algorithm", "bits"), [("W8A16", 8), ("W4A16", 4)])
+@pytest.mark.parametrize(("tp", "pp"), [(1, 1), (2, 2)])
+def test_weight_only_codes(
+    llama: Llama, algorithm: str, bits: int, tp: int, pp: int, tmp_path: Path
+) -> None:
+    out = tmp_path / "ranks"
+    out.mkdir()
+    with new_session("0.13"):
+        convert(llama.folder, out, tp, pp, quant_config=QuantConfig(quant_algo=algorithm))
+    stored = load_file(out / "rank0.safetensors")
+    codes = stored["transformer.layers.0.mlp.fc.weight"]
+    assert codes.dtype == np.int8 and codes.shape == (32, 64 // tp * bits // 8)
+    found = logits_of(out, tmp_path / "out")
+    np.testing.assert_allclose(found, wanted(dequantized(llama.torch, bits, tp)), atol=2e-4)
+
+
+def test_a_hook_changes_weights(llama: Llama, tmp_path: Path) -> None:
+    def double(tensors: dict[str, Any]) -> dict[str, Any]:
+        assert isinstance(tensors["lm_head.weight"], torch.Tensor)
+        return tensors | {"lm_head.weight": 2 * tensors["lm_head.weight"]}
+
+    with new_session("0.16"):
+        convert(llama.folder, tmp_path)
+        model = LLaMAForCausalLM.from_checkpoint(tmp_path, preprocess_weights_hook=double)
+        model.save_checkpoint(tmp_path)
+    head = load_file(tmp_path / "rank0.safetensors")["lm_head.weight"]
+    np.testing.assert_allclose(head, 2 * llama.torch.lm_head.weight.detach().numpy(), rtol=1e-6)
+
+
+def test_arguments_of_0_9(llama: Llama, tmp_path: Path) -> None:
+    """A preloaded model, keys in `override_fields`, and a rank of -1 for all ranks."""
+    with new_session("0.9"):
+        mapping = Mapping(world_size=2, rank=0, tp_size=2)
+        model = LLaMAForCausalLM.from_hugging_face(
+            "nowhere",
+            "float32",
+            mapping=mapping,
+            quantization=QuantConfig(),
+            load_by_shard=False,
+            load_model_on_cpu=False,
+            override_fields={"use_parallel_embedding": True, "embedding_sharding_dim": 1},
+            preloaded_model=llama.torch,
+        )
+        assert model.transformer.vocab_embedding.weight.shape == (53, 16)
+        tensors = weights.load_weights_from_hf_model(llama.torch, model.config)
+        assert tensors["transformer.layers.0.mlp.fc.weight"].shape == (32, 32)
+        LLaMAForCausalLM.quantize(
+            llama.folder,
+            tmp_path,
+            quant_config=QuantConfig(quant_algo="W8A16"),
+            dtype="float32",
+            mapping=Mapping(world_size=2, rank=-1, tp_size=2),
+            override_fields={},
+        )
+        assert (tmp_path / "rank1.safetensors").is_file()
+        with pytest.raises(irc.Error, match=r"needs a calibration.* --quantize w8a8_sq"):
+            LLaMAForCausalLM.quantize(
+                llama.folder, tmp_path, quant_config=QuantConfig(quant_algo="W8A8_SQ_PER_CHANNEL")
+            )
+
+
+def test_dtypes() -> None:
+    cases = {
+        ("auto", None): "float16",
+        ("auto", torch.float32): "float16",
+        ("bf16", None): "bfloat16",
+    }
+    for (dtype, source), name in cases.items():
+        assert weights.infer_dtype(dtype, source) == name
+    assert weights.infer_dtype("auto", "bfloat16") == "bfloat16"
+
+
+META = {"o_proj": "wo", "q_proj": "wq", "k_proj": "wk", "v_proj": "wv"}
+META |= {"gate_proj": "w1", "down_proj": "w2", "up_proj": "w3"}
+
+
+def meta_key(key: str) -> str:
+    for name, own in META.items():
+        key = key.replace(name, own)
+    key = key.replace("self_attn.", "attention.").replace("mlp.", "feed_forward.")
+    key = key.replace("input_layernorm", "attention_norm").replace("lm_head", "output")
+    key = key.replace("post_attention_layernorm", "ffn_norm").removeprefix("model.")
+    return key.replace("embed_tokens", "tok_embeddings")
+
+
+@pytest.mark.parametrize("parts", [1, 2])
+def test_a_folder_of_meta(llama: Llama, parts: int, tmp_path: Path) -> None:
+    """Files as Meta writes them: pairs of rows next to each other, split over model parallelism."""
+    files: list[dict[str, Any]] = [{} for _ in range(parts)]
+    for key, value in llama.torch.state_dict().items():
+        array = value
+        if ".q_proj." in key or ".k_proj." in key:
+            array = value.view(-1, 2, 4, 32).transpose(1, 2).reshape(value.shape)
+        dim = int(any(name in key for name in ("o_proj", "down_proj", "embed_tokens")))
+        if "norm" in key or array.shape[dim] % parts:
+            pieces = (
+                [array] * parts if "norm" in key else list(torch.tensor_split(array, parts, dim))
+            )
+        else:
+            pieces = list(array.chunk(parts, dim))
+        for file, piece in zip(files, pieces, strict=True):
+            file[meta_key(key)] = piece.clone()
+    for index, file in enumerate(files):
+        torch.save(file | {"rope.freqs": torch.ones(4)}, tmp_path / f"consolidated.{index:02d}.pth")
+    sizes = {"dim": 32, "n_layers": 3, "n_heads": 4, "n_kv_heads": 2, "vocab_size": 53}
+    sizes |= {"hidden_dim": 64, "norm_eps": 1e-6}
+    (tmp_path / "params.json").write_text(json.dumps(sizes))
+    out = tmp_path / "ranks"
+    out.mkdir()
+    with new_session("0.13"):
+        for rank in range(2):
+            model = LLaMAForCausalLM.from_meta_ckpt(
+                tmp_path, "float32", mapping=Mapping(2, rank, tp_size=2)
+            )
+            model.save_checkpoint(out, save_config=rank == 0)
+    found = logits_of(out, tmp_path / "out")
+    np.testing.assert_allclose(found, wanted(llama.torch), atol=2e-4)
+
+
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "calibration": (
+        {"quant_config": QuantConfig(kv_cache_quant_algo="INT8")},
+        "INT8 needs a calibration",
+    ),
+    "gptq": ({"quant_ckpt_path": "x"}, "compile the quantized folder"),
+    "heads": ({"remove_duplicated_kv_heads": True}, "remove_duplicated_kv_heads"),
+    "a key": ({"use_paralel_embedding": True}, "did you mean 'use_parallel_embedding'"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refused(name: str, llama: Llama) -> None:
+    options, message = REFUSED[name]
+    with new_session("0.16"), pytest.raises(irc.Error, match=message):
+        LLaMAForCausalLM.from_hugging_face(llama.folder, **options)
+
+
+def test_a_source_that_is_none(tmp_path: Path) -> None:
+    save_file({"a": np.ones(1, np.float32)}, tmp_path / "model.safetensors")
+    assert weights.has_safetensors(tmp_path) and not weights.has_safetensors(tmp_path / "x")
+    with new_session("0.16"), pytest.raises(irc.Error, match="found an object of SimpleNames"):
+        LLaMAForCausalLM.from_hugging_face(SimpleNamespace())
