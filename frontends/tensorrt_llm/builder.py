@@ -105,7 +105,9 @@ class Builder:
             )
         builder_config.plugin_config = network.plugin_config
         network.add_profiles(builder_config.trt_builder_config.profiles)
-        return register(network, builder_config, str(getattr(builder_config, "name", "")))
+        engine = register(network, builder_config, str(getattr(builder_config, "name", "")))
+        current_session().configs[engine.engine] = builder_config
+        return engine
 
     def refit_engine(self, *args: Any, **more: Any) -> NoReturn:
         """An Error: engines of irc take weights from the checkpoint."""
@@ -161,7 +163,9 @@ def build(model: Any, build_config: BuildConfig | None = None) -> Engine | None:
         return None
     name = str(getattr(model.config, "architecture", type(model).__name__))
     facts = EngineConfig(model.config, config, RELEASES[release()])
-    return Engine(facts, register(network, config, name))
+    engine = register(network, config, name)
+    current_session().configs[engine.engine] = facts
+    return Engine(facts, engine)
 
 
 # The arguments of `prepare_inputs` by the fields that they come from, where the names differ.

@@ -46,6 +46,7 @@ class Session:
     saved: dict[Path, str] = field(default_factory=dict[Path, str])  # engines by folder
     copies: dict[Any, Path] = field(default_factory=dict[Any, Path])  # of models in memory
     networks: dict[str, dict[int, Network]] = field(default_factory=dict[str, "dict[int, Network]"])
+    configs: dict[str, Any] = field(default_factory=dict[str, Any])  # EngineConfig..., by engine
     mapping: Any = None  # the last Mapping that the script made
     notes: list[str] = field(default_factory=list[str])
     files: dict[str, Path] = field(default_factory=dict[str, Path])  # of weight references, by name

@@ -102,6 +102,16 @@ def write_manifest(
     return cast("Manifest", manifest)
 
 
+def add_facts(folder: Path, facts: Mapping[str, Any]) -> None:
+    """Add entries to config.json that irc itself does not read, such as those of other tools."""
+    manifest = _parsed(folder / MANIFEST)
+    if manifest is None or (taken := facts.keys() & manifest.keys()):
+        raise ValueError(f"{folder} is no artifact, or has {taken if manifest else ''}")
+    manifest = {**json.loads(json.dumps(facts, default=str)), **manifest}
+    manifest[_OWN] = _own_hash(manifest)
+    (folder / MANIFEST).write_text(_json(manifest), encoding="utf-8")
+
+
 def find_manifest(folder: Path) -> Manifest | None:
     """The manifest of an artifact folder, None where it holds none; an Error where it is bad."""
     found = _parsed(folder / MANIFEST)

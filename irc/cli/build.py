@@ -10,9 +10,11 @@ from pathlib import Path
 from typing import Any
 from warnings import catch_warnings, filterwarnings
 
+from ..artifact.manifest import add_facts
 from ..errors import Error, did_you_mean
 from ..frontends.models.config_reader import ConfigReader
 from ..frontends.tensorrt_llm.settings import OFF, BuildConfig, settings
+from ..ir.mesh import Mesh
 from ..json_files import read_object
 from .arguments import Parser, Usage, add_quantization, quantization_options, whole_number, word_of
 from .console import table
@@ -24,6 +26,7 @@ EXAMPLES = """
   irc build --model_config config.json --output_dir build/llama --random-weights 0
 """
 STORED = "build_flags.json"
+RELEASE = "0.16.0"  # of trtllm-build, whose flags these are
 FLAGS = settings("flag")
 # flag -> the dimension whose range it states
 _DIMS = {
@@ -90,6 +93,7 @@ def run(args: Namespace) -> int:
         rows = [dict(zip(keys, row, strict=True)) for row in request.rows()]
         path = Path(forwarded.output) / STORED
         path.write_text(json.dumps(rows, indent=2) + "\n", encoding="utf-8")
+        add_facts(path.parent, request.facts())
     return status
 
 
@@ -178,6 +182,17 @@ class _Request:
         if self.has_engines:
             words += [option for name, option in _OF_ENGINES.items() if given.get(name)]
         return words
+
+    def facts(self) -> dict[str, Any]:
+        """What the scripts that run engines read in config.json, with the names of trtllm-build."""
+        config, names = self.config, self.config.get("architectures") or [""]
+        axes = dict(Mesh.parse(self.mesh).axes)
+        sizes = {axis: axes.get(axis, 1) for axis in ("tp", "pp")}
+        mapping = {f"{axis}_size": size for axis, size in sizes.items()}
+        model = {"architecture": names[0], "dtype": config.get("torch_dtype", ""), **config}
+        model["mapping"] = {"world_size": sizes["tp"] * sizes["pp"], **mapping}
+        limits = {name: self.given[name] for name in _DIMS if name in self.given}
+        return {"version": RELEASE, "pretrained_config": model, "build_config": limits}
 
     def rows(self) -> list[tuple[str, str, str]]:
         """(flag, requested, effective) of every flag that was given, and of the mesh."""

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..analysis.units import amount
+from ..artifact.manifest import add_facts
 from ..errors import Error
 from ..ir.core import Module
 from .arguments import (
@@ -131,6 +132,8 @@ def _build(args: Namespace, script: Run, output: str | None) -> int:
             continue
         place = f"{output}/{name}" if len(script.engines) > 1 else output
         found.append(_compile(args, module, output and place))
+        if place and name in script.session.configs:  # for the scripts that run engines
+            add_facts(Path(place), script.session.configs[name].to_dict())
     notes = script.session.notes
     if args.json:
         print_json({"engines": found, "notes": notes})
