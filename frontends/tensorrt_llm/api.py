@@ -462,9 +462,11 @@ class Call:
 
     def _takes(self, name: str, value: Any, argument: Argument | None) -> bool:
         """Whether the implementation gets an argument; an Error where it is refused or unknown."""
-        if name in self.taken or (self.row.takes_any and self.takes_fields):
+        if name in self.taken:
             return True
         if name not in self.row.names:
+            if self.row.takes_any and self.takes_fields:
+                return True
             near = did_you_mean(name, sorted(self.row.names | set(self.parameters)))
             raise Error(f"{self.title} has no argument {name!r}{near}", loc=here())
         found = argument_status(self.row.path, name, self.taken)
@@ -519,10 +521,13 @@ def names_of(module: str) -> Iterator[str]:
             yield path.rpartition(".")[2]
 
 
-def fields(path: str) -> dict[str, Any]:
-    """The arguments of a row in the session's release, with their literal defaults, else None."""
+def fields(path: str, every: bool = False) -> dict[str, Any]:
+    """The arguments of a row in the session's, or in every, release.
+
+    With their literal defaults, else None.
+    """
     by_position, by_keyword = rows()[path].of(release())
-    arguments = (*by_position, *by_keyword)
+    arguments = rows()[path].arguments if every else (*by_position, *by_keyword)
     return {each.name: None if each.value is _EMPTY else each.value for each in arguments}
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from ...errors import Error, did_you_mean
 from ...source import here
+from .api import api
 from .logger import logger
 
 _UNITS = {"GiB": 1 << 30, "MiB": 1 << 20, "KiB": 1 << 10}
@@ -27,11 +28,13 @@ def _tables() -> tuple[_Seconds, _Seconds]:
     return tables
 
 
+@api("profiler.start")
 def start(tag: str) -> None:
     """Begin an interval."""
     _tables()[0][tag] = time.perf_counter()
 
 
+@api("profiler.stop")
 def stop(tag: str) -> float:
     """End an interval; returns its seconds."""
     begun, elapsed = _tables()
@@ -43,22 +46,26 @@ def stop(tag: str) -> float:
     return seconds
 
 
+@api("profiler.elapsed_time_in_sec")
 def elapsed_time_in_sec(tag: str) -> float | None:
     """The seconds of all ended intervals with a tag; None where there is none."""
     return _tables()[1].get(tag)
 
 
+@api("profiler.reset")
 def reset() -> None:
     """Forget all intervals."""
     _times.set(None)
 
 
+@api("profiler.summary")
 def summary() -> None:
     """Log the seconds of every tag."""
     for tag, seconds in _tables()[1].items():
         logger.info(f"{tag}: {seconds:.6f} s")
 
 
+@api("profiler.host_memory_info")
 def host_memory_info(pid: int | None = None) -> tuple[int, int, int]:
     """The bytes that the process uses, that are free, and that there are; zeros where unknown."""
     try:
@@ -69,22 +76,20 @@ def host_memory_info(pid: int | None = None) -> tuple[int, int, int]:
         return 0, 0, 0
 
 
+@api("profiler.device_memory_info")
 def device_memory_info(device: Any = None) -> tuple[int, int, int]:
     """Zeros: scripts run on the host."""
     return 0, 0, 0
 
 
+@api("profiler.bytes_to_target_unit")
 def bytes_to_target_unit(mem_bytes: int, unit: str) -> float:
     """Bytes in GiB, MiB or KiB."""
     return mem_bytes / _UNITS[unit]
 
 
+@api("profiler.print_memory_usage")
 def print_memory_usage(tag: str | None = None, unit: str = "GiB", device: Any = None) -> None:
     """Log the memory of the process."""
     used = bytes_to_target_unit(host_memory_info()[0], unit)
     logger.info(f"{f'{tag}: ' if tag else ''}{used:.4f} {unit} of host memory")
-
-
-def check_gpt_mem_usage(*sizes: Any, **more: Any) -> int:
-    """0: irc forecast tells the memory of a model before it is built."""
-    return 0

@@ -10,6 +10,7 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from .api import api, release
@@ -114,3 +115,15 @@ def check_max_num_tokens(
     """(most, typical) numbers of tokens in a call, those of 0.8 the most alone."""
     most = max_num_tokens or max_batch_size * max_input_len
     return most if release() < 9 else (most, opt_num_tokens or max_batch_size * max_beam_width)
+
+
+@api("bindings.GptJsonConfig")
+class GptJsonConfig:
+    """What scripts of 0.11 and 0.12 ask a config.json: see `supports_inflight_batching`."""
+
+    model_config = SimpleNamespace(supports_inflight_batching=False)
+
+    @classmethod
+    def parse_file(cls, path: str | Path) -> GptJsonConfig:
+        """The config of a file."""
+        return cls()

@@ -95,6 +95,19 @@ class Decoding:
         """The continuations of each prompt so far, best first."""
         return [search.results for search in self.searches]
 
+    def padded(
+        self, values: Callable[[Hypothesis], Sequence[Any]], width: int, fill: Any, dtype: Any
+    ) -> Array:
+        """[prompts, beams, width or more]: values of each continuation, with `fill` behind."""
+        rows = [values(each) for results in self.results for each in results]
+        return filled(rows, width, fill, dtype).reshape(len(self.searches), self.width, -1)
+
     def sequences(self) -> Tokens:
         """The tokens of every row so far."""
         return [tokens for search in self.searches for tokens in search.sequences]
+
+
+def filled(rows: Sequence[Sequence[Any]], width: int, fill: Any, dtype: Any) -> Array:
+    """[rows, width or more] of lists of any lengths, with `fill` behind."""
+    longest = max([width, *map(len, rows)])
+    return np.array([[*row, *[fill] * (longest - len(row))] for row in rows], dtype)

@@ -14,12 +14,13 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from irc.errors import Error, did_you_mean
-from irc.generation.decoding import Decoding
+from irc.generation.decoding import Decoding, filled
 from irc.generation.inputs import vocabulary
 from irc.generation.rows import check_language_model
-from irc.generation.search import Beams, DecodingRules, Sampled
+from irc.generation.search import Beams, DecodingRules, Hypothesis, Sampled
 from irc.source import here
 
+from ..api import api, fields, release
 from ..dtypes import as_array, torch_of
 from .configs import ModelConfig, SamplingConfig, Words, words_of
 from .session import Session, like, open_engine
@@ -38,13 +39,22 @@ _RENAMED = {
 }
 
 
-class LogitsProcessor:
-    """Changes logits [rows, V] before tokens are chosen, by (step, input_ids, scores)."""
-
+class _Hook:
     def __call__(self, step: int, input_ids: Any, scores: Any) -> Any:
         raise NotImplementedError(f"{type(self).__name__} has no __call__(step, input_ids, scores)")
 
 
+@api("runtime.generation.LogitsProcessor")
+class LogitsProcessor(_Hook):
+    """Changes logits [rows, V] before tokens are chosen, by (step, input_ids, scores)."""
+
+
+@api("runtime.generation.StoppingCriteria")
+class StoppingCriteria(_Hook):
+    """Whether decoding ends, by (step, input_ids, scores)."""
+
+
+@api("runtime.generation.LogitsProcessorList")
 class LogitsProcessorList(list[Hook], LogitsProcessor):
     """Several processors, each of which gets the logits of the one before."""
 
@@ -54,13 +64,7 @@ class LogitsProcessorList(list[Hook], LogitsProcessor):
         return scores
 
 
-class StoppingCriteria:
-    """Whether decoding ends, by (step, input_ids, scores)."""
-
-    def __call__(self, step: int, input_ids: Any, scores: Any) -> Any:
-        raise NotImplementedError(f"{type(self).__name__} has no __call__(step, input_ids, scores)")
-
-
+@api("runtime.generation.StoppingCriteriaList")
 class StoppingCriteriaList(list[Hook], StoppingCriteria):
     """Decoding ends where one of these says so."""
 
@@ -68,6 +72,7 @@ class StoppingCriteriaList(list[Hook], StoppingCriteria):
         return any(criteria(step, input_ids, scores) for criteria in self)
 
 
+@api("runtime.generation.GenerationSession")
 class GenerationSession:
     """An engine that continues prompts, with the fields of its ModelConfig as attributes.
 
@@ -77,61 +82,55 @@ class GenerationSession:
     first_layer = 0
 
     def __init__(
-        self,
-        model_config: ModelConfig | None,
-        engine_buffer: Any,
-        mapping: Any = None,
-        debug_mode: bool = False,
-        debug_tensors_to_save: Sequence[str] | None = None,
+        self, model_config: ModelConfig | None, engine_buffer: Any, mapping: Any = None
     ) -> None:
-        if debug_mode or debug_tensors_to_save:
-            raise Error(
-                "debug_mode is not supported; irc run --backend reference and "
-                "runtime.Session return the outputs that a network registers"
-            )
         self.artifact, self.mapping = open_engine(engine_buffer), mapping
-        self._model_config = model_config or ModelConfig()
-        self._ports = self.artifact.program.ports
-        check_language_model(self._ports, caches=False)
-        self._known = [port.name for port in self._ports.inputs]
+        self.config = model_config or ModelConfig.from_folder(self.artifact.folder)
+        self.ports = self.artifact.program.ports
+        check_language_model(self.ports, caches=False)
         self.max_new_tokens, self.beam_width, self.max_context_length = 0, 1, 0
         self._limits: dict[str, Array] = {}
 
     def __getattr__(self, name: str) -> Any:
-        config: Any = vars(self).get("_model_config")
-        fields = {*vars(config), *_RENAMED} if config else {}
-        if name not in fields:
-            near = did_you_mean(name, fields)
-            raise AttributeError(f"GenerationSession has no attribute {name!r}{near}")
+        config = vars(self).get("config")
+        known = {*fields(ModelConfig.path, every=True), *_RENAMED}
+        if config is None or name not in known:
+            near = did_you_mean(name, known)
+            raise AttributeError(f"{type(self).__name__} has no attribute {name!r}{near}")
         return getattr(config, _RENAMED.get(name, name))
+
+    @property
+    def vocab_size(self) -> int | None:
+        """The number of tokens."""
+        return self.config.vocab_size or self.vocab_size_padded
 
     @property
     def vocab_size_padded(self) -> int | None:
         """The number of logits."""
-        return vocabulary(self._ports)
+        return vocabulary(self.ports)
 
     @property
     def dtype(self) -> Any:
         """The dtype of PyTorch of the activations."""
-        return torch_of(self._model_config.dtype or self.artifact.manifest["dtype"])
+        return torch_of(self.config.dtype or self.artifact.manifest["dtype"])
 
     @property
     def use_kv_cache(self) -> bool:
         """Whether the engine has KV caches."""
-        return bool(self._ports.states) or any(n.startswith("past_key") for n in self._known)
+        names = [port.name for port in self.ports.inputs]
+        return bool(self.ports.states) or any(name.startswith("past_key") for name in names)
 
     @property
     def gather_context_logits(self) -> bool:
         """Whether the engine returns the logits of all tokens of a prompt."""
-        shapes = {port.name: port.shape for port in (*self._ports.inputs, *self._ports.outputs)}
+        shapes = {port.name: port.shape for port in (*self.ports.inputs, *self.ports.outputs)}
         ids, logits = shapes["input_ids"], shapes.get("logits", ())
         return len(logits) > len(ids) and logits[-2] == ids[-1]
 
     @property
     def gather_generation_logits(self) -> bool:
         """Whether results have the logits of all new tokens."""
-        config = self._model_config
-        return bool(config.gather_generation_logits or config.gather_all_token_logits)
+        return bool(self.config.gather_generation_logits or self.config.gather_all_token_logits)
 
     def setup(
         self,
@@ -144,33 +143,30 @@ class GenerationSession:
     ) -> None:
         """Lengths of the following calls of decode. Buffers are allocated by irc itself.
 
-        A window smaller than they are needs an engine with an input for it.
+        A window smaller than they are, and sink tokens, need an engine with an input for them.
         """
-        for name, value, least in (
-            ("max_context_length", max_context_length, 1),
-            ("max_new_tokens", max_new_tokens, 0),
-            ("beam_width", beam_width, 1),
-        ):
+        lengths = {"max_context_length": (max_context_length, 1), "beam_width": (beam_width, 1)}
+        for name, (value, least) in {**lengths, "max_new_tokens": (max_new_tokens, 0)}.items():
             if int(value) < least:
                 raise Error(f"{name} is {value}; expected {least} or more", loc=here())
         self.max_new_tokens, self.beam_width = int(max_new_tokens), int(beam_width)
         self.max_context_length, self._limits = int(max_context_length), {}
-        longest = self.max_context_length + self.max_new_tokens
-        for begin, given, off in (
-            (_WINDOW, max_attention_window_size, longest),
-            (_SINK, sink_token_length, 0),
-        ):
-            values = as_array(off if given is None else given).reshape(-1)
-            ports = [port for port in self._ports.inputs if port.name.startswith(begin)]
-            for at, port in enumerate(ports):
-                size = int(np.prod([int(str(dim)) for dim in port.shape]))
-                self._limits[port.name] = np.resize(values[at % len(values) :], size)
-            if not ports and (values < longest if begin == _WINDOW else values != 0).any():
-                raise Error(
-                    f"this engine has no input {begin}, so that it attends to all tokens; build "
-                    f"it with that input, or leave out the argument, which is {given}",
-                    loc=here(),
-                )
+        self._limit(_WINDOW, max_attention_window_size, max_context_length + max_new_tokens)
+        self._limit(_SINK, sink_token_length, 0)
+
+    def _limit(self, begin: str, given: Any, off: int) -> None:
+        """Feed the inputs whose names begin so; without any, `given` must have no effect."""
+        values = as_array(off if given is None else given).reshape(-1)
+        ports = [port for port in self.ports.inputs if port.name.startswith(begin)]
+        for at, port in enumerate(ports):
+            size = int(np.prod([int(str(dim)) for dim in port.shape]))
+            self._limits[port.name] = np.resize(values[at % len(values) :], size)
+        if not ports and (values < off if off else values != 0).any():
+            raise Error(
+                f"this engine has no input {begin}, so that it attends to all tokens; build it "
+                f"with that input, or leave out the argument, which is {given}",
+                loc=here(),
+            )
 
     def decode(
         self,
@@ -217,35 +213,80 @@ class GenerationSession:
             **(inputs or {}),
         }
         arrays = {name: as_array(value) for name, value in given.items() if value is not None}
-        if unknown := arrays.keys() - {*self._known, *_MAY_BE_UNUSED}:
+        if unknown := arrays.keys() - {*_MAY_BE_UNUSED, *(port.name for port in self.ports.inputs)}:
             raise Error(
                 f"the engine has no input called {', '.join(sorted(unknown))}; leave it out, or "
                 "build the engine with it",
                 loc=here(),
             )
         prompts = prompts_of(as_array(input_ids), as_array(context_lengths).reshape(-1).tolist())
-        lists = (stop_words_list, config.stop_words_list), (bad_words_list, config.bad_words_list)
-        words = [
-            words_of(own if own is not None else default, len(prompts)) for own, default in lists
+        stop = config.stop_words_list if stop_words_list is None else stop_words_list
+        bad = config.bad_words_list if bad_words_list is None else bad_words_list
+        words = zip(words_of(stop, len(prompts)), words_of(bad, len(prompts)), strict=True)
+        searches = [
+            self._search(config, row, prompt, *each)
+            for row, (prompt, each) in enumerate(zip(prompts, words, strict=True))
         ]
-        searches = [self._search(config, row, each, words) for row, each in enumerate(prompts)]
-        answer = _Answer(self, config, lambda array: like(array, input_ids))
-        answer.as_dict = return_dict or config.return_dict
-        answer.with_lengths = output_sequence_lengths or config.output_sequence_lengths
-        answer.decoding = Decoding(
+        fill = next(iter([*config.ends(), config.pad_id or 0]))
+        longest = self.max_context_length + self.max_new_tokens
+
+        def wrapped(array: Array) -> Any:
+            return like(array, input_ids)
+
+        def hooked(hook: Hook | None, convert: Callable[[Any], Any]) -> Hook | None:
+            """A hook of Decoding that calls one of the script with its arrays."""
+            return hook and (
+                lambda step, rows, logits: convert(
+                    hook(step, wrapped(filled(rows, longest, fill, np.int32)), wrapped(logits))
+                )
+            )
+
+        decoding = Decoding(
             self.artifact.program,
             self.artifact.manifest["dims"],
             searches,
             {**self._limits, **arrays},
-            self._model_config.vocab_size,
-            answer.hooked(logits_processor, as_array),
-            answer.hooked(stopping_criteria, bool),
+            self.vocab_size,
+            hooked(logits_processor, as_array),
+            hooked(stopping_criteria, bool),
         )
+        logits: list[Any] = []
+
+        def result() -> Any:
+            """The tokens so far, in the form that was asked for."""
+            ids = wrapped(decoding.padded(lambda each: each.tokens, longest, fill, np.int32))
+            if not (return_dict or config.return_dict):
+                return ids
+            results: dict[str, Any] = {"output_ids": ids}
+            floats = (config.output_cum_log_probs, config.output_log_probs)
+            for name, asked, value, width in (
+                ("cum_log_probs", floats[0], lambda each: [sum(each.log_probs)], 1),
+                ("log_probs", floats[1], lambda each: each.log_probs, self.max_new_tokens),
+            ):
+                if asked:
+                    array = decoding.padded(value, width, 0, np.float32)
+                    results[name] = wrapped(array[..., 0] if name[0] == "c" else array)
+            if output_sequence_lengths or config.output_sequence_lengths:
+                lengths = decoding.padded(lambda each: [len(each.tokens)], 1, 0, np.int32)
+                results["sequence_lengths"] = wrapped(lengths[..., 0])
+            if self.gather_context_logits and decoding.prompt_logits is not None:
+                results["context_logits"] = [wrapped(each) for each in decoding.prompt_logits]
+            if self.gather_generation_logits:
+                results["generation_logits"] = logits
+            return results
+
+        def steps() -> Iterator[int]:
+            """Decode, and keep the logits that were asked for; up to 0.7 not the first."""
+            for step in decoding.steps():
+                if self.gather_generation_logits and (step or release() > 7):
+                    logits.append(wrapped(decoding.logits))
+                yield step
+
         if streaming:
-            return answer.after_each_step()
-        for _ in answer.steps():
+            return (result() for _ in steps())
+        for _ in steps():
             pass
-        return answer.result()
+        return result()
 
     def decode_batch(
         self,
@@ -256,21 +297,20 @@ class GenerationSession:
     ) -> Any:
         """`decode` of a list of prompts of any lengths."""
         arrays = [as_array(each).reshape(-1) for each in input_ids]
-        lengths = [len(each) for each in arrays]
         joined = like(np.concatenate(arrays), input_ids[0])
+        lengths = [len(each) for each in arrays]
         return self.decode(joined, lengths, sampling_config, streaming=streaming, **more)
 
     def _search(
-        self, config: SamplingConfig, row: int, prompt: list[int], words: list[list[Words]]
+        self, config: SamplingConfig, row: int, prompt: list[int], stop: Words, bad: Words
     ) -> Sampled | Beams:
-        width, (stop, bad) = int(config.num_beams), words
+        width = int(config.num_beams)
         if width != self.beam_width:
             raise Error(
                 f"num_beams is {width}, but setup was called with beam_width={self.beam_width}; "
                 "give one number to both"
             )
-        sampling = config.of_row(row)
-        rules = DecodingRules(sampling, self.max_new_tokens, config.ends(), stop[row], bad[row])
+        rules = DecodingRules(config.of_row(row), self.max_new_tokens, config.ends(), stop, bad)
         if width == 1:
             return Sampled(prompt, rules, config.random(row))
         penalty, early = (
@@ -279,91 +319,20 @@ class GenerationSession:
         return Beams(prompt, rules, width, float(penalty), bool(early))
 
 
-class _Answer:
-    """One call of decode, and its results in the form that was asked for."""
-
-    decoding: Decoding
-    as_dict: bool
-    with_lengths: bool
-
-    def __init__(
-        self, session: GenerationSession, config: SamplingConfig, wrap: Callable[[Array], Any]
-    ) -> None:
-        self.session, self.config, self.wrap = session, config, wrap
-        self.longest = session.max_context_length + session.max_new_tokens
-        self.fill = next(iter([*config.ends(), config.pad_id or 0]))
-        self.logits: list[Any] = []
-
-    def hooked(self, hook: Hook | None, convert: Callable[[Any], Any]) -> Hook | None:
-        """A hook of Decoding that calls one of the script, with arrays as the script has them."""
-        if hook is None:
-            return None
-
-        def call(step: int, tokens: list[list[int]], logits: Array) -> Any:
-            ids = self.wrap(filled(tokens, self.longest, self.fill, np.int32))
-            return convert(hook(step, ids, self.wrap(logits)))
-
-        return call
-
-    def steps(self) -> Iterator[int]:
-        """Decode, and keep the logits that were asked for."""
-        for step in self.decoding.steps():
-            if self.session.gather_generation_logits:
-                self.logits.append(self.wrap(self.decoding.logits))
-            yield step
-
-    def after_each_step(self) -> Iterator[Any]:
-        """The result after each step."""
-        return (self.result() for _ in self.steps())
-
-    def result(self) -> Any:
-        """The tokens so far, in the form that was asked for."""
-        every, config = self.decoding.results, self.config
-
-        def wrapped(value: Callable[[Any], Any], width: int, fill: Any, dtype: Any) -> Any:
-            rows = filled([value(x) for beams in every for x in beams], width, fill, dtype)
-            return self.wrap(rows.reshape(len(every), self.decoding.width, -1))
-
-        ids = wrapped(lambda x: x.tokens, self.longest, self.fill, np.int32)
-        if not self.as_dict:
-            return ids
-        results: dict[str, Any] = {"output_ids": ids}
-        if self.with_lengths:
-            results["sequence_lengths"] = wrapped(lambda x: [len(x.tokens)], 1, 0, np.int32)[..., 0]
-        if config.output_cum_log_probs:
-            sums = wrapped(lambda x: [sum(x.log_probs)], 1, 0, np.float32)
-            results["cum_log_probs"] = sums[..., 0]
-        if config.output_log_probs:
-            width = self.session.max_new_tokens
-            results["log_probs"] = wrapped(lambda x: x.log_probs, width, 0, np.float32)
-        if self.session.gather_context_logits and self.decoding.prompt_logits is not None:
-            results["context_logits"] = [self.wrap(each) for each in self.decoding.prompt_logits]
-        if self.session.gather_generation_logits:
-            results["generation_logits"] = self.logits
-        return results
-
-
-def filled(rows: Sequence[Sequence[Any]], width: int, fill: Any, dtype: Any) -> Array:
-    """[rows, width or more] of lists of any lengths, with `fill` behind."""
-    longest = max([width, *map(len, rows)])
-    return np.array([[*row, *[fill] * (longest - len(row))] for row in rows], dtype)
-
-
 def prompts_of(ids: Array, lengths: Sequence[int]) -> list[list[int]]:
     """The tokens of each prompt, of padded rows [B, S] or of all rows joined, [T] or [1, T]."""
     known = min(lengths, default=0) > 0
     if known and ids.ndim == 2 and len(ids) == len(lengths) and max(lengths) <= ids.shape[1]:
         return [row[:length].tolist() for row, length in zip(ids, lengths, strict=True)]
-    flat = ids.reshape(-1).tolist()
-    if not known or sum(lengths) != len(flat):
+    if not known or sum(lengths) != ids.size:
         raise Error(
             f"input_ids has the shape {list(ids.shape)} and context_lengths is {list(lengths)}; "
             "expected rows [B, S] with B lengths of 1 to S, or the prompts of these lengths joined"
         )
-    ends = np.cumsum(lengths).tolist()
-    return [flat[end - length : end] for end, length in zip(ends, lengths, strict=True)]
+    return [each.tolist() for each in np.split(ids.reshape(-1), np.cumsum(lengths)[:-1])]
 
 
+@api("runtime.generation._prepare_attention_mask")
 def _prepare_attention_mask(input_ids: Any, pad_id: int | None = None) -> Any:
     """i32 [B, S]: 1 for a token, 0 for padding; the first of a row is always a token."""
     ids = as_array(input_ids)
@@ -372,11 +341,12 @@ def _prepare_attention_mask(input_ids: Any, pad_id: int | None = None) -> Any:
     return like(mask, input_ids)
 
 
+@api("runtime.generation._Runtime")
 class _Runtime:
     """An engine as TensorRT-LLM's tests of models call it: contexts that keep buffers by name."""
 
     def __init__(self, engine_buffer: Any, mapping: Any) -> None:
-        self.session, self.mapping = Session(engine_buffer), mapping
+        self.session = Session(engine_buffer)
         self.engine = self.session.engine
         self.context_0, self.context_1 = SimpleNamespace(buffers={}), SimpleNamespace(buffers={})
         self.ctx_context = self.context_1
@@ -391,8 +361,7 @@ class _Runtime:
 
     def _run(self, context: Any, stream: Any = None) -> bool:
         """Run once; outputs without a buffer are added to those of the context."""
-        results = self.session._debug_run(context.buffers)
-        for name, result in results.items():
+        for name, result in self.session.run(context.buffers).items():
             if name in context.buffers:
                 context.buffers[name][...] = result
             else:

@@ -9,44 +9,33 @@ from typing import Any
 
 import numpy as np
 
-from irc.errors import Error, did_you_mean
-from irc.source import here
+from irc.errors import Error
 
+from ..api import api, register
 from ..dtypes import as_array
 from .configs import ModelConfig, SamplingConfig
 from .generation import GenerationSession
 
 
+@api("runtime.model_runner.ModelRunner")
 class ModelRunner:
     """Continues batches of prompts with the language model in an artifact folder.
 
-    The attributes of its session, such as `vocab_size`, are its own.
+    It has the attributes of its session too, such as `vocab_size`.
     """
 
     def __init__(self, session: GenerationSession) -> None:
         self.session = session
 
     @classmethod
-    def from_dir(
-        cls,
-        engine_dir: str | PathLike[str],
-        lora_dir: Any = None,
-        rank: int = 0,
-        debug_mode: bool = False,
-        **without_effect: Any,
-    ) -> ModelRunner:
+    def from_dir(cls, engine_dir: str | PathLike[str]) -> ModelRunner:
         """The runner of the engine, or artifact, in a folder. All ranks run in this process."""
-        if lora_dir is not None:
-            raise Error(
-                "lora_dir is not supported; merge the adapters into the checkpoint", loc=here()
-            )
-        config = ModelConfig.from_folder(Path(engine_dir))
-        return cls(GenerationSession(config, engine_dir, debug_mode=debug_mode))
+        return cls(GenerationSession(ModelConfig.from_folder(Path(engine_dir)), engine_dir))
 
     @classmethod
-    def from_engine(cls, engine: Any, debug_mode: bool = False) -> ModelRunner:
+    def from_engine(cls, engine: Any) -> ModelRunner:
         """The runner of an Engine."""
-        return cls(GenerationSession(None, engine, debug_mode=debug_mode))
+        return cls(GenerationSession(None, engine))
 
     def __getattr__(self, name: str) -> Any:
         if "session" not in vars(self):
@@ -54,14 +43,9 @@ class ModelRunner:
         return getattr(self.session, name)
 
     @property
-    def vocab_size(self) -> int | None:
-        """The number of tokens."""
-        return self.session._model_config.vocab_size or self.session.vocab_size_padded
-
-    @property
     def max_sequence_length(self) -> int | None:
         """The most tokens of a sequence."""
-        config = self.session._model_config
+        config = self.session.config
         return config.max_seq_len or (config.max_input_len or 0) + (config.max_output_len or 0)
 
     def generate(
@@ -73,7 +57,6 @@ class ModelRunner:
         streaming: bool = False,
         stopping_criteria: Any = None,
         logits_processor: Any = None,
-        lora_uids: Any = None,
         prompt_table_path: Any = None,
         **fields: Any,
     ) -> Any:
@@ -82,26 +65,18 @@ class ModelRunner:
         `prompt_table` is an array [tasks, tokens, hidden], or the .npy file of one. `fields` are
         those of SamplingConfig, which override `sampling_config`, such as `max_new_tokens`.
         """
-        if lora_uids is not None:
-            raise Error("lora_uids is not supported; merge the adapters into the checkpoint")
         lengths = [as_array(each).size for each in batch_input_ids]
         if not lengths or 0 in lengths:
             raise Error("generate got an empty prompt; expected a list of prompts with tokens")
-        config = SamplingConfig(None)
-        config.update(**{**vars(sampling_config), **fields} if sampling_config else fields)
-        unknown = [name for name in fields if name not in vars(config)]
-        if unknown:
-            raise Error(
-                f"generate has no argument {unknown[0]!r}{did_you_mean(unknown[0], vars(config))}",
-                loc=here(),
-            )
+        given = vars(sampling_config) if sampling_config else {"end_id": None, "pad_id": None}
+        config = SamplingConfig(**{**given, **fields})
         self.session.setup(
             len(lengths),
             max(lengths),
             int(config.max_new_tokens),
             int(config.num_beams),
-            config.max_attention_window_size,
-            config.sink_token_length,
+            max_attention_window_size=config.max_attention_window_size,
+            sink_token_length=config.sink_token_length,
         )
         table = prompt_table if prompt_table_path is None else prompt_table_path
         inputs: dict[str, Any] = {} if table is None else _prompt_table(table)
@@ -126,4 +101,4 @@ def _prompt_table(given: Any) -> dict[str, Any]:
     return {"prompt_embedding_table": flat, "prompt_vocab_size": np.array([table.shape[1]])}
 
 
-ModelRunnerCpp = ModelRunner
+ModelRunnerCpp = register("runtime.model_runner_cpp.ModelRunnerCpp", ModelRunner)

@@ -19,10 +19,12 @@ from irc.ir.dims import Dim, bind
 from irc.ir.dtypes import numpy_dtype
 from irc.ir.types import TensorType
 
+from ..api import api
 from ..dtypes import as_array, data_type, numpy_to_torch
 from ..engines import find_artifact
 
 
+@api("runtime.session.TensorInfo")
 @dataclass(frozen=True)
 class TensorInfo:
     """Name, dtype and shape of an input or output."""
@@ -74,6 +76,7 @@ class EngineTensors:
         return (self.inputs | self.outputs)[name]
 
 
+@api("runtime.session.Session")
 class Session:
     """The program of an artifact: `run` takes all inputs, and returns or fills the outputs."""
 

@@ -12,7 +12,7 @@ import pytest
 import irc
 from irc.cli.main import main
 from irc.errors import Error
-from irc.frontends.tensorrt_llm.context import Dialect, new_session
+from irc.frontends.tensorrt_llm.context import new_session
 from irc.frontends.tensorrt_llm.runtime import (
     GenerationSession,
     ModelConfig,
@@ -92,7 +92,7 @@ def test_irc_generate(
 
 def test_onnx_and_padded_rows(tmp_path: Path, oracle: Oracle, batch: list[list[int]]) -> None:
     session = GenerationSession(
-        ModelConfig(vocab_size=VOCAB), artifact("fixed", SEED, tmp_path / "engine", "onnx")
+        None, artifact("fixed", SEED, tmp_path / "engine", "onnx")
     )
     lengths = [len(prompt) for prompt in batch]
     padded = np.zeros((len(batch), max(lengths)), np.int32)
@@ -163,34 +163,37 @@ def test_beams_of_a_batch_are_those_of_each_prompt(
 
 
 @pytest.mark.parametrize(
-    ("dialect", "sampling", "model"),
-    [("A", (3, 0, 4, 0.5), (90,)), ("B", (3, 0, 20, 4), (8, 4, 90))],
+    ("version", "sampling", "model"),
+    [
+        ("0.5", (3, 0, 4, 0.5), (90, 2, 3, 3, 12, False)),
+        ("0.9", (3, 0, 20, 4), (8, 4, 90, 2, 3, 3, 12, False)),
+    ],
 )
-def test_settings_by_position(dialect: Dialect, sampling: Any, model: Any) -> None:
-    with new_session(dialect):
+def test_settings_by_position(version: str, sampling: Any, model: Any) -> None:
+    with new_session(version):
         config, sizes = SamplingConfig(*sampling), ModelConfig(*model, dtype="float16")
-    assert (config.ends(), config.num_beams, sizes.vocab_size) == ((3,), 4, 90)
-    assert config.temperature == (0.5 if dialect == "A" else 1.0)
-    assert sizes.dtype == "float16"
-    assert config.update(top_k=5, gather=1) == {"gather": 1}
-    assert config.of_row(0).top_k == 5
+        assert (config.ends(), config.num_beams, sizes.vocab_size) == ((3,), 4, 90)
+        assert config.temperature == (0.5 if version == "0.5" else 1.0)
+        assert (sizes.dtype, sizes.tokens_per_block, int(sizes.quant_mode)) == ("float16", 64, 0)
+        assert config.update(top_k=5, gather=1) == {"gather": 1}
+        assert config.of_row(0).top_k == 5
 
 
 def test_settings_per_row() -> None:
-    config = SamplingConfig(-1, temperature=np.array([0.5, 2.0]), random_seed=[1, 2])
+    config = SamplingConfig(-1, 0, temperature=np.array([0.5, 2.0]), random_seed=[1, 2])
     assert [config.of_row(row).temperature for row in range(2)] == [0.5, 2.0]
     assert config.ends() == () and not hasattr(config, "top_q")
-    assert copy.deepcopy(config).num_return_sequences == 1
-    same = SamplingConfig(-1, random_seed=2)
+    assert copy.deepcopy(config).num_return_sequences is None
+    same = SamplingConfig(-1, 0, random_seed=2)
     assert config.random(1).random() == same.random(1).random() != config.random(0).random()
 
 
 def test_a_sampled_token_is_as_likely_as_the_model_says(
     runner: ModelRunner, oracle: Oracle, prompt: list[int]
 ) -> None:
-    config = SamplingConfig(-1, top_k=4, top_p=0.9, temperature=1.5, random_seed=SEED)
-    draws = runner.generate([prompt] * 16, config, max_new_tokens=1)[:, 0, len(prompt)]
-    assert runner.generate([prompt] * 16, config, max_new_tokens=1)[:, 0, len(prompt)].tolist() == (
+    config = SamplingConfig(-1, 0, top_k=4, top_p=0.9, temperature=1.5, random_seed=SEED)
+    draws = runner.generate([prompt] * 16, sampling_config=config, max_new_tokens=1)[:, 0, len(prompt)]
+    assert runner.generate([prompt] * 16, sampling_config=config, max_new_tokens=1)[:, 0, len(prompt)].tolist() == (
         draws.tolist()
     )
     logits = oracle.logits(prompt) / 1.5
@@ -245,7 +248,7 @@ def test_streaming_gives_one_result_per_token(
 def test_an_argument_of_decode_holds_for_one_call(
     runner: ModelRunner, oracle: Oracle, prompt: list[int]
 ) -> None:
-    config, session = SamplingConfig(-1), runner.session
+    config, session = SamplingConfig(-1, 0), runner.session
     session.setup(1, len(prompt), 5)
     once = session.decode([prompt], [len(prompt)], config, no_repeat_ngram_size=1)
     tokens = once[0, 0].tolist()
@@ -307,7 +310,7 @@ def test_inputs_that_the_caller_gives(beams: int, tmp_path: Path, batch: list[li
     bias[np.arange(3), (wanted := [4, 9, 2])] = 1e4  # which is the likeliest token of every beam
     session = GenerationSession(None, artifact("fixed", SEED, tmp_path / "e", biased=True))
     session.setup(3, 6, 2, beams)
-    config = SamplingConfig(-1, num_beams=beams)
+    config = SamplingConfig(-1, 0, num_beams=beams)
     ids = session.decode_batch(list(map(np.array, batch)), config, inputs={"bias": bias})
     assert [new(row, prompt)[:2] for row, prompt in zip(ids[:, 0], batch, strict=True)] == [
         [token, token] for token in wanted
@@ -344,24 +347,24 @@ def test_prompts_of_one_length_without_a_mask(tmp_path: Path, oracle: Oracle) ->
 @pytest.mark.parametrize(
     ("use", "message"),
     [
-        (lambda r: SamplingConfig(1, top_q=3), "no field 'top_q'; did you mean 'top_p'"),
-        (lambda r: SamplingConfig(1, temperature=[1, 2]).of_row(2), "temperature has 2 values"),
+        (lambda r: SamplingConfig(1, 0, top_q=3), "no field 'top_q'; did you mean 'top_p'"),
+        (lambda r: SamplingConfig(1, 0, temperature=[1, 2]).of_row(2), "temperature has 2 values"),
         (lambda r: r.generate([[1]], end_id=1, num_beams=0), "beam_width is 0; expected 1 or"),
         (lambda r: r.generate([[1]], end_id=1, max_new_tokens=-1), "max_new_tokens is -1"),
         (
             lambda r: r.generate([[1]], end_id=1, prompt_table=np.zeros((1, 2, 4))),
             "no input called prompt_embedding_table",
         ),
-        (lambda r: r.session.decode([[1, 2]], [0], SamplingConfig(1)), "lengths of 1 to S"),
-        (lambda r: SamplingConfig(1, beam_search_diversity_rate=0.5), "ranked by probability"),
+        (lambda r: r.session.decode([[1, 2]], [0], SamplingConfig(1, 0)), "lengths of 1 to S"),
+        (lambda r: SamplingConfig(1, 0, beam_search_diversity_rate=0.5), "ranked by probability"),
         (lambda r: r.generate([[]], end_id=1), "an empty prompt"),
         (lambda r: r.generate([[1]], end_id=1, max_tokens=3), "no argument 'max_tokens'"),
         (lambda r: r.generate([[1]], end_id=1, temperature=-1.0), "temperature is -1.0; expected"),
         (lambda r: r.generate([[1]], end_id=1, lora_uids=["0"]), "merge the adapters"),
         (lambda r: r.generate([[1] * 30], end_id=1, max_new_tokens=9), "caches of this model hold"),
-        (lambda r: r.session.decode([[1, 2]], [3], SamplingConfig(1)), "prompts of these lengths"),
+        (lambda r: r.session.decode([[1, 2]], [3], SamplingConfig(1, 0)), "prompts of these lengths"),
         (lambda r: r.generate([[VOCAB]], end_id=1), "has the token 23, but the model has 23"),
-        (lambda r: r.session.decode([[-1]], [1], SamplingConfig(1)), "has the token -1, but the"),
+        (lambda r: r.session.decode([[-1]], [1], SamplingConfig(1, 0)), "has the token -1, but the"),
         (lambda r: r.generate([[1], [2.5]], end_id=1), "float64; expected token ids"),
     ],
 )
