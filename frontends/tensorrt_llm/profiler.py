@@ -6,25 +6,23 @@ import os
 import time
 from contextvars import ContextVar
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from ...errors import Error, did_you_mean
 from ...source import here
 from .api import api
 from .logger import logger
 
-_UNITS = {"GiB": 1 << 30, "MiB": 1 << 20, "KiB": 1 << 10}
-_UNITS |= {name.replace("i", ""): size for name, size in _UNITS.items()}
-_Seconds = dict[str, float]
-_times: ContextVar[tuple[_Seconds, _Seconds] | None] = ContextVar("irc_profiler", default=None)
+_POWERS = {"G": 30, "M": 20, "K": 10}  # of 2, by the first letter of a unit
+Seconds: TypeAlias = dict[str, float]
+_times: ContextVar[tuple[Seconds, Seconds] | None] = ContextVar("irc_profiler", default=None)
 
 
-def _tables() -> tuple[_Seconds, _Seconds]:
+def _tables() -> tuple[Seconds, Seconds]:
     """When each running interval began, and the seconds of those that ended, by their tags."""
     tables = _times.get()
     if tables is None:
-        tables = ({}, {})
-        _times.set(tables)
+        _times.set(tables := (Seconds(), Seconds()))
     return tables
 
 
@@ -85,7 +83,7 @@ def device_memory_info(device: Any = None) -> tuple[int, int, int]:
 @api("profiler.bytes_to_target_unit")
 def bytes_to_target_unit(mem_bytes: int, unit: str) -> float:
     """Bytes in GiB, MiB or KiB."""
-    return mem_bytes / _UNITS[unit]
+    return mem_bytes / (1 << _POWERS[unit[0]])
 
 
 @api("profiler.print_memory_usage")

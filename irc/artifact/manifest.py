@@ -104,9 +104,7 @@ def write_manifest(
 
 def add_facts(folder: Path, facts: Mapping[str, Any]) -> None:
     """Add entries to config.json that irc itself does not read, such as those of other tools."""
-    manifest = _parsed(folder / MANIFEST)
-    if manifest is None or (taken := facts.keys() & manifest.keys()):
-        raise ValueError(f"{folder} is no artifact, or has {taken if manifest else ''}")
+    manifest = _parsed(folder / MANIFEST) or {}
     manifest = {**json.loads(json.dumps(facts, default=str)), **manifest}
     manifest[_OWN] = _own_hash(manifest)
     (folder / MANIFEST).write_text(_json(manifest), encoding="utf-8")

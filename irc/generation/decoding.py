@@ -95,12 +95,22 @@ class Decoding:
         """The continuations of each prompt so far, best first."""
         return [search.results for search in self.searches]
 
-    def padded(
-        self, values: Callable[[Hypothesis], Sequence[Any]], width: int, fill: Any, dtype: Any
-    ) -> Array:
-        """[prompts, beams, width or more]: values of each continuation, with `fill` behind."""
-        rows = [values(each) for results in self.results for each in results]
-        return filled(rows, width, fill, dtype).reshape(len(self.searches), self.width, -1)
+    def arrays(self, width: int, fill: int) -> dict[str, Array]:
+        """The continuations so far as arrays [prompts, beams], and [prompts, beams, width or more].
+
+        `output_ids` with `fill` behind, `sequence_lengths`, the `log_probs` of the new tokens with
+        zeros behind, and their sums `cum_log_probs`.
+        """
+        rows = [each for results in self.results for each in results]
+        limit = max(search.rules.limit for search in self.searches)
+        arrays = {
+            "output_ids": filled([each.tokens for each in rows], width, fill, np.int32),
+            "sequence_lengths": np.array([len(each.tokens) for each in rows], np.int32),
+            "log_probs": filled([each.log_probs for each in rows], limit, 0, np.float32),
+            "cum_log_probs": np.array([sum(each.log_probs) for each in rows], np.float32),
+        }
+        shape = (len(self.searches), self.width)
+        return {name: array.reshape(shape + array.shape[1:]) for name, array in arrays.items()}
 
     def sequences(self) -> Tokens:
         """The tokens of every row so far."""

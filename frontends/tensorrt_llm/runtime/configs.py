@@ -116,8 +116,8 @@ class ModelConfig(_Record):
         given["dtype"] = given.get("dtype") or given.get("precision")
         mode = given.get("quant_mode")
         given["quant_mode"] = QuantMode(mode) if isinstance(mode, int) else None
-        record = cls.__new__(cls)
-        _Record.__init__(record, **given)
+        record = cls.__new__(cls)  # the table's names of one release do not bind it
+        vars(record).update({name: value for name, value in given.items() if value is not None})
         return record
 
 
@@ -157,7 +157,7 @@ def _is_words(given: Any) -> bool:
     """Whether this is a list of lists of tokens."""
     lists = (list, tuple)
     return isinstance(given, lists) and all(
-        isinstance(word, lists) and all(isinstance(token, int | np.integer) for token in word)
+        isinstance(word, lists) and all(isinstance(n, int | np.integer) for n in cast("Any", word))
         for word in cast("Sequence[Any]", given)
     )
 

@@ -17,7 +17,7 @@ from irc.errors import Error, did_you_mean
 from irc.generation.decoding import Decoding, filled
 from irc.generation.inputs import vocabulary
 from irc.generation.rows import check_language_model
-from irc.generation.search import Beams, DecodingRules, Hypothesis, Sampled
+from irc.generation.search import Beams, DecodingRules, Sampled
 from irc.source import here
 
 from ..api import api, fields, release
@@ -233,12 +233,20 @@ class GenerationSession:
         def wrapped(array: Array) -> Any:
             return like(array, input_ids)
 
-        def hooked(hook: Hook | None, convert: Callable[[Any], Any]) -> Hook | None:
-            """A hook of Decoding that calls one of the script with its arrays."""
-            return hook and (
-                lambda step, rows, logits: convert(
-                    hook(step, wrapped(filled(rows, longest, fill, np.int32)), wrapped(logits))
-                )
+        def hooked(hook: Hook, step: int, rows: list[list[int]], logits: Array) -> Any:
+            """What a hook of the script returns for its arrays."""
+            return hook(step, wrapped(filled(rows, longest, fill, np.int32)), wrapped(logits))
+
+        def processor(step: int, rows: list[list[int]], logits: Array) -> Array:
+            return (
+                as_array(hooked(logits_processor, step, rows, logits))
+                if logits_processor
+                else logits
+            )
+
+        def criteria(step: int, rows: list[list[int]], logits: Array) -> bool:
+            return stopping_criteria is not None and bool(
+                hooked(stopping_criteria, step, rows, logits)
             )
 
         decoding = Decoding(
@@ -247,28 +255,23 @@ class GenerationSession:
             searches,
             {**self._limits, **arrays},
             self.vocab_size,
-            hooked(logits_processor, as_array),
-            hooked(stopping_criteria, bool),
+            processor,
+            criteria,
         )
         logits: list[Any] = []
 
         def result() -> Any:
             """The tokens so far, in the form that was asked for."""
-            ids = wrapped(decoding.padded(lambda each: each.tokens, longest, fill, np.int32))
+            arrays = decoding.arrays(longest, fill)
             if not (return_dict or config.return_dict):
-                return ids
-            results: dict[str, Any] = {"output_ids": ids}
-            floats = (config.output_cum_log_probs, config.output_log_probs)
-            for name, asked, value, width in (
-                ("cum_log_probs", floats[0], lambda each: [sum(each.log_probs)], 1),
-                ("log_probs", floats[1], lambda each: each.log_probs, self.max_new_tokens),
-            ):
-                if asked:
-                    array = decoding.padded(value, width, 0, np.float32)
-                    results[name] = wrapped(array[..., 0] if name[0] == "c" else array)
-            if output_sequence_lengths or config.output_sequence_lengths:
-                lengths = decoding.padded(lambda each: [len(each.tokens)], 1, 0, np.int32)
-                results["sequence_lengths"] = wrapped(lengths[..., 0])
+                return wrapped(arrays["output_ids"])
+            asked = {
+                "output_ids": True,
+                "sequence_lengths": output_sequence_lengths or config.output_sequence_lengths,
+                "cum_log_probs": config.output_cum_log_probs,
+                "log_probs": config.output_log_probs,
+            }
+            results: dict[str, Any] = {n: wrapped(arrays[n]) for n, is_on in asked.items() if is_on}
             if self.gather_context_logits and decoding.prompt_logits is not None:
                 results["context_logits"] = [wrapped(each) for each in decoding.prompt_logits]
             if self.gather_generation_logits:

@@ -16,7 +16,7 @@ from tests.layout import ROOT as TREE
 
 GUIDE = TREE / "frontends" / "tensorrt_llm" / "README.md"
 MARK = "<!-- what follows is written by tests/frontends/tensorrt_llm/test_names.py -->\n"
-PACKAGES = ("functional", "layers", "models", "quantization", "runtime")
+PACKAGES = ("functional", "layers", "models", "quantization")
 
 
 def names(kind: str) -> Iterator[Name]:

@@ -91,9 +91,7 @@ def test_irc_generate(
 
 
 def test_onnx_and_padded_rows(tmp_path: Path, oracle: Oracle, batch: list[list[int]]) -> None:
-    session = GenerationSession(
-        None, artifact("fixed", SEED, tmp_path / "engine", "onnx")
-    )
+    session = GenerationSession(None, artifact("fixed", SEED, tmp_path / "engine", "onnx"))
     lengths = [len(prompt) for prompt in batch]
     padded = np.zeros((len(batch), max(lengths)), np.int32)
     for row, prompt in enumerate(batch):
@@ -192,10 +190,12 @@ def test_a_sampled_token_is_as_likely_as_the_model_says(
     runner: ModelRunner, oracle: Oracle, prompt: list[int]
 ) -> None:
     config = SamplingConfig(-1, 0, top_k=4, top_p=0.9, temperature=1.5, random_seed=SEED)
-    draws = runner.generate([prompt] * 16, sampling_config=config, max_new_tokens=1)[:, 0, len(prompt)]
-    assert runner.generate([prompt] * 16, sampling_config=config, max_new_tokens=1)[:, 0, len(prompt)].tolist() == (
-        draws.tolist()
-    )
+    draws = runner.generate([prompt] * 16, sampling_config=config, max_new_tokens=1)[
+        :, 0, len(prompt)
+    ]
+    assert runner.generate([prompt] * 16, sampling_config=config, max_new_tokens=1)[
+        :, 0, len(prompt)
+    ].tolist() == (draws.tolist())
     logits = oracle.logits(prompt) / 1.5
     order = np.argsort(-logits)[:4]
     chances = np.exp(log_probabilities(logits[order]))
@@ -362,9 +362,15 @@ def test_prompts_of_one_length_without_a_mask(tmp_path: Path, oracle: Oracle) ->
         (lambda r: r.generate([[1]], end_id=1, temperature=-1.0), "temperature is -1.0; expected"),
         (lambda r: r.generate([[1]], end_id=1, lora_uids=["0"]), "merge the adapters"),
         (lambda r: r.generate([[1] * 30], end_id=1, max_new_tokens=9), "caches of this model hold"),
-        (lambda r: r.session.decode([[1, 2]], [3], SamplingConfig(1, 0)), "prompts of these lengths"),
+        (
+            lambda r: r.session.decode([[1, 2]], [3], SamplingConfig(1, 0)),
+            "prompts of these lengths",
+        ),
         (lambda r: r.generate([[VOCAB]], end_id=1), "has the token 23, but the model has 23"),
-        (lambda r: r.session.decode([[-1]], [1], SamplingConfig(1, 0)), "has the token -1, but the"),
+        (
+            lambda r: r.session.decode([[-1]], [1], SamplingConfig(1, 0)),
+            "has the token -1, but the",
+        ),
         (lambda r: r.generate([[1], [2.5]], end_id=1), "float64; expected token ids"),
     ],
 )
