@@ -345,7 +345,7 @@ def _names_taken(row: Row, parameters: Mapping[str, inspect.Parameter]) -> froze
     if not any(each.kind is each.VAR_KEYWORD for each in parameters.values()):
         return names
     noted = {
-        n for n in row.names if {("arguments", n), ("arguments", f"{row.path}.{n}")} & {*notes}
+        n for n in row.names if {("arguments", n), ("arguments", f"{row.path}.{n}")} & {*notes()}
     }
     return names | (row.names - noted)
 

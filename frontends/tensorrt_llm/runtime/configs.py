@@ -104,12 +104,13 @@ class ModelConfig(_Record):
         """What the config.json in the folder of an engine says; sizes are those of a rank."""
         path = folder / "config.json"
         config: dict[str, Any] = read_object(path) if path.is_file() else {}
-        given, plugins = config.get("builder_config", {}), config.get("plugin_config", {})
+        given: dict[str, Any] = config.get("builder_config", {})
+        plugins: dict[str, Any] = config.get("plugin_config", {})
         tp = given.get("tensor_parallel", 1)
         if "pretrained_config" in config:
             model, build = config["pretrained_config"], config.get("build_config", {})
             plugins, tp = build.get("plugin_config", {}), model.get("mapping", {}).get("tp_size", 1)
-            given = {**build, **{_NEW_NAMES.get(name, name): x for name, x in model.items()}}
+            given = build | {_NEW_NAMES.get(str(name), str(name)): x for name, x in model.items()}
         given = {**given, **plugins}
         given |= {name: given[name] // tp for name in ("num_heads", "hidden_size") if name in given}
         given["num_kv_heads"] = -(-(given.get("num_kv_heads") or tp) // tp)

@@ -68,10 +68,10 @@ class ModelRunner:
         lengths = [as_array(each).size for each in batch_input_ids]
         if not lengths or 0 in lengths:
             raise Error("generate got an empty prompt; expected a list of prompts with tokens")
-        given: dict[str, Any] = (
-            vars(sampling_config) if sampling_config else {"end_id": None, "pad_id": None}
-        )
-        config = SamplingConfig(**{**given, **fields})
+        given: dict[str, Any] = {"end_id": None, "pad_id": None}
+        if sampling_config is not None:
+            given |= vars(sampling_config)
+        config = SamplingConfig(**given | fields)
         self.session.setup(
             len(lengths),
             max(lengths),
