@@ -91,23 +91,25 @@ def torch_of(dtype: Any) -> Any:
     return getattr(_torch(), {"fp8": "float8_e4m3fn"}.get(name := str_dtype(dtype), name))
 
 
+# What holds the bits of floats that PyTorch and ml_dtypes have, and numpy lacks.
+_BITS = {"bfloat16": "int16", "float8_e4m3fn": "uint8", "float8_e5m2": "uint8"}
+
+
 def as_array(values: Any) -> np.ndarray[Any, Any]:
     """A numpy array of a number, a list, an array, or a tensor of PyTorch."""
     if type(values).__module__.partition(".")[0] != "torch":
         return np.asarray(values)
-    tensor, kind = values.detach().cpu().contiguous(), str(values.dtype)
-    if kind == "torch.bfloat16":
-        return tensor.view(_torch().int16).numpy().view(ml_dtypes.bfloat16)
-    if kind == "torch.float8_e4m3fn":
-        return tensor.view(_torch().uint8).numpy().view(ml_dtypes.float8_e4m3fn)
+    tensor, name = values.detach().cpu().contiguous(), str(values.dtype).removeprefix("torch.")
+    if name in _BITS:
+        return tensor.view(getattr(_torch(), _BITS[name])).numpy().view(name)
     return tensor.numpy()
 
 
 def numpy_to_torch(array: np.ndarray[Any, Any]) -> Any:
     """A tensor of PyTorch with the numbers of an array."""
-    torch = _torch()
-    if array.dtype == ml_dtypes.bfloat16:
-        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
+    torch, name = _torch(), array.dtype.name
+    if name in _BITS:
+        return torch.from_numpy(array.view(_BITS[name])).view(getattr(torch, name))
     return torch.from_numpy(array)
 
 

@@ -77,3 +77,29 @@ def test_a_session_reports_indices_out_of_range(tmp_path: Path) -> None:
     inputs["input_ids"][0, 1] = 10**6
     with pytest.raises(Error, match=r"indices from the input input_ids are out of range \(1 of"):
         Session.from_artifact(tmp_path / "e").run(inputs)
+
+
+@pytest.mark.oracle
+@pytest.mark.parametrize("backend", ["onnx", "reference"])
+def test_results_and_inputs_have_dtypes_of_their_own(backend: str, tmp_path: Path) -> None:
+    import torch
+
+    kinds = ("f32", "f16", "bf16", "f8e4m3", "f8e5m2")
+    casts = " ".join(f'%{kind}_y = cast %h {{dtype="{kind}"}} : {kind}[3]' for kind in kinds)
+    module = irc.parse(f"""module @m {{ func @forward(%ids: i32[2], %h: bf16[3])
+      -> (ids: i32[2], {", ".join(f"{kind}: {kind}[3]" for kind in kinds)}) {{
+        {casts} return %ids, {", ".join(f"%{kind}_y" for kind in kinds)} }} }}""")
+    folder = tmp_path / "engine"
+    irc.compile(module, folder, backend=backend)
+    session = Session.from_artifact(folder)
+    x = torch.tensor([0.3, -1.7, 300.0]).bfloat16()
+    inputs = {"ids": torch.tensor([5, 6], dtype=torch.int32), "h": x}
+    wanted = {"ids": inputs["ids"], "f32": x.float(), "f16": x.half(), "bf16": x}
+    wanted |= {"f8e4m3": x.to(torch.float8_e4m3fn), "f8e5m2": x.to(torch.float8_e5m2)}
+    for given in (inputs, dict(reversed(inputs.items()))):
+        results = session.run(given)
+        buffers = {name: torch.empty_like(each) for name, each in wanted.items()}
+        assert session.run(given, buffers)
+        for name, want in wanted.items():
+            for found in (results[name], buffers[name]):
+                assert found.dtype == want.dtype and torch.equal(found.float(), want.float())

@@ -84,7 +84,8 @@ def test_axes_of_tensorrt_are_bits() -> None:
 def test_tensors_of_pytorch_are_arrays() -> None:
     import torch
 
-    for dtype in (torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.float8_e4m3fn):
+    narrow = (torch.bfloat16, torch.float16, torch.float8_e4m3fn, torch.float8_e5m2)
+    for dtype in (torch.float32, torch.int64, *narrow):
         tensor = torch.tensor([1.0, -2.5, 3.0]).to(dtype)
         array = as_array(tensor)
         assert irc_dtype(array.dtype) == irc_dtype(dtype)
