@@ -21,14 +21,10 @@ Elements: TypeAlias = Callable[[Ref, tuple[range, ...]], Array]
 
 
 def convert(array: Array, dtype: str) -> Array:
-    """`array` as another dtype, rounded to nearest even; bf16 to f32 by shifting bits."""
+    """`array` as another dtype, rounded to nearest even."""
     target = numpy_dtype(dtype)
     if array.dtype == target:
         return array
-    if array.dtype == numpy_dtype("bf16") and dtype == "f32" and array.shape:
-        wide = np.zeros((*array.shape, 2), "<u2")
-        wide[..., 1] = array.view(np.uint16)
-        return wide.view("<f4")[..., 0]
     with np.errstate(over="ignore", invalid="ignore"):
         return widened(array).astype(target, copy=False)
 
