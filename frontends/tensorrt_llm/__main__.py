@@ -14,6 +14,7 @@ from .api import RELEASES
 from .context import new_session
 from .lint import find_release, parse_script
 from .script import in_this_process
+from .sources import package_folder, sources_blamed, version_of
 from .utilities import process
 
 
@@ -34,12 +35,14 @@ def main() -> int:
     sys.path[0] = str(args.script.resolve().parent)
     try:
         tree = parse_script(args.script)
-        version = args.tensorrt_llm or RELEASES[find_release(tree, args.script)]
+        sources = args.tensorrt_llm_sources and package_folder(args.tensorrt_llm_sources)
+        version = args.tensorrt_llm or (version_of(sources) if sources else None)
         with (
-            new_session(version, sources=args.tensorrt_llm_sources),
+            new_session(version or RELEASES[find_release(tree, args.script)], sources=sources),
             aliases(),
             process(0, args.processes),
             in_this_process(tree),
+            sources_blamed(),
             blamed(args.script),
         ):
             runpy.run_path(str(args.script), run_name="__main__")

@@ -16,6 +16,7 @@ from ...errors import Error, did_you_mean
 from ...source import here
 from .api import RELEASES, ROOT, find, is_module, modules, names_of, release, status, suggestion
 from .context import current_session
+from .sources import definitions, source_spec
 
 _TENSORRT = "tensorrt"
 
@@ -81,6 +82,8 @@ class _Finder(MetaPathFinder, Loader):
         root, _, module = fullname.partition(".")
         if root not in (ROOT, _TENSORRT):
             return None
+        if root == ROOT and (spec := source_spec(module)) is not None:
+            return spec
         if root == ROOT and (not module or is_module(module)):
             return ModuleSpec(fullname, self, is_package=True)
         near = did_you_mean(module, sorted(modules())) if root == ROOT else ""
@@ -100,6 +103,7 @@ class _Alias(ModuleType):
         path = f"{ROOT}.{module}" if module else ROOT
         super().__init__(path, f"{path} for irc: see `irc lint`.")
         self._module = module
+        self._definitions = definitions(module, _own, unsupported)
 
     def __getattr__(self, name: str) -> Any:
         if name == "__version__" and not self._module:
@@ -107,9 +111,13 @@ class _Alias(ModuleType):
         if name.startswith("__"):
             raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
         path = f"{self._module}.{name}".lstrip(".")
-        if path in modules():
+        if path in modules() or source_spec(path) is not None:
             return import_module(f"{ROOT}.{path}")
-        value = _object(path)
+        value = _own(path)
+        if value is None and self._definitions is not None and name in self._definitions:
+            value = self._definitions[name]
+        if value is None:
+            value = _object(path)
         if value is None:
             near = suggestion(self._module, name)
             raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}{near}")
@@ -119,6 +127,11 @@ class _Alias(ModuleType):
     def __all__(self) -> list[str]:
         """The supported names, for `from tensorrt_llm.functional import *`."""
         return sorted(set(names_of(self._module)))
+
+
+def _own(path: str) -> Any:
+    """What irc has of a name of the API; None where it is refused or unknown."""
+    return _object(path) if status(path).kind in ("supported", "without effect") else None
 
 
 def _object(path: str) -> Any:

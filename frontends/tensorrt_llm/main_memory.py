@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Generator
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from importlib import import_module
 from typing import Any
 
@@ -66,6 +67,9 @@ def _replacements(torch: Any) -> list[tuple[Any, str, Any]]:
     def itself(self: Any, *args: Any, **kwargs: Any) -> Any:
         return self
 
+    def another_nothing() -> Any:
+        return partial(nothing)  # torch tells its functions apart by identity
+
     does_nothing = ("set_device", "synchronize", "empty_cache", "set_stream", "manual_seed_all")
     streams = ("Stream", "ExternalStream", "Event", "current_stream", "default_stream")
     return [
@@ -75,7 +79,7 @@ def _replacements(torch: Any) -> list[tuple[Any, str, Any]]:
         (torch.cuda, "current_device", lambda: 0),
         (torch.cuda, "stream", lambda stream: nullcontext(stream)),
         (torch.cuda, "device", lambda device: nullcontext(device)),
-        *((torch.cuda, name, nothing) for name in does_nothing),
+        *((torch.cuda, name, another_nothing()) for name in does_nothing),
         *((torch.cuda, name, _Stream) for name in streams),
     ]
 

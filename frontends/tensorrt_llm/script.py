@@ -26,6 +26,7 @@ from .context import Session, new_session
 from .engines import merged
 from .lint import find_release, imported, parse_script
 from .main_memory import in_main_memory, nothing, replaced
+from .sources import package_folder, sources_blamed, version_of
 from .utilities import process
 
 
@@ -51,12 +52,20 @@ def run_script(
     """
     path = Path(path)
     tree = parse_script(path)
+    if options.get("sources") is not None:
+        options["sources"] = package_folder(options["sources"])
+        version = version or version_of(options["sources"])
     version = version or RELEASES[find_release(tree, path)]
     with new_session(version, **options) as session, aliases():
         argv, sys.argv = sys.argv, [str(path), *arguments]
         try:
             for rank in range(processes):
-                with process(rank, processes), in_this_process(tree), executed(path, "__main__"):
+                with (
+                    process(rank, processes),
+                    in_this_process(tree),
+                    sources_blamed(),
+                    executed(path, "__main__"),
+                ):
                     pass
         except Error as error:
             _explain(error)

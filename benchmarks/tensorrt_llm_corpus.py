@@ -1,0 +1,350 @@
+"""Runs NVIDIA's example scripts and unit tests of TensorRT-LLM through irc, tensors on the CPU.
+
+`IRC_TENSORRT_LLM_SOURCES` is a folder with a folder per release (`0.7.1/examples`, `0.7.1/tests`,
+`0.7.1/tensorrt_llm`, ...). `IRC_TENSORRT_LLM_SITES` may have a folder `tools` of libraries that the
+tests import, and folders such as `4.33.1` with that release of transformers, which are searched
+first: scripts of old releases expect old releases of transformers.
+
+    python -m benchmarks.tensorrt_llm_corpus test 0.7.1 functional/test_slice.py -k slice_1
+    python -m benchmarks.tensorrt_llm_corpus tests 0.7.1 functional --output FOLDER
+    python -m benchmarks.tensorrt_llm_corpus scripts 0.7.1 "llama/build.py tp2" --output FOLDER
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import traceback
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from .tensorrt_llm_examples import PROMPTS, Example, check, examples, make_model
+from .tensorrt_llm_simulation import simulate
+
+SOURCES = Path(os.environ.get("IRC_TENSORRT_LLM_SOURCES", ""))
+SITES = Path(os.environ.get("IRC_TENSORRT_LLM_SITES", "."))
+CASES = 6  # of a parameterized test; --cases 0 runs all
+SECONDS = 120  # of one test, or 5 times as many of a script or a file of tests
+# The release of transformers that each release of TensorRT-LLM asks for, or the nearest that runs
+# with numpy 2.
+TRANSFORMERS = {
+    "0.5": "4.33.1", "0.6": "4.33.1", "0.7": "4.33.1", "0.8": "4.36.1", "0.9": "4.38.2",
+    "0.10": "4.40.2", "0.11": "4.40.2", "0.12": "4.40.2", "0.13": "4.40.2",
+    "0.14": "4.45.1", "0.15": "4.45.1", "0.16": "4.45.1",
+}  # fmt: skip
+TESTS = ("functional/test_*.py", "attention/test_*.py", "quantization/test_*.py",
+         "model/test_*.py", "test_*.py")  # fmt: skip
+
+
+_MODULE = "benchmarks.tensorrt_llm_corpus"
+
+
+@dataclass(frozen=True)
+class Row:
+    """One script or test of a release, and how it ended."""
+
+    release: str
+    name: str
+    verdict: str  # pass, wrong number, refused, stops, skipped
+    obstacle: str = ""  # the begin of the message
+    where: str = ""  # file:line in NVIDIA's sources, and in irc
+
+    def __str__(self) -> str:
+        return " | ".join((self.release, self.name, self.verdict, self.obstacle, self.where))
+
+
+def minor(release: str) -> str:
+    """`0.7` of `0.7.1`."""
+    return ".".join(release.split(".")[:2])
+
+
+def libraries(release: str) -> list[str]:
+    """The folders whose packages a release finds before those that are installed, and behind."""
+    return [str(SITES / TRANSFORMERS[minor(release)]), str(SITES / "tools")]
+
+
+# ---- tests, in a process for each file
+
+
+@contextmanager
+def world(release: str) -> Iterator[None]:
+    """tensorrt_llm of a release is irc in the block."""
+    import irc
+    from irc.frontends.tensorrt_llm.aliases import aliases
+
+    root = Path(irc.__file__).resolve().parent.parent
+    hidden = (root, root / "benchmarks")  # their `tests` and `examples` are not NVIDIA's
+    others = [each for each in sys.path if Path(each or ".").resolve() not in hidden]
+    first, last = libraries(release)
+    sys.path[:] = [first, *others, last, str(SOURCES / release)]
+    with session(release), aliases():
+        yield
+
+
+def session(release: str) -> Any:
+    """A session of irc in which tests of this release run, with its sources."""
+    from irc.frontends.tensorrt_llm.context import new_session
+
+    return new_session(release, sources=(SOURCES / release / "tensorrt_llm").resolve())
+
+
+class Plugin:
+    """Pytest's hooks: a session for every test, a sample of the cases, and a row for each."""
+
+    def __init__(self, release: str, cases: int) -> None:
+        self.release, self.cases = release, cases
+        self.rows: list[Row] = []
+
+    def pytest_collection_modifyitems(self, items: list[Any]) -> None:
+        """Keep some cases of every function, evenly spread."""
+        groups: dict[Any, list[Any]] = {}
+        for item in items:
+            groups.setdefault(_function_of(item), []).append(item)
+        kept: set[Any] = set()
+        for every in groups.values():
+            count = min(self.cases or len(every), len(every))
+            kept |= {every[i * len(every) // count] for i in range(count)}
+        items[:] = [item for item in items if item in kept]
+
+    def pytest_exception_interact(self, node: Any, call: Any) -> None:
+        """A test, or the import of its file, failed."""
+        self._add(node.nodeid, *verdict_of(call.excinfo.value))
+
+    def pytest_runtest_logreport(self, report: Any) -> None:
+        """A test passed or was skipped."""
+        if report.when == "call" and report.passed:
+            self._add(report.nodeid, "pass")
+        if report.skipped:
+            reason = str(report.longrepr[2]) if isinstance(report.longrepr, tuple) else ""
+            self._add(report.nodeid, "skipped", reason[:200])
+
+    def _add(self, node: str, *verdict: str) -> None:
+        self.rows.append(Row(self.release, node.replace("::", " ").split("tests/")[-1], *verdict))
+
+
+def _function_of(item: Any) -> Any:
+    """The function that a case of `parameterized` or of pytest calls."""
+    function = getattr(item.obj, "__func__", item.obj)
+    for cell in getattr(function, "__closure__", None) or ():
+        if callable(cell.cell_contents):
+            return item.parent, cell.cell_contents
+    return item.parent, getattr(item, "originalname", item.name)
+
+
+def verdict_of(error: BaseException) -> tuple[str, str, str]:
+    """(verdict, begin of the message, where) of an exception."""
+    from irc.errors import Error
+
+    text = error.message if isinstance(error, Error) else str(error)
+    if "\nE   " in text:  # pytest's text about a module that cannot be imported
+        text = text.rpartition("\nE   ")[2]
+    text = " ".join(text.split())[:400]
+    is_number = re.search(r"Mismatched elements|not close|Not equal to tol|not equal|arrays", text)
+    if isinstance(error, Error):
+        return "refused", text, places(error)
+    if isinstance(error, AssertionError) and is_number:
+        return "wrong number", text, places(error)
+    return "stops", f"{type(error).__name__}: {text}", places(error)
+
+
+def places(error: BaseException) -> str:
+    """The innermost lines of NVIDIA's sources and of irc that an exception passed."""
+    import irc
+
+    own = Path(irc.__file__).resolve().parent.parent
+    inner: dict[str, str] = {}
+    for frame in traceback.extract_tb(error.__traceback__):
+        path = Path(frame.filename).resolve()
+        for kind, folder in (("", SOURCES.resolve()), ("irc ", own)):
+            if path.is_relative_to(folder) and not {"benchmarks", ".venv"} & {*path.parts}:
+                inner[kind] = f"{kind}{path.relative_to(folder)}:{frame.lineno}"
+    return ", ".join(inner.values())
+
+
+def run_test(release: str, file: str, cases: int, options: list[str]) -> list[Row]:
+    """Run one file of tests in this process."""
+    import pytest
+
+    simulate()
+    plugin = Plugin(release, cases)
+
+    class Sessions:
+        @pytest.hookimpl(wrapper=True)
+        def pytest_runtest_protocol(self, item: Any) -> Any:
+            with session(release):
+                return (yield)
+
+    path = SOURCES / release / "tests" / file
+    options = [str(path), "-c", os.devnull, "--rootdir", str(SOURCES / release / "tests"), "-q",
+               "-p", "no:cacheprovider", "--noconftest", "-W", "ignore",
+               "--timeout", str(SECONDS), *options]  # fmt: skip
+    with world(release):
+        pytest.main(options, plugins=[plugin, Sessions()])
+    return plugin.rows
+
+
+# ---- scripts: the commands that a user would type
+
+
+_SEEDED = (
+    "import sys, torch; from irc.cli.main import main; torch.manual_seed(0); "
+    "sys.exit(main(sys.argv[1:]))"
+)
+
+
+def command_of(example: Example, words: list[str], release: str, artifacts: Path) -> list[str]:
+    """A command of an example as arguments of Python."""
+    options = ["--tensorrt-llm", minor(release)]
+    if example.sources:
+        options += ["--tensorrt-llm-sources", str(SOURCES / release)]
+    if words[0] == "irc":
+        return ["-m", "irc", *words[1:], *(options[2:] if words[1] == "build" else options)]
+    script = str(SOURCES / release / words[0])
+    if script.endswith("/build.py"):
+        # the script of BERT makes random weights
+        begin = ["-c", _SEEDED] if example.family == "bert" else ["-m", "irc"]
+        compiled = [*begin, "compile", script, "-o", str(artifacts)]
+        return [*compiled, *options, "--", *words[1:]]
+    if script.endswith("/run.py"):
+        options += ["--processes", str(example.ranks)]
+    return ["-m", "irc.frontends.tensorrt_llm", *options, script, *words[1:]]
+
+
+def run_example(release: str, example: Example, folder: Path) -> Row:
+    """Run the commands of an example one after the other, and compare the results."""
+    model = folder / "models" / TRANSFORMERS[minor(release)] / example.family
+    own = folder / release / re.sub(r"\W+", "_", example.name)
+    shutil.rmtree(own, ignore_errors=True)
+    own.mkdir(parents=True)
+    paths = {"model": model, "out": own / "engine", "checkpoint": own / "checkpoint",
+             "prompts": own / "prompts.csv", "tokens": own / "tokens.npy"}  # fmt: skip
+    paths["prompts"].write_text("".join(",".join(map(str, each)) + "\n" for each in PROMPTS))
+    commands = [
+        command_of(
+            example, each.format(family=example.family, **paths).split(), release, own / "artifacts"
+        )
+        for each in example.commands
+    ]
+    begin = ["-m", _MODULE, "make", release, example.family, "--output", str(model)]
+    end = [
+        "-m",
+        _MODULE,
+        "check",
+        release,
+        example.name,
+        "--output",
+        str(own),
+        "--model",
+        str(model),
+    ]
+    for command in [*([] if model.is_dir() else [begin]), *commands, end]:
+        done = in_child(command, release)
+        with (own / "log.txt").open("a") as log:
+            print(f"$ python {' '.join(command)}\n{done.stdout}\n{done.stderr}", file=log)
+        if done.returncode:
+            return Row(release, example.name, *_verdict_of_text(done.stdout + done.stderr))
+    return Row(release, example.name, "pass")
+
+
+def _verdict_of_text(printed: str) -> tuple[str, str, str]:
+    """(verdict, message, where) of what a command printed when it failed."""
+    errors = re.findall(r"^(?:error: |\w*(?:Error|Exception|Exit): ).*(?:\n    .*)?", printed, re.M)
+    text = errors[-1] if errors else printed.strip()[-300:]
+    text = text.removeprefix("error: ")
+    if text.startswith("wrong number: "):
+        return "wrong number", text.removeprefix("wrong number: "), ""
+    place = re.match(r"(\S+\.py:\d+)(?: in \S+)?: ", text)
+    where = place[1].removeprefix(f"{SOURCES}/") if place else ""
+    text = " ".join(text[place.end() :].split() if place else text.split())[:400]
+    is_sentence = bool(errors) and not re.match(r"\w+(Error|Exception|Interrupt|Exit)\b", text)
+    return "refused" if is_sentence else "stops", text, where
+
+
+def in_child(command: list[str], release: str) -> subprocess.CompletedProcess[str]:
+    """Run Python with the libraries of a release."""
+    first, last = libraries(release)
+    path = [first, *filter(None, [os.environ.get("PYTHONPATH")]), last]
+    variables = {"PYTHONPATH": os.pathsep.join(path), "PYTHONDONTWRITEBYTECODE": "1"}
+    options: dict[str, Any] = {"capture_output": True, "text": True, "timeout": 5 * SECONDS}
+    try:
+        return subprocess.run(
+            [sys.executable, *command], env={**os.environ, **variables}, **options
+        )
+    except subprocess.TimeoutExpired:
+        return subprocess.CompletedProcess(command, 1, "", f"error: no end after {5 * SECONDS} s")
+
+
+# ---- the table
+
+
+def rows_of_tests(own: argparse.Namespace) -> Iterator[Row]:
+    """A row for every test of the files whose path begins with `name`."""
+    folder = SOURCES / own.release / "tests"
+    files = [str(p.relative_to(folder)) for each in TESTS for p in sorted(folder.glob(each))]
+    for file in files:
+        if not file.startswith(own.name):
+            continue
+        command = ["-m", _MODULE, "test", own.release, file, "--json", "--cases", str(own.cases)]
+        done = in_child(command, own.release)
+        lines = [line for line in done.stdout.splitlines() if line.startswith("@row ")]
+        yield from (Row(**json.loads(line[5:])) for line in lines)
+        if not lines:
+            yield Row(own.release, file, "stops", (done.stdout + done.stderr).strip()[-200:])
+
+
+def main() -> None:
+    """Run what the command line asks for, and print a row for each script or test."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    add = parser.add_argument
+    add("kind", choices=("test", "tests", "scripts", "make", "check"))
+    add("release")
+    add("name", nargs="?", default="", help="a file of tests, or the begin of names of scripts")
+    add("--cases", type=int, default=CASES, help="of a parameterized test (0: all)")
+    add("--output", type=Path, default=Path(), help="where tables, models and engines go")
+    add("--json", action="store_true", help=argparse.SUPPRESS)
+    add("--model", type=Path, help=argparse.SUPPRESS)
+    own, options = parser.parse_known_args()
+    if own.kind == "make":
+        make_model(own.name, own.output)
+    elif own.kind == "check":
+        (example,) = [each for each in examples(own.release) if each.name == own.name]
+        if difference := check(
+            example, own.model, own.output / "engine", own.output / "tokens.npy"
+        ):
+            sys.exit(f"error: wrong number: {difference}")
+    elif not (SOURCES / own.release).is_dir():
+        parser.error(f"set IRC_TENSORRT_LLM_SOURCES to a folder that has {own.release}")
+    elif own.kind == "test":
+        for row in run_test(own.release, own.name, own.cases, options):
+            print("@row " + json.dumps(asdict(row)) if own.json else row)
+    else:
+        _write(own)
+
+
+def _write(own: argparse.Namespace) -> None:
+    """Print rows, and write them to a file of the release."""
+    own.output.mkdir(parents=True, exist_ok=True)
+    chosen = (each for each in examples(own.release) if each.name.startswith(own.name))
+    rows = (run_example(own.release, each, own.output.resolve()) for each in chosen)
+    counts: Counter[str] = Counter()
+    with (own.output / f"{own.release}-{own.kind}.txt").open("w") as stream:
+        for row in rows_of_tests(own) if own.kind == "tests" else rows:
+            counts[row.verdict] += 1
+            print(row, file=stream, flush=True)
+            print(row, flush=True)
+        total = ", ".join(f"{count} {verdict}" for verdict, count in sorted(counts.items()))
+        print(f"{own.release} {own.kind}: {total}", file=stream)
+    print(f"{own.release} {own.kind}: {total}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,326 @@
+"""NVIDIA's example scripts with tiny weights: their commands, and what transformers computes."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+STEPS = 32  # tokens that run.py generates
+PROMPTS = ((5, 17, 200, 31, 64, 9), (12, 7, 90))  # of different lengths
+VOCABULARY = 320
+_COMMON = {"hidden_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4,
+           "max_position_embeddings": 128, "vocab_size": VOCABULARY}  # fmt: skip
+_GPT = {"n_embd": 64, "n_layer": 4, "n_head": 4, "n_positions": 128, "vocab_size": VOCABULARY}
+_LLAMA = _COMMON | {"intermediate_size": 96, "num_key_value_heads": 2}
+# family -> (class and configuration in transformers, sizes)
+FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "llama": ("LlamaForCausalLM", "LlamaConfig", _LLAMA),
+    "gpt": ("GPT2LMHeadModel", "GPT2Config", _GPT),
+    "gptj": ("GPTJForCausalLM", "GPTJConfig", _GPT | {"rotary_dim": 8}),
+    "gptneox": ("GPTNeoXForCausalLM", "GPTNeoXConfig",
+                _COMMON | {"intermediate_size": 256, "rotary_pct": 0.5}),
+    "opt": ("OPTForCausalLM", "OPTConfig", _COMMON | {"ffn_dim": 256, "word_embed_proj_dim": 64}),
+    "bloom": ("BloomForCausalLM", "BloomConfig", _GPT | {"hidden_size": 64}),
+    "falcon": ("FalconForCausalLM", "FalconConfig",
+               _COMMON | {"new_decoder_architecture": False, "alibi": False, "bias": False}),
+    "gemma": ("GemmaForCausalLM", "GemmaConfig",
+              _LLAMA | {"num_key_value_heads": 1, "head_dim": 16}),
+    "phi": ("PhiForCausalLM", "PhiConfig",
+            _COMMON | {"intermediate_size": 256, "partial_rotary_factor": 0.5}),
+    "qwen": ("Qwen2ForCausalLM", "Qwen2Config", _LLAMA),
+    "t5": ("T5ForConditionalGeneration", "T5Config",
+           {"d_model": 64, "d_kv": 16, "d_ff": 128, "num_layers": 2, "num_heads": 4,
+            "decoder_start_token_id": 0, "vocab_size": VOCABULARY}),
+    "bert": ("BertModel", "BertConfig", _COMMON | {"intermediate_size": 256}),
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Example:
+    """Commands of one example, and what their results are compared with.
+
+    Words of commands may name {model}, {out}, {checkpoint}, {prompts} (a CSV file of ids) and
+    {tokens} (the file that run.py writes). A command is a script below the release's folder, or
+    `irc` and its arguments.
+    """
+
+    name: str
+    family: str
+    commands: tuple[str, ...]
+    check: str = "tokens"  # or logits
+    bits: int = 0  # of weights that are rounded per output channel
+    sources: bool = False  # the model's class is NVIDIA's
+
+    @property
+    def ranks(self) -> int:
+        """How many ranks the commands build."""
+        sizes = re.findall(r"--[tp]p_size (\d)", " ".join(self.commands))
+        return math.prod(map(int, sizes))
+
+
+def examples(release: str) -> Iterator[Example]:
+    """Every example of a release that the corpus runs."""
+    number = tuple(map(int, release.split(".")))
+    return _of_build_scripts(number) if number < (0, 8) else _of_checkpoints(number)
+
+
+_BUILD = (
+    "examples/{family}/build.py --model_dir {model} --dtype float32 --output_dir {out} "
+    "--max_batch_size 2 --max_input_len 16 --max_output_len 40"
+)
+_INT4 = "--use_weight_only --weight_only_precision int4"
+_PLUGINS = "--use_gpt_attention_plugin float32 --use_gemm_plugin float32"
+_SPLIT = "--world_size {} --tp_size {} --pp_size {}"
+_LLAMA_FLAGS: dict[str, tuple[str, int]] = {
+    "plain": ("", 0),
+    "plugins": (f"{_PLUGINS} --use_rmsnorm_plugin float32", 0),
+    "int8": ("--use_weight_only", 8),
+    "int4": (_INT4, 4),
+    "tp2, parallel embedding by rows": (
+        f"{_SPLIT.format(2, 2, 1)} --use_parallel_embedding --embedding_sharding_dim 0",
+        0,
+    ),
+    "tp2, parallel embedding by columns": (
+        f"{_SPLIT.format(2, 2, 1)} --use_parallel_embedding --embedding_sharding_dim 1",
+        0,
+    ),
+    "tp2": (_SPLIT.format(2, 2, 1), 0),
+    "tp2 pp2, plugins": (f"{_SPLIT.format(4, 2, 2)} {_PLUGINS}", 0),
+    "tp2 int8, plugins": (f"{_SPLIT.format(2, 2, 1)} {_PLUGINS} --use_weight_only", 8),
+    "packed, plugins": (f"{_PLUGINS} --remove_input_padding", 0),
+    "--enable_debug_output": ("--enable_debug_output", 0),
+    "--visualize": ("--visualize", 0),
+}
+
+
+def _of_build_scripts(number: tuple[int, ...]) -> Iterator[Example]:
+    run = "examples/run.py" if number >= (0, 7) else "examples/llama/run.py"
+    prompts = "--input_file" if number >= (0, 7) else "--input_tokens"
+    run += f" --engine_dir {{out}} --tokenizer_dir {{model}} --max_output_len {STEPS} "
+    run += f"{prompts} {{prompts}} --output_npy {{tokens}}"
+    for name, (flags, bits) in _LLAMA_FLAGS.items():
+        build = f"{_BUILD} {flags}"
+        yield Example(f"llama/build.py {name}", "llama", (build, run), bits=bits)
+    if number < (0, 7):
+        return
+    convert = "examples/{family}/convert_checkpoint.py --model_dir {model} --dtype float32 "
+    convert += "--output_dir {checkpoint}"
+    for family in ("gptj", "gptneox", "falcon"):
+        for name, flags in (("plain", ""), ("plugins", _PLUGINS)):
+            commands = (f"{_BUILD} {flags}".replace("{family}", family),)
+            if family == "falcon":
+                commands = (commands[0] + " --parallel_attention",)
+            yield Example(f"{family}/build.py {name}", family, commands, "logits", sources=True)
+    gpt = _BUILD.replace("{model}", "{checkpoint}/1-gpu").replace("{family}", "gpt")
+    converted = "examples/gpt/hf_gpt_convert.py -i {model} -o {checkpoint} --storage-type float32"
+    yield Example("gpt/build.py plain", "gpt", (converted, gpt), "logits", sources=True)
+    yield Example("gpt/build.py plugins", "gpt", (converted, f"{gpt} {_PLUGINS}"), "logits",
+                  sources=True)  # fmt: skip
+    for family in ("opt", "bloom"):
+        commands = (
+            convert.replace("{family}", family),
+            _IRC_BUILD + " --gpt_attention_plugin float32",
+        )
+        yield Example(f"{family}/convert_checkpoint.py", family, commands, "logits", sources=True)
+    bert = (
+        "examples/bert/build.py --dtype float32 --model BertModel --n_layer 4 --n_embd 64 "
+        f"--n_head 4 --n_positions 128 --vocab_size {VOCABULARY} --max_batch_size 2 "
+        "--max_input_len 16 --output_dir {out}"
+    )
+    for name, flags in (("plain", ""), ("plugin", " --use_bert_attention_plugin float32")):
+        yield Example(f"bert/build.py {name}", "bert", (bert + flags,), "logits", sources=True)
+
+
+_IRC_BUILD = (
+    "irc build --checkpoint_dir {checkpoint} --output_dir {out} --max_batch_size 2 "
+    "--max_input_len 16 --max_seq_len 64"
+)
+_CONVERT = (
+    "examples/{family}/convert_checkpoint.py --model_dir {model} --dtype float32 "
+    "--output_dir {checkpoint}"
+)
+
+
+def _of_checkpoints(number: tuple[int, ...]) -> Iterator[Example]:
+    run = (
+        f"examples/run.py --engine_dir {{out}} --tokenizer_dir {{model}} --max_output_len {STEPS} "
+        "--input_file {prompts} --output_npy {tokens} --use_py_session"
+    )
+    llama: dict[str, tuple[str, int]] = {
+        "plain": ("", 0),
+        "int8": ("--use_weight_only", 8),
+        "int4": (_INT4, 4),
+        "tp2": ("--tp_size 2", 0),
+        "tp2 pp2": ("--tp_size 2 --pp_size 2", 0),
+        "tp2, parallel embedding": ("--tp_size 2 --use_parallel_embedding", 0),
+    }
+    for name, (flags, bits) in llama.items():
+        commands = (f"{_CONVERT} {flags}", _IRC_BUILD, run)
+        yield Example(f"llama/convert_checkpoint.py {name}", "llama", commands, bits=bits)
+    if number < (0, 16):
+        return
+    for family in ("gpt", "falcon", "phi", "qwen"):
+        convert = _CONVERT.replace("{family}", family)
+        commands = (convert, _IRC_BUILD)
+        yield Example(f"{family}/convert_checkpoint.py", family, commands, "logits", sources=True)
+    gemma = (
+        "examples/gemma/convert_checkpoint.py --ckpt-type hf --model-dir {model} --dtype float32 "
+        "--output-model-dir {checkpoint}"
+    )
+    yield Example("gemma/convert_checkpoint.py", "gemma", (gemma, _IRC_BUILD), "logits",
+                  sources=True)  # fmt: skip
+    t5 = "examples/enc_dec/convert_checkpoint.py --model_type t5 --model_dir {model} "
+    t5 += "--dtype float32 --output_dir {checkpoint}"
+    both = tuple(
+        _IRC_BUILD.replace("{checkpoint}", f"{{checkpoint}}/{part}").replace(
+            "{out}", f"{{out}}/{part}"
+        )
+        + more
+        for part, more in (("encoder", ""), ("decoder", " --max_encoder_input_len 16"))
+    )
+    yield Example("enc_dec/convert_checkpoint.py t5", "t5", (t5, *both), "logits", sources=True)
+
+
+def make_model(family: str, folder: Path) -> None:
+    """Write a tiny model of a family, with a tokenizer, as transformers saves it."""
+    import io
+
+    import sentencepiece
+    import torch
+    import transformers
+
+    cls, configuration, sizes = FAMILIES[family]
+    model = _random(cls, configuration, sizes)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.dim() > 1:
+                parameter.normal_(0, 0.15)
+            elif "bias" in name:
+                parameter.normal_(0, 0.05)
+            else:
+                parameter.add_(torch.randn_like(parameter) * 0.05)
+    model.save_pretrained(folder, safe_serialization=True)
+    lines = Path(__file__).read_text(encoding="utf-8").splitlines()
+    written = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(lines), model_writer=written, vocab_size=VOCABULARY,
+        model_type="bpe", minloglevel=2, hard_vocab_limit=False,
+    )  # fmt: skip
+    (folder / "tokenizer.model").write_bytes(written.getvalue())
+    tokenizer = transformers.LlamaTokenizer(str(folder / "tokenizer.model"), legacy=False)
+    tokenizer.save_pretrained(folder)
+
+
+def _random(cls: str, configuration: str, sizes: dict[str, Any]) -> Any:
+    import torch
+    import transformers
+
+    torch.manual_seed(0)
+    return getattr(transformers, cls)(getattr(transformers, configuration)(**sizes)).eval()
+
+
+def check(example: Example, model: Path, out: Path, tokens: Path) -> str:
+    """How results differ from those of transformers; "" where they do not."""
+    import torch
+    import transformers
+
+    cls, configuration, sizes = FAMILIES[example.family]
+    if example.family == "bert":
+        theirs = _random(cls, configuration, sizes)  # the script makes the same one
+    else:
+        theirs = getattr(transformers, cls).from_pretrained(model).float().eval()
+    if example.bits:
+        _round(theirs, example.bits)
+    with torch.no_grad():
+        if example.check == "tokens":
+            return _differing_tokens(theirs, np.load(tokens))
+        return _differing_logits(theirs, out, example.family)
+
+
+def _differing_tokens(model: Any, generated: np.ndarray) -> str:
+    import torch
+
+    end = model.config.eos_token_id
+    for prompt, row in zip(PROMPTS, generated.tolist(), strict=True):
+        ids = list(prompt)
+        while len(ids) < len(prompt) + STEPS and ids[-1] != end:
+            ids.append(int(model(torch.tensor([ids])).logits[0, -1].argmax()))
+        found = row[-STEPS:] if len(row) == STEPS else row[len(prompt) : len(ids)]
+        if found[: len(ids) - len(prompt)] != ids[len(prompt) :]:
+            return f"tokens {found[:8]}... differ from {ids[len(prompt) :][:8]}..."
+    return ""
+
+
+def _round(model: Any, bits: int) -> None:
+    """Round the weights of all layers as weight-only quantization does, per output channel."""
+    import torch
+
+    limit = 2 ** (bits - 1)
+    for name, module in model.named_modules():
+        if isinstance(module, torch.nn.Linear) and "lm_head" not in name:
+            scale = module.weight.abs().amax(1, keepdim=True) / limit
+            codes = (module.weight / scale).round().clamp(-limit, limit - 1)
+            module.weight = torch.nn.Parameter(codes * scale)
+
+
+def _differing_logits(model: Any, out: Path, family: str) -> str:
+    """Compare the logits of prompts and STEPS more tokens, or the hidden states of BERT."""
+    import torch
+
+    from irc.frontends.tensorrt_llm.engines import find_artifact
+    from irc.generation.rows import Rows
+
+    if family == "bert":
+        ids = torch.tensor([PROMPTS[0], PROMPTS[0][::-1]])
+        states = _encoded(out, ids)["hidden_states"]
+        return _differing(states, model(ids).last_hidden_state)
+    prompts = [list(prompt) for prompt in PROMPTS]
+    extra: dict[str, Any] = {}
+    if family == "t5":
+        ids = torch.tensor([PROMPTS[0], PROMPTS[0][::-1]])
+        extra["encoder_output"] = _encoded(out / "encoder", ids)["encoder_output"]
+        extra["encoder_input_lengths"] = np.full(2, ids.shape[1], np.int32)
+        prompts, out = [[0], [0]], out / "decoder"
+    artifact = find_artifact(out)
+    rows = Rows(artifact.program, artifact.manifest["dims"], prompts, 48, extra)
+    logits = rows.start()
+    for _ in range(STEPS):
+        for row, prompt in enumerate(prompts):
+            sequence = torch.tensor([prompt])
+            call = (
+                {"input_ids": ids[row : row + 1], "decoder_input_ids": sequence}
+                if extra
+                else {"input_ids": sequence}
+            )
+            if difference := _differing(logits[row], model(**call).logits[0, -1]):
+                return f"after {len(prompt)} tokens: {difference}"
+            prompt.append(int(logits[row].argmax()))
+        logits = rows.step([prompt[-1:] for prompt in prompts])
+    return ""
+
+
+def _differing(results: Any, expected: Any) -> str:
+    results = np.asarray(results, np.float32)[..., : expected.shape[-1]]
+    difference = float(np.abs(results - expected.numpy()).max() / expected.abs().max())
+    return "" if difference < 1e-4 else f"results differ by {difference:.1e} of the largest"
+
+
+def _encoded(folder: Path, ids: Any) -> dict[str, Any]:
+    """The outputs of an encoder."""
+    from irc.frontends.tensorrt_llm.engines import find_artifact
+
+    program = find_artifact(folder).program
+    ids = ids.numpy().astype(np.int32)
+    every = {
+        "input_ids": ids,
+        "input_lengths": np.full(len(ids), ids.shape[1], np.int32),
+        "token_type_ids": 0 * ids,
+        "position_ids": np.arange(ids.shape[1], dtype=np.int32)[None].repeat(len(ids), 0),
+    }
+    return program.run({port.name: every[port.name] for port in program.ports.inputs})
