@@ -18,7 +18,7 @@ from enum import Enum
 from functools import cache, cached_property, wraps
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Literal, TypeVar, cast
+from typing import Any, Literal, TypeVar, cast, overload
 
 from ...errors import Error, did_you_mean
 from ...source import here
@@ -26,6 +26,7 @@ from .context import current_session, minor
 
 Kind = Literal["supported", "without effect", "refused", "unknown"]
 Bound = TypeVar("Bound", bound=Callable[..., Any])
+Declared = TypeVar("Declared")
 ROOT = "tensorrt_llm"
 RELEASES = {5: "0.5.0", 6: "0.6.1", 7: "0.7.1", **{n: f"0.{n}.0" for n in range(8, 17)}}
 _EMPTY = inspect.Parameter.empty
@@ -353,6 +354,10 @@ def _names_taken(row: Row, parameters: Mapping[str, inspect.Parameter]) -> froze
 # -- the decorator
 
 
+@overload
+def api(path: str, *, releases: str = "") -> Callable[[Declared], Declared]: ...
+@overload
+def api(path: str, *, inner: bool, releases: str = "") -> Any: ...
 def api(path: str, *, inner: bool = False, releases: str = "") -> Any:
     """Declare a function, class, or enumeration of the API, and bind its calls by its row.
 
@@ -382,6 +387,8 @@ def _bind_methods(path: str, target: type, releases: frozenset[int], inner: bool
         value = next((vars(each)[name] for each in target.__mro__ if name in vars(each)), None)
         function = getattr(value, "__func__", value)
         if not inspect.isfunction(function) or (row == path and not rows()[row].arguments):
+            continue
+        if not rows()[row].releases & releases:
             continue
         is_method = not isinstance(value, staticmethod)
         function = getattr(function, "__unbound__", function)

@@ -65,11 +65,8 @@ _CANDIDATES = {
     "parameter": ("module",),
     "layers": ("layers", "enums", "functional"),
     "layers.attention": ("layers", "functional", "enums"),
-    "lora_manager": ("layers.lora",),
-    "runtime.lora_manager": ("layers.lora",),
     "plugin": ("settings",),
     "models": ("models", "quantization", "layers.quantized", "settings"),
-    "models.llama": ("models", "models.config"),
     "models.modeling_utils": (
         "models.config",
         "models.decoder",

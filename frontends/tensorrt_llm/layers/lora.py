@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from ..api import api
 from .linear import refuse_lora
 
 
+@api("layers.lora.LoraParams")
 @dataclass
 class LoraParams:
     """The inputs of adapters: none of them, as scripts without adapters make it."""
@@ -21,15 +23,23 @@ class LoraParams:
     host_encoder_input_lengths: Any = None
     weight_index: int | None = None
     lora_weights_pointers_list: Any = None
+    max_num_tokens: Any = None
 
     def __post_init__(self) -> None:
         pointers = (self.lora_weights_pointers, self.lora_weights_pointers_list)
         refuse_lora(self.lora_ranks, *pointers)
 
+    def is_off(self) -> bool:
+        """True: it holds no adapters."""
+        return True
+
     def get_layer_params(self, layer_idx: int) -> None:
         """None: no layer has an adapter."""
 
 
+@api("runtime.lora_manager.LoraConfig")
+@api("lora_manager.LoraBuildConfig")
+@api("lora_manager.LoraConfig")
 @dataclass
 class LoraConfig:
     """The adapters of a build: none, in no folder. `is_valid` is whether there are any."""

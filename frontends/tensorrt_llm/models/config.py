@@ -15,6 +15,7 @@ from typing import Any, cast
 from ....errors import Error, did_you_mean
 from ....json_files import read_object
 from ....source import here
+from ..api import api
 from ..context import current_session
 from ..dtypes import str_dtype
 from ..enums import PositionEmbeddingType
@@ -53,6 +54,7 @@ _NEUTRAL: Table[str, tuple[Any, ...]] = {
 }
 
 
+@api("models.modeling_utils.PretrainedConfig")
 class PretrainedConfig:
     """Sizes and options of a model; a script's own keys become attributes, with a note.
 
@@ -60,11 +62,6 @@ class PretrainedConfig:
     `intermediate_size` 4 * hidden_size, `num_key_value_heads` num_attention_heads. `mapping` may
     also be given as `world_size`, `tp_size` and `pp_size`.
     """
-
-    quant_kwargs: Any = None
-    use_prompt_tuning = False
-    max_lora_rank = 64
-    runtime_defaults: Any = None
 
     def __init__(
         self,
@@ -95,6 +92,10 @@ class PretrainedConfig:
         tp_size: int = 1,
         pp_size: int = 1,
         gpus_per_node: int = 8,
+        quant_kwargs: Any = None,
+        use_prompt_tuning: bool = False,
+        max_lora_rank: int = 64,
+        runtime_defaults: Any = None,
         **own_keys: Any,
     ) -> None:
         self.architecture = architecture
@@ -118,6 +119,8 @@ class PretrainedConfig:
         self.use_parallel_embedding = use_parallel_embedding
         self.embedding_sharding_dim = embedding_sharding_dim
         self.share_embedding_table = share_embedding_table
+        self.quant_kwargs, self.max_lora_rank = quant_kwargs, max_lora_rank
+        self.use_prompt_tuning, self.runtime_defaults = use_prompt_tuning, runtime_defaults
         if mapping is None and world_size is not None:
             mapping = Mapping(
                 world_size, gpus_per_node=gpus_per_node, tp_size=tp_size, pp_size=pp_size
@@ -129,9 +132,10 @@ class PretrainedConfig:
         own_keys.pop("kv_dtype", None)  # which the quantization implies
         for key, value in own_keys.items():
             setattr(self, key, value)
-        if new := [key for key in own_keys if not hasattr(type(self), key)]:
+        if own_keys:
             current_session().note(
-                f"{type(self).__name__} keeps {', '.join(new)} as attributes for the script's model"
+                f"{type(self).__name__} keeps {', '.join(own_keys)} as attributes for the script's "
+                "model"
             )
 
     @property
@@ -217,6 +221,7 @@ class PretrainedConfig:
         return f"{type(self).__name__}({self.architecture}, {self.num_hidden_layers} layers)"
 
 
+@api("models.llama.config.LLaMAConfig")
 class LLaMAConfig(PretrainedConfig):
     """The sizes of LLaMA, Mistral, Mixtral and Qwen2. An unknown key is an Error.
 
@@ -239,7 +244,6 @@ class LLaMAConfig(PretrainedConfig):
         moe_num_experts: int = 0,
         moe_top_k: int = 0,
         moe_normalization_mode: Any = None,
-        use_prompt_tuning: bool = False,
         use_fused_mlp: bool = False,
         fc_after_embed: bool = False,
         use_input_layernorm_in_first_layer: bool = True,
@@ -275,7 +279,7 @@ class LLaMAConfig(PretrainedConfig):
             moe = MoeConfig.from_dict(cast("Any", moe))
         self.moe = moe.validate()
         self.residual_mlp, self.fc_after_embed = residual_mlp, fc_after_embed
-        self.use_prompt_tuning, self.use_fused_mlp = use_prompt_tuning, use_fused_mlp
+        self.use_fused_mlp = use_fused_mlp
         self.use_input_layernorm_in_first_layer = use_input_layernorm_in_first_layer
         self.use_last_layernorm, self.layer_idx_offset = use_last_layernorm, layer_idx_offset
         self.embedding_multiplier = embedding_multiplier

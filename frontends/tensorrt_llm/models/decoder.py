@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from copy import copy
-from typing import Any, ClassVar, NamedTuple
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 from ....errors import Error
 from ....source import here
-from ..context import current_network, dialect, signatures
+from ..api import api, release
+from ..context import current_network
 from ..functional.basic import tanh
 from ..functional.collectives import recv
 from ..functional.indexing import gather_last_token_logits
@@ -28,17 +30,18 @@ from .config import PretrainedConfig
 from .generation_mixin import GenerationMixin
 from .weights import CheckpointMixin
 
-_INPUTS_A = """
-    max_batch_size, max_input_len, max_new_tokens, use_cache, max_beam_width, max_num_tokens,
-    prompt_embedding_table_size, gather_all_token_logits, lora_target_modules
-"""
-_INPUTS_B = """
-    max_batch_size, max_input_len, max_seq_len, max_num_tokens, use_cache, max_beam_width,
-    opt_num_tokens, prompt_embedding_table_size, position_encoding_2d, max_draft_len
-"""
+_LENGTHS = ("sequence_length", "context_lengths", "host_context_lengths", "host_request_types")
+_CACHES = (
+    "past_key_value",
+    "host_past_key_value_lengths",
+    "host_max_attention_window_sizes",
+    "cache_indirection",
+)
 
 
-class Gemma2ConfigGroup(NamedTuple):
+@api("models.modeling_utils.Gemma2ConfigGroup")
+@dataclass(frozen=True)
+class Gemma2ConfigGroup:
     """Keys of Gemma 2, of which `final_logit_softcapping` c makes logits c * tanh(logits / c)."""
 
     query_pre_attn_scalar: int
@@ -48,9 +51,10 @@ class Gemma2ConfigGroup(NamedTuple):
     @classmethod
     def keys(cls) -> set[str]:
         """The names of the keys."""
-        return {*cls._fields}
+        return {*cls.__dataclass_fields__}
 
 
+@api("models.modeling_utils.DecoderLayerList")
 class DecoderLayerList(ModuleList):
     """The decoder layers of this pipeline stage; `cls` is called with the config and an index."""
 
@@ -71,19 +75,17 @@ class DecoderLayerList(ModuleList):
         lora_params: Any = None,
         spec_decoding_params: Any = None,
         vision_token_mask: Tensor | None = None,
-        all_reduce_workspace: Tensor | None = None,
     ) -> Any:
         """hidden_states [B, S, hidden] through all layers; with `use_cache` (the same, caches).
 
         Layers get the arguments that are not None.
         """
-        refuse_lora_params(lora_params)
+        refuse_lora(getattr(lora_params, "lora_ranks", lora_params))
         options: dict[str, Any] = {
             "mrope_params": mrope_params,
             "position_ids": position_ids,
             "spec_decoding_params": spec_decoding_params,
             "vision_token_mask": vision_token_mask,
-            "all_reduce_workspace": all_reduce_workspace,
         }
         options = {name: value for name, value in options.items() if value is not None}
         presents: list[Any] = []
@@ -119,11 +121,6 @@ def layer_caches(params: KeyValueCacheParams | None, layers: int) -> list[Any]:
         if isinstance(windows, (list, tuple)) and len(windows) == layers:  # pyright: ignore[reportUnknownArgumentType]
             own.host_max_attention_window_sizes = windows[index]
     return each
-
-
-def refuse_lora_params(params: Any) -> None:
-    """An Error where LoraParams have the ranks of adapters."""
-    refuse_lora(getattr(params, "lora_ranks", params))
 
 
 def last_token(hidden_states: Tensor, last_token_ids: Tensor | None) -> Tensor:
@@ -172,6 +169,15 @@ def add_prompts(model: Any) -> None:
             module.vocab_embedding = PromptTuningEmbedding.of(table)
 
 
+@api("models.modeling_utils.optimize_model")
+def optimize_model(model: Any, use_prompt_tuning: bool = False) -> Any:
+    """The model, whose embeddings read a prompt table where `use_prompt_tuning` says so."""
+    if use_prompt_tuning:
+        add_prompts(model)
+    return model
+
+
+@api("top_model_mixin.TopModelMixin")
 class TopModelMixin(Module):
     """What models have beside the layers that they are made of."""
 
@@ -206,6 +212,7 @@ class _WithEnd(type):
         return model
 
 
+@api("models.modeling_utils.PretrainedModel")
 class PretrainedModel(CheckpointMixin, TopModelMixin, GenerationMixin, metaclass=_WithEnd):
     """A model made of a config, that loads checkpoints and makes its inputs."""
 
@@ -215,7 +222,7 @@ class PretrainedModel(CheckpointMixin, TopModelMixin, GenerationMixin, metaclass
         self.config = config
 
     def __post_init__(self) -> None:
-        if dialect() == "A":
+        if release() < 8:
             self.check_config()
         quantize(self, self.config.quantization)
 
@@ -235,29 +242,21 @@ class PretrainedModel(CheckpointMixin, TopModelMixin, GenerationMixin, metaclass
     def release(self) -> None:
         """Accepted, without effect: a model's memory is freed with it."""
 
-    @signatures(a=_INPUTS_A, b=_INPUTS_B)
     def prepare_inputs(
         self,
         max_batch_size: int,
         max_input_len: int,
         max_seq_len: int | None = None,
+        max_new_tokens: int = 0,
         max_num_tokens: int | None = None,
         use_cache: bool = True,
         max_beam_width: int = 1,
         opt_num_tokens: int | None = None,
+        opt_batch_size: int | None = None,
         prompt_embedding_table_size: int = 0,
-        position_encoding_2d: bool = False,
-        max_draft_len: int = 0,
         gather_context_logits: bool = False,
         gather_all_token_logits: bool = False,
-        max_new_tokens: int | None = None,
-        opt_batch_size: int | None = None,
         num_hidden_layers: int | None = None,
-        mrope_rotary_sin_cos_size: int | None = None,
-        gather_generation_logits: bool = False,
-        lora_target_modules: Any = None,
-        speculative_decoding_draft_tokens_external: bool = False,
-        spec_decoding_is_generation_length_variable: bool = False,
     ) -> Any:
         """The arguments of `forward` by name (in order up to 0.7.1), as inputs of the network in
         progress."""
@@ -268,7 +267,7 @@ class PretrainedModel(CheckpointMixin, TopModelMixin, GenerationMixin, metaclass
             max_batch_size=max_batch_size,
             max_beam_width=max_beam_width,
             max_input_len=max_input_len,
-            max_seq_len=max_seq_len or max_input_len + (max_new_tokens or 0),
+            max_seq_len=max_seq_len or max_input_len + max_new_tokens,
             num_kv_heads=config.num_key_value_heads,
             head_size=config.head_size,
             num_layers=num_hidden_layers or config.num_hidden_layers,
@@ -284,9 +283,6 @@ class PretrainedModel(CheckpointMixin, TopModelMixin, GenerationMixin, metaclass
             opt_batch_size=opt_batch_size,
             gather_context_logits=gather_context_logits or gather_all_token_logits,
             prompt_embedding_table_size=prompt_embedding_table_size,
-            position_encoding_2d=position_encoding_2d,
-            max_draft_len=max_draft_len,
-            mrope_rotary_sin_cos_size=mrope_rotary_sin_cos_size,
         )
         return forward_arguments(inputs, use_cache, max_input_len)
 
@@ -294,17 +290,8 @@ class PretrainedModel(CheckpointMixin, TopModelMixin, GenerationMixin, metaclass
 def forward_arguments(inputs: dict[str, Any], use_cache: bool, max_input_len: int) -> Any:
     """The arguments of `forward`, of the inputs of `prepare_basic_inputs`: a dict of those that
     are not left out, or up to 0.7.1 a tuple."""
-    lengths = ["sequence_length", "context_lengths", "host_context_lengths", "host_request_types"]
-    holds = [
-        "past_key_value",
-        "host_past_key_value_lengths",
-        "host_max_attention_window_sizes",
-        "cache_indirection",
-    ]
-    caches = {name: inputs[name] for name in holds}
-    params = AttentionParams(
-        max_context_length=max_input_len, **{name: inputs[name] for name in lengths}
-    )
+    caches = {name: inputs[name] for name in _CACHES}
+    lengths = {name: inputs[name] for name in _LENGTHS}
     first: dict[str, Any] = {
         "input_ids": inputs["input_ids"],
         "position_ids": inputs["position_ids"],
@@ -312,21 +299,23 @@ def forward_arguments(inputs: dict[str, Any], use_cache: bool, max_input_len: in
         "last_token_ids": inputs["last_token_ids"],
         "attention_mask": inputs["attention_mask"],
         "kv_cache_params": KeyValueCacheParams(**caches),
-        "attention_params": params,
+        "attention_params": AttentionParams(max_context_length=max_input_len, **lengths),
     }
     others = {
         "hidden_states": inputs["hidden_states_input"],
-        "all_reduce_workspace": inputs["all_reduce_workspace"],
         "prompt_embedding_table": inputs["prompt_embedding_table"],
         "prompt_tasks": inputs["tasks"],
         "prompt_vocab_size": inputs["prompt_vocab_size"],
     }
-    if dialect() == "A":
-        first["kv_cache_params"].fill_none_tensor_list(len(inputs["past_key_value"]))
-        return (*first.values(), *others.values(), LoraParams())
-    return first | {name: value for name, value in others.items() if value is not None}
+    if release() >= 8:
+        return first | {name: value for name, value in others.items() if value is not None}
+    first["kv_cache_params"].fill_none_tensor_list(len(inputs["past_key_value"]))
+    states, *prompt = others.values()
+    every = (*first.values(), states, None, *prompt, LoraParams())  # None: a workspace
+    return every[: {5: 9, 6: 12}.get(release(), 13)]
 
 
+@api("models.modeling_utils.DecoderModelForCausalLM")
 class DecoderModelForCausalLM(PretrainedModel):
     """A transformer and the head of the language model, over pipeline stages.
 
@@ -357,7 +346,6 @@ class DecoderModelForCausalLM(PretrainedModel):
         prompt_vocab_size: Tensor | None = None,
         lora_params: Any = None,
         spec_decoding_params: Any = None,
-        all_reduce_workspace: Tensor | None = None,
     ) -> Any:
         """Logits [B, V] of the last tokens ([B, S, V] of all without last_token_ids), or the hidden
         states for the next stage; with `use_cache` (the same, caches). Of the last stage the hidden
@@ -378,13 +366,12 @@ class DecoderModelForCausalLM(PretrainedModel):
             "mrope_params": mrope_params,
             "lora_params": lora_params,
             "spec_decoding_params": spec_decoding_params,
-            "all_reduce_workspace": all_reduce_workspace,
         }
         given = {name: value for name, value in options.items() if value is not None}
         states = self.transformer(**arguments, **given)
         states, presents = states if use_cache else (states, None)
         result = mark_outputs(self, states, presents, last_token_ids)
         results = [result] if presents is None else [result, presents]
-        if self.config.mapping.is_last_pp_rank() and dialect() == "B":
+        if self.config.mapping.is_last_pp_rank() and release() >= 8:
             results.append(states)
         return results[0] if len(results) == 1 else tuple(results)

@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 from ....errors import Error
 from ....ir.dims import symbol
 from ....source import here
-from ..context import current_session, dialect, signatures
+from ..api import api, release
+from ..context import current_session
 from ..dtypes import irc_dtype
 from ..mapping import Mapping
 from ..settings import KVCacheType
@@ -16,19 +17,6 @@ from ..tensor import Tensor
 
 Range = tuple[int, int, int]
 
-_BASIC_A = """
-    max_batch_size, max_beam_width, max_input_len, max_new_tokens, num_kv_heads, head_size,
-    num_layers, kv_dtype, remove_input_padding, use_gpt_attention_plugin, use_gemm_plugin,
-    use_custom_all_reduce, paged_kv_cache, tokens_per_block, gather_all_token_logits, dtype,
-    num_heads, mapping, max_num_tokens, prompt_embedding_table_size, position_encoding_2d,
-    use_lora_plugin, lora_target_modules, max_draft_len
-"""
-_BASIC_B = "max_batch_size, max_beam_width, max_input_len, max_seq_len"
-_ATTENTION_A = """
-    max_batch_size, max_beam_width, max_input_len, max_new_tokens, num_kv_heads, head_size,
-    num_layers, kv_dtype, remove_input_padding, use_gpt_attention_plugin, use_gemm_plugin,
-    paged_kv_cache, tokens_per_block, mapping, use_cache
-"""
 # What inputs of adapters, paged caches and speculative decoding, which irc does not have, give.
 _ABSENT = """
     all_reduce_workspace lora_ranks lora_weights_pointers spec_decoding_params mrope_params
@@ -70,6 +58,7 @@ class Sizes(NamedTuple):
         )
 
 
+@api("models.generation_mixin.GenerationMixin")
 class GenerationMixin:
     """Makes the inputs of a language model under the names of TensorRT-LLM's engines."""
 
@@ -86,7 +75,6 @@ class GenerationMixin:
         """The layers of this pipeline stage."""
         return mapping.pp_layers(num_layers)
 
-    @signatures(a=_BASIC_A, b=_BASIC_B)
     def prepare_basic_inputs(
         self,
         max_batch_size: int,
@@ -112,21 +100,6 @@ class GenerationMixin:
         gather_context_logits: bool = False,
         gather_all_token_logits: bool = False,
         prompt_embedding_table_size: int = 0,
-        position_encoding_2d: bool = False,
-        use_lora_plugin: Any = False,
-        max_draft_len: int = 0,
-        mrope_rotary_sin_cos_size: int | None = None,
-        use_gemm_plugin: Any = False,
-        use_custom_all_reduce: Any = False,
-        paged_kv_cache: Any = False,
-        tokens_per_block: int = 64,
-        gather_generation_logits: bool = False,
-        lora_target_modules: Any = None,
-        speculative_decoding_draft_tokens_external: bool = False,
-        spec_decoding_is_generation_length_variable: bool = False,
-        multiple_profiles: bool = False,
-        streamingllm: bool = False,
-        pp_reduce_scatter: bool = False,
     ) -> dict[str, Any]:
         """The inputs by name; those that this rank or form of attention lacks are None.
 
@@ -135,16 +108,6 @@ class GenerationMixin:
         and those of `prepare_attention_inputs`. With `remove_input_padding` the tokens of all rows
         follow each other, [T] ([1, T] up to 0.7.1), and last_token_ids are the ends of the rows.
         """
-        for name, value, why in (
-            ("max_draft_len", max_draft_len, "speculative decoding is not supported"),
-            ("position_encoding_2d", position_encoding_2d, "irc has no such positions"),
-            ("mrope_rotary_sin_cos_size", mrope_rotary_sin_cos_size, "irc has no such positions"),
-            ("use_lora_plugin", use_lora_plugin, "add adapters to the weights before"),
-            ("streamingllm", streamingllm, "attention sinks are not supported"),
-            ("pp_reduce_scatter", pp_reduce_scatter, "pipeline stages send whole hidden states"),
-        ):
-            if value:
-                raise Error(f"prepare_basic_inputs: {name}={value}: {why}", loc=here())
         world: Mapping = mapping or current_session().mapping or Mapping()
         hidden = hidden_size or (num_heads or 0) * head_size
         rows, total = max_batch_size * max_beam_width, max_seq_len or max_input_len + max_new_tokens
@@ -175,7 +138,6 @@ class GenerationMixin:
             opt_batch_size=opt_batch_size,
         )
 
-    @signatures(a=_ATTENTION_A, b="")
     def prepare_attention_inputs(
         self,
         max_batch_size: int,
@@ -195,12 +157,6 @@ class GenerationMixin:
         opt_batch_size: int | None = None,
         attn_layer_idx: Any = None,
         num_kv_heads_per_layer: Any = None,
-        num_profiles: int = 1,
-        enable_ctx_gen_opt_profiles: bool = False,
-        use_gemm_plugin: Any = False,
-        paged_kv_cache: Any = False,
-        tokens_per_block: int = 64,
-        streamingllm: bool = False,
     ) -> dict[str, Any]:
         """The inputs of attention by name: caches and lengths.
 
@@ -230,7 +186,7 @@ class GenerationMixin:
             for i, count in enumerate(heads)
         ]
         # up to 0.7.1 lists of all layers, whose windows and blocks scripts take one by one
-        nothing = [None] * len(heads) if dialect() == "A" else None
+        nothing = [None] * len(heads) if release() < 8 else None
         inputs["host_max_attention_window_sizes"] = nothing
         inputs["kv_cache_block_pointers_list"] = nothing
         return inputs | {"host_kv_cache_block_pointers_list": nothing}
@@ -244,7 +200,7 @@ class _Inputs:
         self.dims: dict[str, Any] = {"batch_size": sizes.batch, "input_len": sizes.tokens}
         if packed:
             self.dims = {"num_tokens": sizes.packed}
-            self.dims = {"one": 1, **self.dims} if dialect() == "A" else self.dims
+            self.dims = {"one": 1, **self.dims} if release() < 8 else self.dims
         self.packed = packed
 
     def make(self, name: str, dtype: str, **dims: Any) -> Tensor:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
+from ..api import api
 from ..enums import AttentionMaskType
 from ..functional.collectives import send
 from ..functional.shapes import concat
@@ -23,18 +24,13 @@ from ..module import Module
 from ..tensor import Tensor
 from ..utilities import pad_vocab_size
 from .config import LLaMAConfig, PretrainedConfig
-from .decoder import (
-    DecoderLayerList,
-    DecoderModelForCausalLM,
-    from_stage_before,
-    refuse_lora_params,
-)
+from .decoder import DecoderLayerList, DecoderModelForCausalLM, from_stage_before
 from .weights import LlamaCheckpointMixin
 
 _UNGATED = {"swiglu": "silu", "geglu": "gelu"}  # what a gated MLP applies to its gate
 
 
-class LLaMADecoderLayer(Module):
+class Layer(Module):
     """norm, attention, sum, norm, gated MLP or experts, sum.
 
     With `residual_mlp` a second MLP is behind the attention, and the experts read what the
@@ -85,6 +81,17 @@ class LLaMADecoderLayer(Module):
             act = _UNGATED.get(config.hidden_act, config.hidden_act)
             sizes = {**self._mlp_sizes(act), "ffn_hidden_size": config.hidden_size}
             self.residual_mlp = GatedMLP(**sizes)
+        self.describe(config)
+
+    @classmethod
+    def of(cls, config: LLaMAConfig, layer_idx: int) -> Layer:
+        """The layer of a config, whatever the constructor of the class takes."""
+        layer = cls.__new__(cls)
+        Layer.__init__(layer, config, layer_idx)
+        return layer
+
+    def describe(self, config: LLaMAConfig) -> None:
+        """Set the attributes that scripts of a release read."""
 
     def _norm(self) -> RmsNorm:
         config = self.config
@@ -108,18 +115,14 @@ class LLaMADecoderLayer(Module):
         hidden_states: Tensor,
         attention_mask: Tensor | None = None,
         use_cache: bool = False,
-        spec_decoding_params: Any = None,
         kv_cache_params: KeyValueCacheParams | None = None,
         attention_params: AttentionParams | None = None,
-        lora_layer_params: Any = None,
         position_ids: Tensor | None = None,
-        all_reduce_workspace: Tensor | None = None,
     ) -> Any:
         """hidden_states [B, S, hidden] to the same; with `use_cache` (the same, the cache).
 
         `position_ids` [B, S] are those of the tokens, by default counted from the cache.
         """
-        refuse_lora_params(lora_layer_params)
         grown = self.config.residual_multiplier
         residual = normed = hidden_states
         if self.layer_idx > 0 or self.config.use_input_layernorm_in_first_layer:
@@ -131,7 +134,6 @@ class LLaMADecoderLayer(Module):
             kv_cache_params=kv_cache_params,
             attention_params=attention_params,
             position_ids=position_ids,
-            spec_decoding_params=spec_decoding_params,
         )
         mixed, present = mixed if use_cache else (mixed, None)
         hidden_states = residual + (mixed if grown == 1 else mixed * grown)
@@ -151,8 +153,10 @@ class LLaMADecoderLayer(Module):
         return (hidden_states, present) if use_cache else hidden_states
 
 
-class LLaMAModel(Module):
+class Transformer(Module):
     """Embedding on the first pipeline stage, layers, norm on the last."""
+
+    layer_class: ClassVar[type[Layer]] = Layer
 
     def __init__(self, config: PretrainedConfig) -> None:
         config = LLaMAConfig.of(config)
@@ -160,7 +164,7 @@ class LLaMAModel(Module):
         self.use_prompt_tuning = config.use_prompt_tuning
         if self.mapping.is_first_pp_rank():
             self.vocab_embedding = embedding(config)
-        self.layers = DecoderLayerList(LLaMADecoderLayer, config)
+        self.layers = DecoderLayerList(self.layer_class.of, config)
         if config.fc_after_embed:
             self.fc = _gathered(config, 2 * config.hidden_size, config.hidden_size, bias=True)
         if self.mapping.is_last_pp_rank():
@@ -174,16 +178,13 @@ class LLaMAModel(Module):
         position_ids: Tensor | None = None,
         use_cache: bool = False,
         attention_mask: Tensor | None = None,
-        spec_decoding_params: Any = None,
         kv_cache_params: KeyValueCacheParams | None = None,
         attention_params: AttentionParams | None = None,
         hidden_states: Tensor | None = None,
-        hidden_states_for_embed: Tensor | None = None,
-        all_reduce_workspace: Tensor | None = None,
         prompt_embedding_table: Tensor | None = None,
         prompt_tasks: Tensor | None = None,
         prompt_vocab_size: Tensor | None = None,
-        lora_params: Any = None,
+        hidden_states_for_embed: Tensor | None = None,
     ) -> Any:
         """[B, S, hidden], also sent to the next pipeline stage; with `use_cache` (the same,
         caches)."""
@@ -205,8 +206,6 @@ class LLaMAModel(Module):
             kv_cache_params=kv_cache_params,
             attention_params=attention_params,
             position_ids=position_ids,
-            lora_params=lora_params,
-            spec_decoding_params=spec_decoding_params,
         )
         states, presents = result if use_cache else (result, None)
         if not mapping.is_last_pp_rank():
@@ -253,6 +252,19 @@ def _gathered(config: LLaMAConfig, inputs: int, outputs: int, bias: bool) -> Col
     )
 
 
+@api("models.llama.model.LLaMADecoderLayer", releases="0.8-")
+class LLaMADecoderLayer(Layer):
+    """One layer of a config."""
+
+
+@api("models.llama.model.LLaMAModel", releases="0.8-")
+class LLaMAModel(Transformer):
+    """The transformer of a config."""
+
+    layer_class = LLaMADecoderLayer
+
+
+@api("models.llama.model.LLaMAForCausalLM", releases="0.8-")
 class LLaMAForCausalLM(LlamaCheckpointMixin, DecoderModelForCausalLM):
     """LLaMA: `LLaMAForCausalLM(config)`."""
 

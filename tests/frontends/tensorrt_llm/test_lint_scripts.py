@@ -17,7 +17,7 @@ import tensorrt_llm as tl
 import a_package_that_is_not_installed as other
 from tensorrt_llm import functional as F
 from tensorrt_llm.functional import *
-from tensorrt_llm.layers.lora import LoraParams
+from tensorrt_llm.layers.lora import LoraRuntimeParams
 from tensorrt_llm.models import GPTForCausalLM as GPT, LLaMAForCausalLM
 from tensorrt_llm.nowhere import thing; from tensorrt_llm.bindings import KVCacheType
 
@@ -44,7 +44,7 @@ def test_the_status_of_every_name(tmp_path: Path) -> None:
     assert statuses(SCRIPT, tmp_path) == {
         root: ("supported", [1, 2, 11]),
         f"{root}.functional": ("supported", [4, 5, 13, 16]),
-        f"{root}.layers.lora.LoraParams": ("refused", [6]),
+        f"{root}.layers.lora.LoraRuntimeParams": ("refused", [6]),
         f"{root}.models.GPTForCausalLM": ("refused", [7, 18]),
         f"{root}.models.LLaMAForCausalLM": ("supported", [7]),
         f"{root}.nowhere": ("unknown", [8]),
