@@ -27,9 +27,9 @@ DTYPES = {"f16": "float16", "bf16": "bfloat16"}
 
 def arguments(script: str, tp: int, dtype: str, folder: Path, pp: int = 1) -> list[str]:
     """The command line of a script with random weights, which come into a folder."""
-    old, kind = "_a/" in script, Path(script).stem
+    old, kind = "0_7/" in script, Path(script).stem
     found = ["--dtype", DTYPES[dtype], f"--{'world' if old else 'tp'}_size", str(tp * pp)]
-    output = "output" if script == "dialect_b/encoder.py" else "output_dir"
+    output = "output" if script == "release_0_16/encoder.py" else "output_dir"
     found += [f"--{output}", str(folder / "engines")]
     if kind == "llama":
         checkpoint = write_checkpoint(folder / "llama", hidden_act="silu")
@@ -63,12 +63,12 @@ def engines(artifact: irc.Artifact) -> list[str]:
 
 
 CASES: list[tuple[str, str, int, int]] = [  # script, dtype, tp, pp
-    ("dialect_a/gpt.py", "f16", 2, 1),
-    ("dialect_a/encoder.py", "bf16", 1, 1),
-    ("dialect_a/llama.py", "bf16", 2, 2),
-    ("dialect_b/gpt.py", "bf16", 1, 1),
-    ("dialect_b/encoder.py", "f16", 2, 1),
-    ("dialect_b/llama.py", "f16", 2, 1),
+    ("release_0_7/gpt.py", "f16", 2, 1),
+    ("release_0_7/encoder.py", "bf16", 1, 1),
+    ("release_0_7/llama.py", "bf16", 2, 2),
+    ("release_0_16/gpt.py", "bf16", 1, 1),
+    ("release_0_16/encoder.py", "f16", 2, 1),
+    ("release_0_16/llama.py", "f16", 2, 1),
 ]
 
 
@@ -98,7 +98,7 @@ def test_float8_of_a_checkpoint(tmp_path: Path) -> None:
 
 
 def test_float8(tmp_path: Path) -> None:
-    script = "dialect_a/gpt.py"
+    script = "release_0_7/gpt.py"
     given = arguments(script, 1, "bf16", tmp_path)
     artifact = built(script, tmp_path, given, quantize="fp8")
     assert engines(artifact) == ["rank0.engine"]

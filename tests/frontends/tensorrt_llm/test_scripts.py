@@ -57,9 +57,9 @@ def drawn_prompts(rng: np.random.Generator, vocab: int, *lengths: int) -> list[l
 
 
 @pytest.mark.parametrize("tp", [1, 2, 4])
-@pytest.mark.parametrize("script", ["dialect_a/gpt.py", "dialect_b/gpt.py"])
+@pytest.mark.parametrize("script", ["release_0_7/gpt.py", "release_0_16/gpt.py"])
 def test_a_gpt_with_its_own_attention(script: str, tp: int, tmp_path: Path) -> None:
-    rng, old = fresh(tp), "_a/" in script
+    rng, old = fresh(tp), "0_7/" in script
     weights = models.drawn(rng, models.gpt_shapes(joined=old))
     prompts = drawn_prompts(rng, 96, 5, 5)  # its own attention knows no padding
     if old:
@@ -100,7 +100,7 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, LlamaForCausa
 
 @pytest.mark.parametrize(("tp", "pp"), [(1, 1), (2, 1), (2, 2)])
 @pytest.mark.parametrize("plugin", [True, False], ids=["plugin", "plain"])
-@pytest.mark.parametrize("script", ["dialect_a/llama.py", "dialect_b/llama.py"])
+@pytest.mark.parametrize("script", ["release_0_7/llama.py", "release_0_16/llama.py"])
 def test_llama(
     script: str, plugin: bool, tp: int, pp: int, tmp_path: Path, llama: tuple[Path, Any]
 ) -> None:
@@ -108,7 +108,7 @@ def test_llama(
     prompts = drawn_prompts(fresh(tp + 4 * pp), 98, 5, 3)
     sizes = ["--tp_size", str(tp), "--pp_size", str(pp)]
     options = ["--model_dir", str(folder), *sizes, "--output_dir", str(tmp_path / "engines")]
-    if "_a/" in script:
+    if "0_7/" in script:
         options += ["--world_size", str(tp * pp)] + ["--use_gpt_attention_plugin"] * plugin
     else:
         options += ["--gpt_attention_plugin", "auto" if plugin else ""]
@@ -119,12 +119,12 @@ def test_llama(
 
 
 @pytest.mark.parametrize("tp", [1, 2, 4])
-def test_the_encoder_of_dialect_a(tp: int, tmp_path: Path) -> None:
+def test_the_encoder_of_0_7(tp: int, tmp_path: Path) -> None:
     rng = fresh(tp)
     weights = models.drawn(rng, models.bert_shapes())
     np.savez(tmp_path / "bert.npz", allow_pickle=False, **weights)
     options = ["--weights", str(tmp_path / "bert.npz"), "--world_size", str(tp)]
-    artifact = compiled("dialect_a/encoder.py", tmp_path, *options, "--output_dir", str(tmp_path))
+    artifact = compiled("release_0_7/encoder.py", tmp_path, *options, "--output_dir", str(tmp_path))
     ids, types = rng.integers(0, 120, (3, 7)), rng.integers(0, 2, (3, 7))
     lengths = np.array([7, 2, 5])
     found = artifact.run(
@@ -143,13 +143,13 @@ def test_the_encoder_of_dialect_a(tp: int, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("tp", [1, 2, 4])
-def test_the_encoder_of_dialect_b(tp: int, tmp_path: Path) -> None:
+def test_the_encoder_of_0_16(tp: int, tmp_path: Path) -> None:
     rng = fresh(tp)
     weights = models.drawn(rng, models.encoder_shapes())
     save_file(weights, tmp_path / "encoder.safetensors")
     options = ["--weights", str(tmp_path / "encoder.safetensors"), "--tp_size", str(tp)]
     artifact = compiled(
-        "dialect_b/encoder.py", tmp_path, *options, "--output", str(tmp_path / "engine")
+        "release_0_16/encoder.py", tmp_path, *options, "--output", str(tmp_path / "engine")
     )
     ids, lengths = rng.integers(0, 120, (2, 9)), np.array([4, 9])
     mask = np.arange(9)[None] < lengths[:, None]
