@@ -266,20 +266,20 @@ def _uses(reference: Reference) -> Iterator[Use]:
 def _argument(line: int, row: Row, name: str, value: ast.expr | None) -> Iterator[Use]:
     """What an argument is, unless it is supported or literally off."""
     shown = f"{row.path.removesuffix('.__init__')}({name}=)"
-    known = api.argument_status(row.path, name)
-    if not api.is_bound(row.path) and known.kind == "unknown" and name in row.names:
+    if name not in row.names | (api.implemented(row.path) or frozenset()):
+        if not row.takes_any:
+            near = did_you_mean(name, sorted(row.names))
+            yield Use(line, shown, "unknown", f"no such argument is known{near}")
         return
+    known = api.argument_status(row.path, name)
     if known.kind == "without effect":
         yield Use(line, shown, "without effect", known.why)
-    elif known.kind != "supported" and name in row.names:
+    elif known.kind == "refused" or (known.kind == "unknown" and api.is_bound(row.path)):
         why = known.why or "irc has no counterpart; leave it out"
         if not isinstance(value, ast.Constant):
             yield Use(line, shown, "only when off", f"it may be None, False or 0: {why}")
         elif value.value:
             yield Use(line, shown, "refused", why)
-    elif known.kind == "unknown" and "**" not in row.names:
-        near = did_you_mean(name, sorted(row.names))
-        yield Use(line, shown, "unknown", f"no such argument is known{near}")
 
 
 def _status(path: str) -> tuple[str, Status]:

@@ -89,7 +89,12 @@ class Session:
         """The session of an artifact folder."""
         return cls(folder)
 
-    from_serialized_engine = from_engine = from_artifact
+    @classmethod
+    def from_engine(cls, engine: Any) -> Session:
+        """The session of the artifact that an engine of a script names."""
+        return cls.from_artifact(engine)
+
+    from_serialized_engine = from_engine
 
     def infer_shapes(self, inputs: Sequence[TensorInfo], context: Any = None) -> list[TensorInfo]:
         """The outputs for inputs of these shapes, states included in neither."""
