@@ -18,6 +18,7 @@ from enum import Enum
 from functools import cache, cached_property, wraps
 from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 from typing import Any, Literal, TypeVar, cast, overload
 
 from ...errors import Error, did_you_mean
@@ -378,6 +379,17 @@ def api(path: str, *, inner: bool = False, releases: str = "") -> Any:
         return register(path, target, releases)
 
     return declare
+
+
+def declare(path: str, module: ModuleType, names: str = "") -> None:
+    """Declare what a module of irc defines under names that have a row, and other `names`.
+
+    Scripts get them bound; the attributes of the module stay as they are, for calls within irc.
+    """
+    for name, value in vars(module).items():
+        is_own = getattr(value, "__module__", "") == module.__name__
+        if (is_own and f"{path}.{name}" in rows()) or name in names.split():
+            api(f"{path}.{name}")(value)
 
 
 def _bind_methods(path: str, target: type, releases: frozenset[int], inner: bool) -> None:

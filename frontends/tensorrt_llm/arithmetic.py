@@ -13,7 +13,7 @@ from ...errors import Error
 from ...ir.core import Op
 from ...ir.dims import Dim, DimLike
 from ...ir.dtypes import DTYPES, is_float
-from ...ops import FloorDiv, Ne
+from ...ops import FloorDiv, Iota, Ne
 from ...source import here
 from ..onnx.entry import Entry, Node
 from ..onnx.fold import folded
@@ -84,7 +84,7 @@ def tensor(x: Any, dtype: str | None = None) -> Tensor:
     if isinstance(x, Inner):
         return wrap(x)
     if isinstance(x, Parameter):
-        return cast("Tensor", x.value)
+        return x.value
     if isinstance(x, Dim):
         return tensor_of_sizes(x, dtype or "i32")
     number = _number(x)
@@ -128,7 +128,8 @@ def unwrapped(value: Any) -> Any:
     if isinstance(value, (Tensor, Parameter)):
         return tensor(value).inner
     if isinstance(value, (list, tuple)):
-        return type(value)(unwrapped(each) for each in cast("list[Any]", value))
+        several: list[Any] = [unwrapped(each) for each in cast("list[Any]", value)]
+        return several if isinstance(value, list) else tuple(several)
     return value
 
 
@@ -137,7 +138,8 @@ def wrapped(value: Any) -> Any:
     if isinstance(value, Inner):
         return wrap(value)
     if isinstance(value, (list, tuple)):
-        return type(value)(wrapped(each) for each in cast("list[Any]", value))
+        several: list[Any] = [wrapped(each) for each in cast("list[Any]", value)]
+        return several if isinstance(value, list) else tuple(several)
     return value
 
 
@@ -208,6 +210,12 @@ def size_of(x: Tensor, dim: int) -> DimLike:
     return x.entry.shape[at(dim, x)]
 
 
+def count_up_to(size: DimLike, dtype: str) -> Tensor:
+    """The numbers from 0 to size - 1."""
+    builder = current_network().builder
+    return Tensor.of(builder.entry(builder.value(Iota(size=size, dtype=dtype))))
+
+
 # What operations of two tensors are: operators of ONNX, or operations of irc where these differ.
 _BINARY: dict[str, str | type[Op]] = {
     "add": "Add", "sub": "Sub", "mul": "Mul", "div": "Div", "pow": "Pow", "mod": "Mod",
@@ -227,15 +235,6 @@ def binary(op: str, left: Operand, right: Operand) -> Tensor:
     if op != "matmul":
         agree(x, y)
     return node(_BINARY[op], x, y)
-
-
-def of_two(op: str) -> Callable[[Operand, Operand], Tensor]:
-    """A function of two tensors or numbers, by irc's name of the operation."""
-
-    def function(left: Operand, right: Operand) -> Tensor:
-        return binary(op, left, right)
-
-    return function
 
 
 def _compared(op: str) -> Callable[[Tensor, object], Any]:

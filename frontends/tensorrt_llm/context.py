@@ -32,13 +32,11 @@ class Session:
     """What one run of a script collects.
 
     `networks` holds the finished networks by the name of the engine and the rank. `notes` say what
-    was accepted and has no effect, each once. `sorted_groups` gives collectives their groups in
-    ascending order, as TensorRT-LLM did, instead of the order that the script states.
+    was accepted and has no effect, each once.
     """
 
     release: int = NEWEST  # the N of TensorRT-LLM 0.N that the script is written for
     sources: Path | None = None  # the user's own copy of TensorRT-LLM, for models irc lacks
-    sorted_groups: bool = False
     output: Path | None = None  # the folder of artifacts, one per engine
     options: dict[str, Any] = field(default_factory=dict[str, Any])  # of their compilation
     dry_run: bool = False  # do not compile the engines that the script saves

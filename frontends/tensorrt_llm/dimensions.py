@@ -1,4 +1,4 @@
-"""The names and ranges of the dynamic sizes of an input, as `dim_range` gives them."""
+"""Sizes as scripts write them: names and ranges of those of inputs, numbers per dimension."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, TypeAlias, cast
 from ...errors import Error
 from ...source import here
 
+Sizes = int | Sequence[int]
 Ranges: TypeAlias = tuple[tuple[int, int, int], ...]  # (min, opt, max) per profile
 
 
@@ -92,3 +93,12 @@ class OptimizationProfile:
         """(min, opt, max) of every dimension of an input; None if they are not set."""
         rows = self.shapes.get(input)
         return None if rows is None else [_profile(row) for row in zip(*rows, strict=True)]
+
+
+def per_dimension(sizes: Any, count: int, least: int = 0) -> list[int]:
+    """A number per dimension, each at least `least`."""
+    numbers: list[Any] = [sizes] * count if isinstance(sizes, (int, float)) else list(sizes)
+    if len(numbers) != count or min(numbers) < least:
+        expected = f"expected {count} numbers of at least {least}, or one for all"
+        raise Error(f"{expected}, found {sizes}", loc=here())
+    return numbers

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from enum import Enum
-from functools import partial
 from typing import Any
 
 import ml_dtypes
@@ -14,6 +13,7 @@ import numpy as np
 from ...errors import Error, did_you_mean
 from ...ir.dtypes import DTYPES, numpy_dtype
 from ...source import here
+from .api import api, register
 
 
 class DataType(Enum):
@@ -95,22 +95,22 @@ def torch_of(dtype: Any) -> Any:
 _BITS = {"bfloat16": "int16", "float8_e4m3fn": "uint8", "float8_e5m2": "uint8"}
 
 
-def as_array(values: Any) -> np.ndarray[Any, Any]:
+def as_array(x: Any) -> np.ndarray[Any, Any]:
     """A numpy array of a number, a list, an array, or a tensor of PyTorch."""
-    if type(values).__module__.partition(".")[0] != "torch":
-        return np.asarray(values)
-    tensor, name = values.detach().cpu().contiguous(), str(values.dtype).removeprefix("torch.")
+    if type(x).__module__.partition(".")[0] != "torch":
+        return np.asarray(x)
+    tensor, name = x.detach().cpu().contiguous(), str(x.dtype).removeprefix("torch.")
     if name in _BITS:
         return tensor.view(getattr(_torch(), _BITS[name])).numpy().view(name)
     return tensor.numpy()
 
 
-def numpy_to_torch(array: np.ndarray[Any, Any]) -> Any:
+def numpy_to_torch(x: np.ndarray[Any, Any]) -> Any:
     """A tensor of PyTorch with the numbers of an array."""
-    torch, name = _torch(), array.dtype.name
+    torch, name = _torch(), x.dtype.name
     if name in _BITS:
-        return torch.from_numpy(array.view(_BITS[name])).view(getattr(torch, name))
-    return torch.from_numpy(array)
+        return torch.from_numpy(x.view(_BITS[name])).view(getattr(torch, name))
+    return torch.from_numpy(x)
 
 
 def _torch() -> Any:
@@ -119,17 +119,23 @@ def _torch() -> Any:
     return sys.modules["torch"]
 
 
-def numpy_to_dtype(array: Any, dtype: Any) -> np.ndarray[Any, Any]:
+def numpy_to_dtype(x: Any, dtype: Any) -> np.ndarray[Any, Any]:
     """An array converted to a dtype."""
-    return as_array(array).astype(numpy_of(dtype))
+    return as_array(x).astype(numpy_of(dtype))
 
 
-fp32_array = partial(np.array, dtype=np.float32)
-fp16_array = partial(np.array, dtype=np.float16)
-bf16_array = partial(np.array, dtype=ml_dtypes.bfloat16)
-int32_array = partial(np.array, dtype=np.int32)
-int64_array = partial(np.array, dtype=np.int64)
-bool_array = partial(np.array, dtype=np.bool_)
+def _array_of(dtype: Any) -> Callable[[Any], np.ndarray[Any, Any]]:
+    """The function that makes arrays of a dtype."""
+
+    def function(x: Any) -> np.ndarray[Any, Any]:
+        return np.array(x, dtype=dtype)
+
+    return function
+
+
+fp32_array, fp16_array = _array_of(np.float32), _array_of(np.float16)
+bf16_array, bool_array = _array_of(ml_dtypes.bfloat16), _array_of(np.bool_)
+int32_array, int64_array = _array_of(np.int32), _array_of(np.int64)
 
 
 def dim_resolve_negative(dim: int | Sequence[int], ndim: int) -> tuple[int, ...]:
@@ -162,3 +168,14 @@ trt_dtype_to_torch = str_dtype_to_torch = np_dtype_to_torch = torch_of
 torch_to_numpy = as_array
 np_bfloat16 = np.dtype(ml_dtypes.bfloat16)
 np_float8 = np.dtype(ml_dtypes.float8_e4m3fn)
+
+_CONVERSIONS = """
+  str_dtype_to_trt str_dtype_to_np str_dtype_to_torch trt_dtype_to_np trt_dtype_to_str
+  trt_dtype_to_torch np_dtype_to_trt np_dtype_to_torch np_dtype_to_str torch_dtype_to_trt
+  torch_dtype_to_np torch_dtype_to_str torch_to_numpy numpy_to_torch numpy_to_dtype fp16_array
+  fp32_array bf16_array int32_array int64_array bool_array dim_resolve_negative dim_to_trt_axes
+  trt_axes_to_dim np_bfloat16 np_float8
+"""
+for _name in _CONVERSIONS.split():
+    api(f"_utils.{_name}")(globals()[_name])
+register("bindings.DataType", DataType)

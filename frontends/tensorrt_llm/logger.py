@@ -9,6 +9,7 @@ from typing import Any
 
 from ...errors import Error, did_you_mean
 from ...source import here
+from .api import register
 
 _LEVELS = ("internal_error", "error", "warning", "info", "verbose", "debug")
 
@@ -50,6 +51,12 @@ class Logger:
 
 
 logger = Logger()
+for _name in ("set_level", "log", "error", "critical", "warning", "info", "verbose", "debug"):
+    register(f"logger.{_name}", getattr(logger, _name))
+for _name in ("warning_once", "info_once"):
+    register(f"logger.{_name}", getattr(logger, _name))
+register("logger.logger", logger)
+register("logger.Logger", Logger)
 
 
 def __getattr__(name: str) -> Any:

@@ -19,6 +19,7 @@ from ...weights import Cast, Ref, Shard, UnboundRef, ref_dtype, ref_shape
 from .. import module as base
 from ..onnx.builder import numbers
 from ..onnx.entry import Entry
+from .api import api, register
 from .context import current_network, current_session
 from .dtypes import DataType, as_array, data_type, irc_dtype
 from .tensor import Tensor, wrap
@@ -40,6 +41,7 @@ class Weight(base.Parameter):
         return super().value
 
 
+@api("parameter.Parameter")
 class Parameter:
     """A trained tensor, whose shape is that on one rank.
 
@@ -55,7 +57,6 @@ class Parameter:
         shape: Sequence[int] | None = None,
         dtype: Any = None,
         is_buffer: bool = False,
-        prefer_managed: bool = True,
     ) -> None:
         array = None if value is None or isinstance(value, Ref) else as_array(value)
         if shape is None and array is None:
@@ -64,7 +65,7 @@ class Parameter:
         kind = found if dtype is None else irc_dtype(dtype)
         sizes = tuple(int(size) for size in (shape if array is None else array.shape) or ())
         self.inner = Weight(sizes, kind, self)
-        self.is_buffer, self.prefer_managed = is_buffer, prefer_managed
+        self.is_buffer = is_buffer
         self.sharded: tuple[int, tuple[str, ...]] | None = None
         self.whole_size = 0  # of the sharded dimension, where the last shards have padding
         self.bound: np.ndarray[Any, Any] | Ref | None = None
@@ -132,7 +133,7 @@ class Parameter:
 
     def get_tensor(self, network: Any) -> Tensor:
         """The tensor of the parameter in a network, which is the one in progress."""
-        return cast("Tensor", self.value)
+        return self.value
 
     def set_value_or_dummy(self, value: Any) -> None:
         """Set the value; one of another shape, as in a pruned checkpoint, is left out."""
@@ -169,6 +170,7 @@ class Parameter:
         return f"<parameter {self.type}>"
 
 
+@api("module.Module")
 class Module(base.Module):
     """A component of a model; parameters and modules are attributes, `forward` builds."""
 
@@ -196,7 +198,7 @@ class Module(base.Module):
         """(attribute, module)."""
         return ((n, part) for n, part in self.children() if isinstance(part, base.Module))
 
-    def named_modules(
+    def named_modules(  # pyright: ignore[reportIncompatibleMethodOverride]
         self, memo: Any = None, prefix: str = "", remove_duplicate: bool = True
     ) -> Iterator[tuple[str, Any]]:
         """(path, module) of this module and of all below it, each once."""
@@ -254,10 +256,10 @@ class Module(base.Module):
             for name, value in module.network_outputs.items():
                 yield (f"{path}.{name}" if path else name), value
 
-    def apply(self, function: Any) -> Any:
+    def apply(self, fn: Any) -> Any:
         """Call a function on every module below this one, and on this one last."""
         for module in reversed(list(self.modules())):
-            function(module)
+            fn(module)
         return self
 
 
@@ -270,6 +272,9 @@ class ModuleList(base.ModuleList[Any], Module):
 
     def __setitem__(self, index: int, module: Any) -> None:
         self._items[index] = module
+
+
+register("module.ModuleList", ModuleList)
 
 
 def constant_tensor(values: Any, dtype: Any = None) -> Tensor:
@@ -286,5 +291,5 @@ def constant_tensor(values: Any, dtype: Any = None) -> Tensor:
     elif is_small:
         value = builder.constant(numbers(array), kind, array.shape)
     else:
-        return cast("Tensor", Parameter(array, dtype=kind, is_buffer=True).value)
+        return Parameter(array, dtype=kind, is_buffer=True).value
     return Tensor.of(builder.entry(value))

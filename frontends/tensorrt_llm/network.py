@@ -20,6 +20,7 @@ from ..onnx.entry import Entry
 from ..onnx.entry import sizes as contents
 from ..trace import check_input_name
 from ..tracer import Tracer, tracing
+from .api import api, register
 from .context import building, current_network
 from .dimensions import OptimizationProfile, Range, Ranges, ranges_of
 from .dtypes import DataType, data_type, irc_dtype
@@ -113,6 +114,7 @@ class NetworkBuilder(GraphBuilder):
         return super()._made(entry)
 
 
+@api("network.Network")
 class Network:
     """The graph of one rank: a function of irc in progress.
 
@@ -387,9 +389,9 @@ class Network:
 
     # -- names
 
-    def set_named_parameters(self, named: Iterable[tuple[str, Parameter]]) -> None:
+    def set_named_parameters(self, named_parameters: Iterable[tuple[str, Parameter]]) -> None:
         """Name the weights; a parameter that is not named gets the path of its attribute."""
-        for name, parameter in named:
+        for name, parameter in named_parameters:
             if self.parameters.setdefault(name, parameter) is not parameter:
                 raise Error(
                     f"two parameters of the network are called {name!r}; rename one, as in "
@@ -460,6 +462,7 @@ def _renamed(table: dict[str, Kept], old: str, new: str) -> dict[str, Kept]:
     return {new if key == old else key: each for key, each in table.items()}
 
 
+@api("network.net_guard")
 @contextmanager
 def net_guard(network: Network) -> Generator[Network]:
     """Build into a network for the block."""
@@ -468,8 +471,11 @@ def net_guard(network: Network) -> Generator[Network]:
 
 
 default_net = default_trtnet = current_network
+register("_common.default_net", default_net)
+register("_common.default_trtnet", default_trtnet)
 
 
+@api("_common.precision")
 @contextmanager
 def precision(dtype: Any) -> Generator[None]:
     """Compute floats in at least `dtype` in the block; its results have their own dtype again."""

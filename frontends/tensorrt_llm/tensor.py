@@ -16,6 +16,7 @@ from ...ir.types import TensorType
 from ...source import here
 from ..onnx.entry import Entry, sizes
 from ..tensor import Tensor as Inner
+from .api import api
 from .context import active_network, current_network
 from .dtypes import DataType, data_type, irc_dtype
 from .tensorrt_enums import TensorLocation
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 Operand: TypeAlias = Any  # a Tensor, a Parameter, or a number
 
 
+@api("functional.Tensor")
 class Tensor:
     """A tensor of the network in progress; with a name, dtype and shape it is a new input.
 

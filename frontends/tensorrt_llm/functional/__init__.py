@@ -1,133 +1,25 @@
 """Functions over the tensors of a network, by the names of TensorRT-LLM."""
 
-from .. import arithmetic as arithmetic
-from ..enums import AttentionMaskType as AttentionMaskType
-from ..enums import LayerNormPositionType as LayerNormPositionType
-from ..enums import LayerNormType as LayerNormType
-from ..enums import MLPType as MLPType
-from ..enums import PositionEmbeddingType as PositionEmbeddingType
-from ..enums import RotaryScalingType as RotaryScalingType
+# ruff: noqa: F403
+from __future__ import annotations
+
+from .. import enums
+from ..api import declare
+from ..enums import *
+from . import basic, collectives, convolution, lookup, shapes
 from .attention import bert_attention as bert_attention
 from .attention import gpt_attention as gpt_attention
-from .basic import ACT2FN as ACT2FN
-from .basic import GATED_ACT_2_ACT as GATED_ACT_2_ACT
-from .basic import Conditional as Conditional
-from .basic import abs as abs
-from .basic import activation as activation
-from .basic import add as add
-from .basic import assertion as assertion
-from .basic import cast as cast
-from .basic import clip as clip
-from .basic import constant as constant
-from .basic import constant_to_tensor_ as constant_to_tensor_
-from .basic import constants_to_tensors_ as constants_to_tensors_
-from .basic import cos as cos
-from .basic import cuda_stream_sync as cuda_stream_sync
-from .basic import div as div
-from .basic import eq as eq
-from .basic import exp as exp
-from .basic import floordiv as floordiv
-from .basic import gegelu as gegelu
-from .basic import geglu as geglu
-from .basic import gelu as gelu
-from .basic import gt as gt
-from .basic import identity as identity
-from .basic import int_clip as int_clip
-from .basic import is_gated_activation as is_gated_activation
-from .basic import log as log
-from .basic import lt as lt
-from .basic import maximum as maximum
-from .basic import minimum as minimum
-from .basic import modulo as modulo
-from .basic import mul as mul
-from .basic import non_gated_version as non_gated_version
-from .basic import not_op as not_op
-from .basic import op_and as op_and
-from .basic import op_or as op_or
-from .basic import op_xor as op_xor
-from .basic import pow as pow
-from .basic import quick_gelu as quick_gelu
-from .basic import relu as relu
-from .basic import round as round
-from .basic import sigmoid as sigmoid
-from .basic import silu as silu
-from .basic import sin as sin
-from .basic import softplus as softplus
-from .basic import sqrt as sqrt
-from .basic import squared_relu as squared_relu
-from .basic import sub as sub
-from .basic import swiglu as swiglu
-from .basic import tanh as tanh
-from .basic import where as where
-from .collectives import AllReduceConfig as AllReduceConfig
-from .collectives import AllReduceFusionOp as AllReduceFusionOp
-from .collectives import AllReduceParams as AllReduceParams
-from .collectives import AllReduceStrategy as AllReduceStrategy
-from .collectives import allgather as allgather
-from .collectives import allreduce as allreduce
-from .collectives import recv as recv
-from .collectives import reduce_scatter as reduce_scatter
-from .collectives import send as send
-from .convolution import avg_pool2d as avg_pool2d
-from .convolution import conv1d as conv1d
-from .convolution import conv2d as conv2d
-from .convolution import conv3d as conv3d
-from .convolution import conv_transpose2d as conv_transpose2d
-from .convolution import interpolate as interpolate
-from .indexing import einsum as einsum
-from .indexing import expand_mask as expand_mask
-from .indexing import gather as gather
-from .indexing import gather_last_token_logits as gather_last_token_logits
-from .indexing import gather_nd as gather_nd
-from .indexing import index_select as index_select
-from .indexing import masked_scatter as masked_scatter
-from .indexing import outer as outer
-from .indexing import scatter as scatter
-from .indexing import scatter_nd as scatter_nd
-from .indexing import select as select
-from .lookup import embedding as embedding
+from .basic import *
+from .collectives import *
+from .convolution import *
+from .lookup import *
 from .masks import make_causal_mask as make_causal_mask
 from .positions import compute_relative_bias as compute_relative_bias
 from .positions import generate_alibi_biases as generate_alibi_biases
 from .positions import generate_alibi_slopes as generate_alibi_slopes
 from .positions import generate_logn_scaling as generate_logn_scaling
-from .reductions import argmax as argmax
-from .reductions import categorical_sample as categorical_sample
-from .reductions import cumsum as cumsum
-from .reductions import group_norm as group_norm
-from .reductions import layer_norm as layer_norm
-from .reductions import log_softmax as log_softmax
-from .reductions import matmul as matmul
-from .reductions import max as max
-from .reductions import mean as mean
-from .reductions import min as min
-from .reductions import prod as prod
-from .reductions import reduce as reduce
-from .reductions import rms_norm as rms_norm
-from .reductions import softmax as softmax
-from .reductions import sum as sum
-from .reductions import topk as topk
 from .rotary import RopeEmbeddingUtils as RopeEmbeddingUtils
-from .shapes import arange as arange
-from .shapes import broadcast_helper as broadcast_helper
-from .shapes import chunk as chunk
-from .shapes import concat as concat
-from .shapes import expand as expand
-from .shapes import expand_dims as expand_dims
-from .shapes import expand_dims_like as expand_dims_like
-from .shapes import flatten as flatten
-from .shapes import flip as flip
-from .shapes import meshgrid2d as meshgrid2d
-from .shapes import pad as pad
-from .shapes import permute as permute
-from .shapes import repeat as repeat
-from .shapes import repeat_interleave as repeat_interleave
-from .shapes import shape as shape
-from .shapes import slice as slice
-from .shapes import split as split
-from .shapes import squeeze as squeeze
-from .shapes import stack as stack
-from .shapes import transpose as transpose
-from .shapes import unbind as unbind
-from .shapes import unsqueeze as unsqueeze
-from .shapes import view as view
+from .shapes import *
+
+for _module in (basic, collectives, convolution, enums, lookup, shapes):
+    declare("functional", _module, "ACT2FN GATED_ACT_2_ACT constants_to_tensors_")

@@ -12,11 +12,24 @@ from ....source import here
 from ... import functional as F
 from ...tensor import Tensor as Inner
 from ..arithmetic import data
-from ..context import current_network, current_session, signatures
+from ..context import current_network, current_session
 from ..dtypes import dim_resolve_negative
 from ..errors import ArgumentError
 from ..mapping import Mapping
 from ..tensor import Tensor, wrap
+
+__all__ = (  # what scripts find
+    "AllReduceConfig",
+    "AllReduceFusionOp",
+    "AllReduceFusionParams",
+    "AllReduceParams",
+    "AllReduceStrategy",
+    "allgather",
+    "allreduce",
+    "recv",
+    "reduce_scatter",
+    "send",
+)
 
 
 class AllReduceStrategy(IntEnum):
@@ -28,10 +41,6 @@ class AllReduceStrategy(IntEnum):
     TWOSHOT = 2
     UB = 3
     AUTO = 4
-    MIN_LATENCY = 5
-    LOWPRECISION = 6
-    MNNVL = 7
-    NCCL_SYMMETRIC = 8
 
 
 class AllReduceConfig(IntFlag):
@@ -47,27 +56,25 @@ class AllReduceFusionOp(IntEnum):
     NONE = 0
     RESIDUAL_RMS_NORM = 1
     LAST_PROCESS_FOR_UB = 2
-    RESIDUAL_RMS_PREPOST_NORM = 3
-    RESIDUAL_RMS_NORM_QUANT_FP8 = 4
-    RESIDUAL_RMS_NORM_QUANT_NVFP4 = 5
 
 
 @dataclass
-class AllReduceParams:
-    """What `allreduce` adds and normalizes after the sum over the ranks.
+class AllReduceFusionParams:
+    """What `allreduce` adds and normalizes after the sum over the ranks; it is never changed."""
 
-    The functions never change it, unlike those of TensorRT-LLM, so one may serve several calls.
-    """
-
-    strategy: AllReduceStrategy = AllReduceStrategy.AUTO
-    config: int = 0
     fusion_op: AllReduceFusionOp = AllReduceFusionOp.NONE
     bias: Tensor | None = None
     residual: Tensor | None = None
     norm_weight: Tensor | None = None
-    scale: Tensor | None = None
-    norm_pre_residual_weight: Tensor | None = None
     eps: float = 1e-6
+
+    def has_bias(self) -> bool:
+        """Whether a bias is added."""
+        return self.bias is not None
+
+
+class AllReduceParams(AllReduceFusionParams):
+    """The same, with other positions of the arguments."""
 
 
 @dataclass(frozen=True)
@@ -81,13 +88,13 @@ class Group:
 
     @property
     def in_order(self) -> bool:
-        """Whether the order is that of the axes, or the session asks for it."""
-        return current_session().sorted_groups or self.order == tuple(range(self.size))
+        """Whether the order is that of the axes."""
+        return self.order == tuple(range(self.size))
 
     def position(self) -> Inner:
         """This rank's position in the group as it was given: i32[]."""
         rank = F.rank(self.axis)
-        if self.order == tuple(range(self.size)):
+        if self.in_order:
             return rank
         places = [self.order.index(i) for i in range(self.size)]
         return F.gather(F.constant(places, shape=(self.size,), dtype="i32"), rank)
@@ -116,81 +123,54 @@ def group_of(ranks: Sequence[int]) -> Group:
     return Group(".".join(axes), len(found), order)
 
 
-@signatures(
-    a="tensor, group, workspace, instance_id, strategy", b="tensor, group, all_reduce_params"
-)
 def allreduce(
     tensor: Tensor,
     group: Sequence[int],
-    all_reduce_params: AllReduceParams | AllReduceStrategy | None = None,
-    workspace: Tensor | None = None,
-    instance_id: int | None = None,
-    strategy: AllReduceStrategy | None = None,
-    config: AllReduceConfig | None = None,
+    all_reduce_params: AllReduceParams | None = None,
+    reduce_fusion_params: AllReduceFusionParams | None = None,
 ) -> Any:
     """The sum of the tensors [...] of a group, on every rank of it; as the operand.
 
-    With a fusion_op of `all_reduce_params` a pair: the normalized sum, and the sum. The dtype is
-    that of the tensor: nccl_plugin changes none. `workspace`, `strategy` and `config` have no
-    effect.
+    With RESIDUAL_RMS_NORM a pair: the normalized sum, and the sum with the residual. The dtype is
+    that of the tensor: nccl_plugin changes none.
     """
     over, x = group_of(group), data(tensor)
-    is_strategy = isinstance(all_reduce_params, AllReduceStrategy)  # of 0.8 to 0.10
-    params = AllReduceParams() if not all_reduce_params or is_strategy else all_reduce_params
-    fusion = AllReduceFusionOp(params.fusion_op)
-    _check_fusion(params, fusion)
-    if fusion == AllReduceFusionOp.RESIDUAL_RMS_NORM:
+    params = all_reduce_params or reduce_fusion_params or AllReduceFusionParams()
+    if AllReduceFusionOp(params.fusion_op) is AllReduceFusionOp.RESIDUAL_RMS_NORM:
+        if params.residual is None:
+            raise ArgumentError("allreduce: RESIDUAL_RMS_NORM needs a residual", loc=here())
         return _normalized(x, over, params)
-    total = _sum(x, over)
-    if params.bias is not None:
-        total = total + data(params.bias)
-    if fusion == AllReduceFusionOp.NONE:
-        return wrap(total)
-    weight = _norm_weight(total, params.norm_pre_residual_weight)
-    total = F.rms_norm(total, weight, eps=params.eps) + data(params.residual)
-    normed = F.rms_norm(total, _norm_weight(total, params.norm_weight), eps=params.eps)
-    return wrap(normed), wrap(total)
-
-
-def _check_fusion(params: AllReduceParams, fusion: AllReduceFusionOp) -> None:
-    norms = (AllReduceFusionOp.RESIDUAL_RMS_NORM, AllReduceFusionOp.RESIDUAL_RMS_PREPOST_NORM)
-    if params.scale is not None or fusion not in (AllReduceFusionOp.NONE, *norms):
+    if params.fusion_op:
         raise Error(
-            f"allreduce: {fusion.name} with quantization or user buffers is not supported; use "
+            f"allreduce: {AllReduceFusionOp(params.fusion_op).name} is not supported; use "
             "RESIDUAL_RMS_NORM, and quantize the result by the options of the build",
             loc=here(),
         )
-    if fusion in norms and params.residual is None:
-        raise ArgumentError(f"allreduce: {fusion.name} needs a residual, found None", loc=here())
+    total = _sum(x, over)
+    return wrap(total if params.bias is None else total + data(params.bias))
 
 
 def _sum(x: Inner, over: Group) -> Inner:
     return x if over.size == 1 else F.all_reduce(x, over.axis, group_size=over.size)
 
 
-def _normalized(x: Inner, over: Group, params: AllReduceParams) -> tuple[Tensor, Tensor]:
+def _normalized(x: Inner, over: Group, params: AllReduceFusionParams) -> tuple[Tensor, Tensor]:
     """(rms_norm of the sum and the residual, that sum)."""
-    weight, residual = _norm_weight(x, params.norm_weight), data(params.residual)
+    residual, weight = data(params.residual), params.norm_weight
+    scale = F.full(1.0, shape=(x.shape[-1],), dtype=x.dtype) if weight is None else data(weight)
     if params.bias is None and over.size > 1:
         normed, total = F.all_reduce_rms_norm(
-            x, residual, weight, over.axis, eps=params.eps, group_size=over.size
+            x, residual, scale, over.axis, eps=params.eps, group_size=over.size
         )
         return wrap(normed), wrap(total)
     total = _sum(x, over)
     total = (total if params.bias is None else total + data(params.bias)) + residual
-    return wrap(F.rms_norm(total, weight, eps=params.eps)), wrap(total)
-
-
-def _norm_weight(x: Inner, weight: Tensor | None) -> Inner:
-    if weight is not None:
-        return data(weight)
-    return F.full(1.0, shape=(x.shape[-1],), dtype=x.dtype)
+    return wrap(F.rms_norm(total, scale, eps=params.eps)), wrap(total)
 
 
 def allgather(tensor: Tensor, group: Sequence[int], gather_dim: int = 0) -> Tensor:
     """The tensors [..., n, ...] of a group joined along `gather_dim`, in the order of the group as
-    it is given: [..., size*n, ...]. TensorRT-LLM joins in ascending order of ranks; see
-    `sorted_groups` of the session."""
+    it is given: [..., size*n, ...]."""
     over, x = group_of(group), data(tensor)
     if over.size == 1:
         return wrap(x)

@@ -10,19 +10,9 @@ from ....errors import Error
 from ....ir.dims import Dim
 from ....source import here
 from ..arithmetic import node, tensor
+from ..dimensions import Sizes, per_dimension
 from ..tensor import Operand, Tensor
 from .shapes import squeeze, unsqueeze
-
-Sizes = int | Sequence[int]
-
-
-def per_dimension(sizes: Any, count: int, least: int = 0) -> list[int]:
-    """A number per dimension, each at least `least`."""
-    numbers: list[Any] = [sizes] * count if isinstance(sizes, (int, float)) else list(sizes)
-    if len(numbers) != count or min(numbers) < least:
-        expected = f"expected {count} numbers of at least {least}, or one for all"
-        raise Error(f"{expected}, found {sizes}", loc=here())
-    return numbers
 
 
 def _batched(kind: str, x: Tensor, count: int, *operands: Any, **attributes: Any) -> Tensor:
@@ -77,28 +67,16 @@ def conv_transpose2d(
     bias: Operand = None,
     stride: Sizes = 1,
     padding: Sizes = 0,
-    output_padding: Sizes = 0,
-    dilation: Sizes = 1,
     groups: int = 1,
 ) -> Tensor:
-    """x [B, C, H, W] with weight [C, O/groups, height, width], as the gradient of conv2d.
-
-    As in TensorRT-LLM `output_padding` and `dilation` have no effect.
-    """
+    """x [B, C, H, W] with weight [C, O/groups, height, width], as the gradient of conv2d."""
     pads = per_dimension(padding, 2) * 2
     moves: Any = {"strides": per_dimension(stride, 2, 1), "pads": pads, "group": groups}
     return _batched("ConvTranspose", tensor(input), 2, tensor(weight), bias, **moves)
 
 
-def avg_pool2d(
-    input: Operand,
-    kernel_size: Sizes,
-    stride: Sizes | None = None,
-    padding: Sizes = 0,
-    ceil_mode: bool = False,
-    count_include_pad: bool = True,
-) -> Tensor:
-    """The means of windows of x [..., H, W]. As in TensorRT-LLM there is no padding."""
+def avg_pool2d(input: Operand, kernel_size: Sizes, stride: Sizes | None = None) -> Tensor:
+    """The means of windows of x [..., H, W]."""
     size = per_dimension(kernel_size, 2, 1)
     steps = size if stride is None else per_dimension(stride, 2, 1)
     return _batched("AveragePool", tensor(input), 2, kernel_shape=size, strides=steps)
@@ -110,8 +88,6 @@ def interpolate(
     scale_factor: float | Sequence[float] | None = None,
     mode: str = "nearest",
     align_corners: bool = False,
-    recompute_scale_factor: bool = False,
-    antialias: bool = False,
 ) -> Tensor:
     """x [B, C, ...] resized by the ratio of the sizes.
 

@@ -13,17 +13,13 @@ from ....source import here
 from ... import functional as F
 from ...tensor import Tensor as Inner
 from ..arithmetic import data
-from ..context import current_network, signatures
+from ..context import current_network
 from ..errors import ArgumentError
 from ..network import NetworkBuilder
 from ..tensor import Tensor, wrap
 from .collectives import allgather, allreduce
 
 
-@signatures(
-    a="input, weight, tp_size, tp_group, sharding_dim, tp_rank, workspace, instance_id",
-    b="input, weight, tp_size, tp_group, sharding_dim, tp_rank, per_token_scale, padding",
-)
 def embedding(
     input: Tensor,
     weight: Tensor,
@@ -32,9 +28,6 @@ def embedding(
     sharding_dim: int = 0,
     tp_rank: int | None = None,
     per_token_scale: Tensor | None = None,
-    padding: Tensor | None = None,
-    workspace: Tensor | None = None,
-    instance_id: int | None = None,
     *,
     vocab_size: int | None = None,
 ) -> Tensor:
@@ -44,7 +37,6 @@ def embedding(
     [V, H] if sharding_dim is 0, columns [V, H/tp_size] if it is 1. An id below 0 or beyond all rows
     gives zeros, whatever tp_size is. `vocab_size` are the rows of all ranks without padding.
     `per_token_scale` has a factor per row of an i8 weight: of this rank's rows, or of all.
-    `workspace` and `padding`, which only aligns the weight, have no effect.
     """
     ids, table = data(input), data(weight)
     if table.ndim != 2:

@@ -1,4 +1,4 @@
-"""Functions that give the same elements another shape or order, and sizes as tensors."""
+"""Functions that move elements: other shapes and orders, pieces, elements at indices."""
 
 from __future__ import annotations
 
@@ -7,10 +7,21 @@ from typing import Any
 
 from ....errors import Error
 from ....ir.dims import Dim, DimLike
-from ....ops import Flip, Iota, Repeat
+from ....ops import Flip, Gather, Repeat
 from ....source import here
-from ..arithmetic import agree, at, binary, matched, node, nodes, retyped, size_of, tensor
-from ..context import current_network, dialect
+from ..arithmetic import (
+    agree,
+    at,
+    binary,
+    count_up_to,
+    matched,
+    node,
+    nodes,
+    retyped,
+    size_of,
+    tensor,
+)
+from ..context import dialect
 from ..dtypes import dim_resolve_negative, irc_dtype
 from ..tensor import Operand, Tensor, add_methods, content_of, shape_of, tensor_of_sizes
 
@@ -70,7 +81,7 @@ def transpose(input: Operand, dim0: int, dim1: int) -> Tensor:
     return node("Transpose", x, perm=order)
 
 
-def expand_dims(input: Operand, dim: int | Sequence[int], shape_cast_dtype: Any = None) -> Tensor:
+def expand_dims(input: Operand, dim: int | Sequence[int]) -> Tensor:
     """x with new dimensions of size 1 at the positions `dim` of the result."""
     dims = [dim] if isinstance(dim, int) else list(dim)
     return node("Unsqueeze", input, dims) if dims else tensor(input)
@@ -81,9 +92,7 @@ def unsqueeze(input: Operand, axis: int) -> Tensor:
     return expand_dims(input, axis)
 
 
-def squeeze(
-    input: Operand, dim: int | Sequence[int] | None = None, zero_is_placeholder: bool = False
-) -> Tensor:
+def squeeze(input: Operand, dim: int | Sequence[int] | None = None) -> Tensor:
     """x without those of the dimensions `dim` (all unless told) that are known to have size 1."""
     x = tensor(input)
     dims = range(x.rank()) if dim is None else dim_resolve_negative(dim, x.rank())
@@ -123,22 +132,12 @@ def stack(inputs: Sequence[Operand], dim: int = 0) -> Tensor:
     return concat([unsqueeze(x, dim) for x in matched(*inputs)], dim)
 
 
-def slice(
-    input: Operand,
-    starts: Operand,
-    sizes: Operand,
-    strides: Operand = None,
-    mode: Any = None,
-    fill_value: Any = None,
-) -> Tensor:
+def slice(input: Operand, starts: Operand, sizes: Operand, strides: Operand = None) -> Tensor:
     """sizes[i] elements of every dimension i from starts[i] on, strides[i] apart.
 
     Starts may also be a tensor of the graph; sizes and strides are numbers and sizes. All elements
     must lie in x.
     """
-    name = str(getattr(mode, "name", mode)).upper()
-    if mode is not None and "STRICT" not in name:
-        raise Error(f"slice: expected no mode, found {mode}; use pad, or index_select", loc=here())
     x = tensor(input)
     counts = shape_of(sizes)
     begins, steps = content_of(starts), shape_of([1] * len(counts) if strides is None else strides)
@@ -153,15 +152,9 @@ def slice(
             x = _sliced(x, dim, begins[dim], size, step)
         elif (size, step) != (x.type.shape[dim], 1):
             kind = tensor(starts).entry.dtype
-            places = node_of_places(size, kind) * step + node("Gather", starts, dim)
+            places = count_up_to(size, kind) * step + node("Gather", starts, dim)
             x = node("Gather", x, places, axis=dim)
     return Tensor.of(x.entry)
-
-
-def node_of_places(size: DimLike, dtype: str) -> Tensor:
-    """The numbers from 0 to size - 1."""
-    builder = current_network().builder
-    return Tensor.of(builder.entry(builder.value(Iota(size=size, dtype=dtype))))
 
 
 def _sliced(x: Tensor, dim: int, start: DimLike, size: DimLike, step: int) -> Tensor:
@@ -237,7 +230,7 @@ def arange(start: Operand, end: Operand, dtype: Any) -> Tensor:
     """The integers from start on below end, as a vector of `dtype`; both are numbers and sizes."""
     (low,), (high,) = shape_of(start), shape_of(end)
     kind = irc_dtype(dtype)
-    places = node_of_places(high - low, kind)
+    places = count_up_to(high - low, kind)
     return places if low == 0 else places + retyped(tensor_of_sizes(low, "i64"), kind)
 
 
@@ -260,7 +253,152 @@ def pad(input: Operand, pad: Operand, mode: str = "constant", value: float | Non
     return node("Pad", x, (*ends[::2], *ends[1::2]), value or 0, axes)
 
 
+# -- indices
+
+
+def gather(input: Operand, dim: int, indices: Operand) -> Tensor:
+    """Per place of indices, the element of x there, but at indices[place] along `dim`.
+
+    Indices have as many dimensions as x, and no more elements along the others. Of a vector a
+    number is an index as well.
+    """
+    x, places = tensor(input), tensor(indices)
+    if x.rank() == 1:
+        return _taken(x, dim, places if places.rank() else view(places, [1]))
+    sizes = places.type.shape
+    if len(sizes) == x.rank():
+        kept = [x.type.shape[i] if i == at(dim, x) else size for i, size in enumerate(sizes)]
+        x = slice(x, [0] * len(sizes), kept)
+    return node("GatherElements", x, places, axis=dim)
+
+
+def _taken(x: Tensor, dim: int, places: Tensor) -> Tensor:
+    """Slices of x; of known elements known ones."""
+    numbers = content_of(places)
+    if x.content is None or numbers is None or not all(isinstance(n, int) for n in numbers):
+        return node(Gather, x, places, dim=at(dim, x))
+    size = len(x.content)
+    if not all(-size <= n < size for n in numbers if isinstance(n, int)):
+        raise Error(f"expected indices of a vector of {size}, found {[*numbers]}", loc=here())
+    return node("Gather", x, places)
+
+
+def select(input: Operand, dim: int, index: Operand) -> Tensor:
+    """The slice of x at `index`, a number, a scalar or a vector [1], without `dim`."""
+    place = tensor(index)
+    return _taken(tensor(input), dim, view(place, ()) if place.rank() else place)
+
+
+def index_select(input: Operand, dim: int, index: Operand) -> Tensor:
+    """The slices of x along `dim` at the indices of a vector, one after the other."""
+    x, places = tensor(input), tensor(index)
+    if places.rank() != 1 and x.content is None:
+        raise Error(f"expected a vector of indices, found {places.type}", loc=here())
+    return _taken(x, dim, places)
+
+
+def scatter(input: Operand, dim: int, indices: Operand, updates: Operand) -> Tensor:
+    """x with updates[place] at indices[place] along `dim`, for every place of indices."""
+    x, new = matched(input, updates)
+    return node("ScatterElements", x, indices, new, axis=dim)
+
+
+def gather_nd(input: Operand, indices: Operand, batch_dims: int = 1) -> Tensor:
+    """The elements or slices of x at the index tuples in the last dimension of indices.
+
+    The first `batch_dims` dimensions of both belong together.
+    """
+    x, places = tensor(input), tensor(indices)
+    *outer, _ = places.type.shape
+    for dim in reversed(range(batch_dims)):
+        own = count_up_to(outer[dim], places.entry.dtype)
+        column = view(own, (outer[dim], *[1] * (len(outer) - dim)))
+        places = concat([expand(column, (*outer, 1)), places], -1)
+    return node("GatherND", x, places)
+
+
+def scatter_nd(input: Operand, mask: Operand, source: Operand) -> Tensor:
+    """x with elements or slices of source at the index tuples in the last dimension of mask."""
+    x, new = matched(input, source)
+    return node("ScatterND", x, mask, new)
+
+
+def einsum(einsum_eq: str, inputs: Sequence[Operand]) -> Tensor:
+    """The sum of products that an equation such as "ij,jk->ik" states."""
+    return node("Einsum", *matched(*inputs), equation=einsum_eq)
+
+
+def outer(input: Operand, vec2: Operand) -> Tensor:
+    """Of vectors [M] and [N], all products: [M, N]."""
+    return einsum("i,j->ij", [input, vec2])
+
+
+def _where(condition: Tensor, left: Operand, right: Operand) -> Tensor:
+    return node("Where", condition, *matched(left, right))
+
+
+def masked_scatter(input: Operand, mask: Operand, source: Operand) -> Tensor:
+    """x with the elements of source, in order, where the mask is true.
+
+    As in PyTorch source has at least as many elements as the mask has true ones.
+    """
+    (x, new), chosen = matched(input, source), tensor(mask)
+    shape, values = x.type.shape, flatten(new)
+    counted = retyped(flatten(expand(chosen, shape)), "i32")
+    last = tensor_of_sizes(size_of(values, 0) - 1)
+    ends = node("Min", node("CumSum", counted, 0) - 1, last)
+    taken = node(Gather, values, ends, dim=0)  # -1, before the first, is the last
+    return _where(chosen, view(taken, shape, zero_is_placeholder=False), x)
+
+
+def gather_last_token_logits(
+    hidden_states: Tensor, last_token_ids: Tensor | None, remove_input_padding: bool
+) -> Tensor:
+    """The hidden states whose logits are wanted; all of them without last_token_ids.
+
+    Packed states [tokens, hidden] or [1, tokens, hidden] are taken at the ends of the sequences,
+    which are prefix sums of their lengths, to [batch, hidden]. Padded states [batch, tokens,
+    hidden] are taken at the lengths [batch], less one, to [batch, hidden] (length 0 is the last
+    token, as index -1 is), or at positions [batch, n], to [batch, n, hidden].
+    """
+    if last_token_ids is None:
+        return hidden_states
+    ids = last_token_ids
+    if hidden_states.rank() == 2 and not remove_input_padding:
+        raise Error(
+            f"expected padded states [batch, tokens, hidden], found {hidden_states.type}; give "
+            "remove_input_padding=True for packed ones",
+            loc=here(),
+        )
+    *batches, tokens, hidden = hidden_states.type.shape
+    if remove_input_padding and batches in ([], [1]):
+        return index_select(view(hidden_states, (tokens, hidden)), 0, ids - 1)
+    (batch,) = batches
+    per_row = ids.rank() == 1
+    kind = ids.entry.dtype
+    length = tensor_of_sizes(tokens, kind)
+    places = view(_where(ids == 0, length, ids) - 1, (batch, 1)) if per_row else ids
+    rows = count_up_to(batch, kind) * length
+    flat = view(hidden_states, (batch * tokens, hidden))
+    taken = index_select(flat, 0, flatten(places + view(rows, (batch, 1))))
+    count = (batch,) if per_row else ids.type.shape
+    return view(taken, (*count, hidden), zero_is_placeholder=False)
+
+
+def expand_mask(mask: Operand, tgt_len: Operand = None) -> Tensor:
+    """A mask [B, S] as a bias f32 [B, 1, T, S]: 0, and -infinity where the mask is 0.
+
+    T is `tgt_len`, or S.
+    """
+    x = tensor(mask)
+    rows, columns = x.type.shape
+    count = columns if tgt_len is None else tgt_len
+    wide = expand(view(x, [rows, 1, 1, columns]), concat([rows, 1, count, columns]))
+    hidden = wide == (False if x.entry.dtype == "bool" else 0)
+    return _where(hidden, float("-inf"), 0.0)
+
+
 add_methods(
     view=view, flatten=flatten, permute=permute, transpose=transpose, squeeze=squeeze,
-    unsqueeze=unsqueeze, split=split, unbind=unbind, repeat=repeat,
+    unsqueeze=unsqueeze, split=split, unbind=unbind, repeat=repeat, select=select, gather=gather,
 )  # fmt: skip

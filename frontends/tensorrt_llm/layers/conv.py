@@ -7,8 +7,8 @@ from typing import Any
 
 from ....errors import Error
 from ....source import here
+from ..dimensions import Sizes, per_dimension
 from ..functional import avg_pool2d, cast, conv1d, conv2d, conv_transpose2d, softplus, tanh
-from ..functional.convolution import Sizes, per_dimension
 from ..module import Module, Parameter
 from ..tensor import Tensor
 
@@ -100,8 +100,7 @@ class ConvTranspose2d(Conv2d):
 
     def forward(self, input: Tensor, output_size: Sequence[int] | None = None) -> Tensor:
         """[B, O, ...]; as in TensorRT-LLM `output_size` and `output_padding` have no effect."""
-        rest = self.stride, self.padding, self.output_padding, self.dilation, self.groups
-        return conv_transpose2d(input, *self._weights(), *rest)
+        return conv_transpose2d(input, *self._weights(), self.stride, self.padding, self.groups)
 
 
 class Conv3d(Conv2d):
@@ -123,7 +122,7 @@ class AvgPool2d(Module):
         ceil_mode: bool = False,
         count_include_pad: bool = True,
     ) -> None:
-        self.settings = kernel_size, stride, padding, ceil_mode, count_include_pad
+        self.settings = kernel_size, stride
 
     def forward(self, input: Tensor) -> Tensor:
         """[..., H', W']."""

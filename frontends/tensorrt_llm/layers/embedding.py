@@ -76,7 +76,6 @@ class Embedding(Module):
             sharding_dim=self.sharding_dim,
             tp_rank=self.tp_rank,
             per_token_scale=per_token_scale,
-            instance_id=self.instance_id,
             vocab_size=self.num_embeddings,
         )
 

@@ -222,12 +222,7 @@ class RowLinear(LinearBase):
         params = all_reduce_params or AllReduceParams()
         if params.fusion_op == AllReduceFusionOp.NONE:
             if self.tp_group:
-                y = unwrap(allreduce(wrap(y), self.tp_group, instance_id=self.instance_id))
+                y = unwrap(allreduce(wrap(y), self.tp_group))
             return wrap(y if self.bias is None else y + self.bias_as(y))
         bias = params.bias if self.bias is None else wrap(self.bias_as(y))
-        return allreduce(
-            wrap(y),
-            self.tp_group or [0],
-            all_reduce_params=replace(params, bias=bias),
-            instance_id=self.instance_id,
-        )
+        return allreduce(wrap(y), self.tp_group or [0], replace(params, bias=bias))

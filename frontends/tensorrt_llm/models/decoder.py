@@ -10,9 +10,8 @@ from ....errors import Error
 from ....source import here
 from ..api import api, release
 from ..context import current_network
-from ..functional.basic import tanh
+from ..functional import gather_last_token_logits, tanh
 from ..functional.collectives import recv
-from ..functional.indexing import gather_last_token_logits
 from ..layers import (
     AttentionParams,
     Embedding,

@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 
-from irc.frontends.tensorrt_llm import functional as F
 from irc.frontends.tensorrt_llm.context import Dialect
+from tests.frontends.tensorrt_llm.traced import Bound
 
 torch: Any = pytest.importorskip("torch")
 T = torch.nn.functional
+F = Bound("functional")
 Size = int | str  # a string is a dynamic size
 
 

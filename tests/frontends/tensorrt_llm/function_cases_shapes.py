@@ -6,8 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from irc.frontends.tensorrt_llm import functional as F
-from tests.frontends.tensorrt_llm.function_cases import Case, T, X, b, f, i, same, torch
+from tests.frontends.tensorrt_llm.function_cases import Case, F, T, X, b, f, i, same, torch
 
 V = F.shape
 HIDDEN = f("B", "S", 12)
@@ -152,7 +151,7 @@ MADE = [
     ),
     Case(
         "constant",
-        lambda x: F.constant(TABLE[:4], as_shape=[2, 2]),
+        lambda x: F.constant(TABLE[:4].reshape(2, 2)),
         lambda x: torch.from_numpy(TABLE[:4].reshape(2, 2)),
         (X,),
     ),

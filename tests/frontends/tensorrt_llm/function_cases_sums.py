@@ -6,8 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from irc.frontends.tensorrt_llm import functional as F
-from tests.frontends.tensorrt_llm.function_cases import Arg, Case, T, X, b, f, i, same, torch
+from tests.frontends.tensorrt_llm.function_cases import Arg, Case, F, T, X, b, f, i, same, torch
 
 MASK = Arg("int32", ("B", "S"), 0, 2)
 

@@ -2,30 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from irc.errors import Error
-from irc.frontends.tensorrt_llm import functional
 from irc.frontends.tensorrt_llm.context import new_session
-from irc.frontends.tensorrt_llm.functional import (
-    AllReduceFusionOp,
-    AllReduceParams,
-    AllReduceStrategy,
-    allgather,
-    embedding,
-    reduce_scatter,
-)
 from irc.frontends.tensorrt_llm.mapping import Mapping
 from irc.frontends.tensorrt_llm.module import Parameter
 from tests.fresh import fresh
+from tests.frontends.tensorrt_llm.traced import Bound
 from tests.frontends.tensorrt_llm.worlds import Array, every_rank, module_of
 
 WORLDS = (1, 2, 4)
-allreduce: Any = functional.allreduce  # its positional arguments depend on the dialect
+F = Bound("functional")
 X = {"x": np.zeros((4, 3), "float32")}
 
 
@@ -39,20 +30,23 @@ def held(parts: Array, mapping: Mapping) -> Any:
     return Parameter(parts[mapping.tp_rank]).value
 
 
+CALLS: dict[str, Any] = {  # the positional arguments of allreduce by release
+    "0.7": lambda x, group: F.allreduce(x, group, None, 5, F.AllReduceStrategy.RING),
+    "0.10": lambda x, group: F.allreduce(x, group, F.AllReduceStrategy.AUTO, F.AllReduceConfig(0)),
+    "0.13": lambda x, group: F.allreduce(x, group, 0, 0, F.AllReduceFusionParams(0, x * 0.0)),
+    "0.16": lambda x, group: F.allreduce(x, group, F.AllReduceParams(F.AllReduceStrategy.UB)),
+}
+
+
+@pytest.mark.parametrize("release", list(CALLS))
 @pytest.mark.parametrize("tp", WORLDS)
-def test_allreduce_in_both_dialects(tp: int) -> None:
+def test_allreduce_of_every_release(tp: int, release: Any) -> None:
     parts = parts_of(tp, 4, 3)
 
-    def old(mapping: Mapping, x: Any) -> Any:
-        return allreduce(
-            held(parts, mapping) + x, mapping.tp_group, None, 5, AllReduceStrategy.RING
-        )
+    def build(mapping: Mapping, x: Any) -> Any:
+        return CALLS[release](held(parts, mapping) + x, mapping.tp_group)
 
-    def new(mapping: Mapping, x: Any) -> Any:
-        params = AllReduceParams(strategy=AllReduceStrategy.ONESHOT)
-        return allreduce(held(parts, mapping) + x, mapping.tp_group, params)
-
-    for (found,) in (*every_rank(old, X, tp, "A"), *every_rank(new, X, tp, "B")):
+    for (found,) in every_rank(build, X, tp, release):
         np.testing.assert_array_equal(found, parts.sum(0))
 
 
@@ -62,7 +56,7 @@ def test_allgather_along_any_dimension(tp: int, dim: int) -> None:
     parts = parts_of(tp, 2, 3, 2)
 
     def build(mapping: Mapping, x: Any) -> Any:
-        return allgather(held(parts, mapping), mapping.tp_group, dim)
+        return F.allgather(held(parts, mapping), mapping.tp_group, dim)
 
     for (found,) in every_rank(build, X, tp):
         np.testing.assert_array_equal(found, np.concatenate(parts, dim))
@@ -74,16 +68,13 @@ def test_results_are_in_the_order_of_the_group(order: list[int]) -> None:
     parts, whole = parts_of(tp, 2, 3), parts_of(tp, tp * 2, 3)
 
     def build(mapping: Mapping, x: Any) -> Any:
-        gathered = allgather(held(parts, mapping), order, gather_dim=1)
-        return gathered, reduce_scatter(held(whole, mapping), order)
+        gathered = F.allgather(held(parts, mapping), order, gather_dim=1)
+        return gathered, F.reduce_scatter(held(whole, mapping), order)
 
     for rank, (gathered, scattered) in enumerate(every_rank(build, X, tp)):
         np.testing.assert_array_equal(gathered, np.concatenate(parts[order], 1))
         want = np.split(whole.sum(0), tp)[order.index(rank)]
         np.testing.assert_array_equal(scattered, want)
-    for rank, (gathered, scattered) in enumerate(every_rank(build, X, tp, sorted_groups=True)):
-        np.testing.assert_array_equal(gathered, np.concatenate(parts, 1))
-        np.testing.assert_array_equal(scattered, np.split(whole.sum(0), tp)[rank])
 
 
 def test_groups_of_both_axes_do_not_mix() -> None:
@@ -91,8 +82,8 @@ def test_groups_of_both_axes_do_not_mix() -> None:
 
     def build(mapping: Mapping, x: Any) -> Any:
         own = Parameter(parts[mapping.rank]).value
-        sums = allreduce(own, mapping.tp_group), allreduce(own, mapping.cp_group)
-        return *sums, allgather(own, mapping.cp_group[::-1]), allreduce(own, [0, 1, 2, 3])
+        sums = F.allreduce(own, mapping.tp_group), F.allreduce(own, mapping.cp_group)
+        return *sums, F.allgather(own, mapping.cp_group[::-1]), F.allreduce(own, [0, 1, 2, 3])
 
     for rank, found in enumerate(every_rank(build, X, 2, cp=2)):
         across = [rank % 2, rank % 2 + 2]  # the group over cp
@@ -102,22 +93,12 @@ def test_groups_of_both_axes_do_not_mix() -> None:
         np.testing.assert_array_equal(found[3], parts.sum(0))
 
 
-def test_a_strategy_in_place_of_parameters() -> None:
-    parts = parts_of(2, 2, 3)
-
-    def build(mapping: Mapping, x: Any) -> Any:  # as versions 0.8 to 0.10 have it
-        return allreduce(held(parts, mapping), mapping.tp_group, AllReduceStrategy.AUTO)
-
-    for (found,) in every_rank(build, X, 2):
-        np.testing.assert_array_equal(found, parts.sum(0))
-
-
 @pytest.mark.parametrize("tp", WORLDS)
 def test_reduce_scatter(tp: int) -> None:
     parts = parts_of(tp, 8, 3)
 
     def build(mapping: Mapping, x: Any) -> Any:
-        return reduce_scatter(held(parts, mapping), mapping.tp_group)
+        return F.reduce_scatter(held(parts, mapping), mapping.tp_group)
 
     for rank, (found,) in enumerate(every_rank(build, X, tp)):
         np.testing.assert_array_equal(found, np.split(parts.sum(0), tp)[rank])
@@ -138,14 +119,14 @@ def test_residual_and_norm_behind_the_sum(tp: int, bias: bool, affine: bool) -> 
     residual = rng.normal(size=(4, 3)).astype("float32")
 
     def build(mapping: Mapping, x: Any) -> Any:
-        params = AllReduceParams(
-            fusion_op=AllReduceFusionOp.RESIDUAL_RMS_NORM,
+        params = F.AllReduceParams(
+            fusion_op=F.AllReduceFusionOp.RESIDUAL_RMS_NORM,
             bias=Parameter(added).value if bias else None,
             residual=x,
             norm_weight=Parameter(weight).value if affine else None,
             eps=1e-3,
         )
-        return allreduce(held(parts, mapping), mapping.tp_group, params)
+        return F.allreduce(held(parts, mapping), mapping.tp_group, params)
 
     total = parts.sum(0) + (added if bias else 0) + residual
     for normed, found in every_rank(build, {"x": residual}, tp):
@@ -154,59 +135,12 @@ def test_residual_and_norm_behind_the_sum(tp: int, bias: bool, affine: bool) -> 
         np.testing.assert_allclose(normed, want, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("tp", WORLDS)
-def test_a_norm_before_and_after_the_residual(tp: int) -> None:
-    rng, parts = fresh(9), parts_of(tp, 4, 3) + 0.5
-    before, after = (rng.uniform(0.5, 2, 3).astype("float32") for _ in range(2))
-    residual = rng.normal(size=(4, 3)).astype("float32")
-
-    def build(mapping: Mapping, x: Any) -> Any:
-        params = AllReduceParams(
-            fusion_op=AllReduceFusionOp.RESIDUAL_RMS_PREPOST_NORM,
-            residual=x,
-            norm_weight=Parameter(after).value,
-            norm_pre_residual_weight=Parameter(before).value,
-            eps=1e-3,
-        )
-        return allreduce(held(parts, mapping), mapping.tp_group, params)
-
-    total = rms_norm(parts.sum(0), before, 1e-3) + residual
-    for normed, found in every_rank(build, {"x": residual}, tp):
-        np.testing.assert_allclose(found, total, rtol=1e-4, atol=1e-5)
-        np.testing.assert_allclose(normed, rms_norm(total, after, 1e-3), rtol=1e-4, atol=1e-5)
-
-
-def test_parameters_are_never_changed() -> None:
-    """In TensorRT-LLM one call changes the strategy of all later ones, through a shared default."""
-    params = AllReduceParams(strategy=AllReduceStrategy.UB)
-    before = replace(params)
-
-    def build(mapping: Mapping, x: Any) -> Any:
-        group = mapping.tp_group
-        first = allreduce(x, group, all_reduce_params=params)
-        return (
-            first,
-            allreduce(first, group),
-            embedding(
-                input=Parameter(np.array([0, 1], "int32")).value,
-                weight=first,
-                tp_size=2,
-                tp_group=group,
-                tp_rank=mapping.tp_rank,
-            ),
-        )
-
-    every_rank(build, X, 2)
-    assert params == before
-    assert AllReduceParams().strategy == AllReduceStrategy.AUTO
-
-
 def test_the_dtype_is_that_of_the_tensor() -> None:
     """TensorRT-LLM adds in the dtype of nccl_plugin, which rounds tables of f32."""
     parts = np.array([[1 + 2**-20], [0]], "float32")
 
     def build(mapping: Mapping, x: Any) -> Any:
-        return allreduce(held(parts, mapping), mapping.tp_group)
+        return F.allreduce(held(parts, mapping), mapping.tp_group)
 
     for (found,) in every_rank(build, X, 2):
         np.testing.assert_array_equal(found, parts[0])
@@ -215,24 +149,24 @@ def test_the_dtype_is_that_of_the_tensor() -> None:
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda x: allreduce(x, [0, 2]), r"\[0, 2\] has the ranks of no axis"),
-        (lambda x: allgather(x, [0, 1], gather_dim=2), "a dimension from -2 to 1, found 2"),
-        (lambda x: reduce_scatter(x, [0, 1]), "equal shards; pad it"),
+        (lambda x: F.allreduce(x, [0, 2]), r"\[0, 2\] has the ranks of no axis"),
+        (lambda x: F.allgather(x, [0, 1], gather_dim=2), "a dimension from -2 to 1, found 2"),
+        (lambda x: F.reduce_scatter(x, [0, 1]), "equal shards; pad it"),
         (
-            lambda x: allreduce(
-                x, [0, 1], AllReduceParams(fusion_op=AllReduceFusionOp.RESIDUAL_RMS_NORM)
+            lambda x: F.allreduce(
+                x, [0, 1], F.AllReduceParams(fusion_op=F.AllReduceFusionOp.RESIDUAL_RMS_NORM)
             ),
-            "RESIDUAL_RMS_NORM needs a residual, found None",
+            "RESIDUAL_RMS_NORM needs a residual",
         ),
         (
-            lambda x: allreduce(
+            lambda x: F.allreduce(
                 x,
                 [0, 1],
-                AllReduceParams(fusion_op=AllReduceFusionOp.LAST_PROCESS_FOR_UB, residual=x),
+                F.AllReduceParams(fusion_op=F.AllReduceFusionOp.LAST_PROCESS_FOR_UB, residual=x),
             ),
-            "LAST_PROCESS_FOR_UB with quantization or user buffers is not supported",
+            "LAST_PROCESS_FOR_UB is not supported",
         ),
-        (lambda x: allreduce(x, [0, 1], workspce=None), "no argument 'workspce'; did you mean"),
+        (lambda x: F.allreduce(x, [0, 1], workspce=None), "no argument 'workspce'; did you mean"),
     ],
 )  # fmt: skip
 def test_messages(call: Any, message: str) -> None:
@@ -249,4 +183,4 @@ def test_a_group_without_a_mapping() -> None:
         from irc.frontends.tensorrt_llm.network import Network, net_guard
 
         with net_guard(Network()):
-            allreduce(Parameter(np.zeros(3, "float32")).value, [4, 5])
+            F.allreduce(Parameter(np.zeros(3, "float32")).value, [4, 5])

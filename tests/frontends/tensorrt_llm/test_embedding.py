@@ -13,18 +13,17 @@ import pytest
 
 from irc.backends.reference.evaluate import evaluate_ranks
 from irc.errors import Error
-from irc.frontends.tensorrt_llm import functional
 from irc.frontends.tensorrt_llm.context import Dialect, new_session
 from irc.frontends.tensorrt_llm.functional import recv, send
 from irc.frontends.tensorrt_llm.layers import Embedding, PromptTuningEmbedding, RowLinear
 from irc.frontends.tensorrt_llm.mapping import Mapping
 from irc.frontends.tensorrt_llm.module import Parameter
 from tests.fresh import fresh
-from tests.frontends.tensorrt_llm.traced import used
+from tests.frontends.tensorrt_llm.traced import Bound, used
 from tests.frontends.tensorrt_llm.worlds import Array, every_rank, module_of, shard
 
 WORLDS = (1, 2, 3, 4, 8)
-embedding: Any = functional.embedding  # its positional arguments depend on the dialect
+embedding = Bound("functional").embedding  # whose positional arguments depend on the release
 
 
 def table_of(rows: int, width: int, dtype: str = "float32") -> Array:
@@ -257,7 +256,7 @@ def test_without_a_collective_an_id_is_not_taken() -> None:
         for each in layers:
             each.weight.value = np.eye(4, dtype="float32")
         found = layers[1](layers[0](ids))
-        return functional.allreduce(found, [mapping.rank], instance_id=3)
+        return Bound("functional").allreduce(found, [mapping.rank], instance_id=3)
 
     ids = np.arange(4, dtype="int32")
     for (found,) in every_rank(build, {"ids": ids}, 2, "A"):

@@ -77,7 +77,7 @@ def test_names_of_other_packages_are_no_uses(tmp_path: Path) -> None:
 
 def test_the_score_is_the_share_of_uses_that_are_taken(tmp_path: Path) -> None:
     path = tmp_path / "old.py"
-    path.write_text("from tensorrt_llm.functional import add, rg_lru\nadd(1, 2, strategy=3)\n")
+    path.write_text("from tensorrt_llm.functional import add, rg_lru\nadd(1, 2)\n")
     report = lint_script(path)
     assert [use.status for use in report.uses] == ["supported", "refused", "supported"]
     assert report.score == 2 / 3

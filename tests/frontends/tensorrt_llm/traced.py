@@ -7,13 +7,23 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import irc
-from irc.frontends.tensorrt_llm import mapping
+from irc.frontends.tensorrt_llm import api, mapping
 from irc.frontends.tensorrt_llm.context import Dialect, new_session
 from irc.frontends.tensorrt_llm.merge import merge
 from irc.frontends.tensorrt_llm.network import Network, net_guard
 from irc.frontends.tensorrt_llm.tensor import Tensor
 
 Build = Callable[[mapping.Mapping], object]
+
+
+class Bound:
+    """The names of a module, bound as scripts of the session's release find them."""
+
+    def __init__(self, module: str) -> None:
+        self._module = module
+
+    def __getattr__(self, name: str) -> Any:
+        return api.find(f"{self._module}.{name}")
 
 
 def source(name: str = "x", size: int = 6, dtype: str = "float32") -> Tensor:

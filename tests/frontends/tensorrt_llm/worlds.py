@@ -56,9 +56,8 @@ def _input(name: str, array: Array, dynamic: int) -> Tensor:
 def every_rank(
     build: Build, inputs: Mapping[str, Array], tp: int = 1, dialect: Dialect = "B", **sizes: Any
 ) -> list[list[Array]]:
-    """The outputs of every rank, which get the same inputs. `sorted_groups` is of the session."""
-    options = {"sorted_groups": sizes.pop("sorted_groups", False)}
-    with new_session(dialect, **options):
+    """The outputs of every rank, which get the same inputs."""
+    with new_session(dialect):
         module = module_of(build, inputs, tp, **sizes)
         inputs = used(module, inputs)
         if not module.local:
