@@ -181,8 +181,8 @@ _ACTS = {"swiglu": "silu", "geglu": "gelu"}  # gated activations by the function
 _WITHOUT_MEANING = """
     architecture attn_bias auto_map decoder disable_weight_only_quant_plugin dtype
     embedding_sharding_dim gpus_per_node has_partial_lora_mask is_pruned kv_dtype logits_dtype
-    mapping max_beam_width model_type moe_normalization_mode moe_tp_mode producer quantization
-    qwen_type rank remove_duplicated_kv_heads rmsnorm runtime_defaults seq_length
+    mapping max_beam_width max_lora_rank model_type moe_normalization_mode moe_tp_mode producer
+    quantization qwen_type rank remove_duplicated_kv_heads rmsnorm runtime_defaults seq_length
     share_embedding_table tie_word_embeddings tokenizer_dir use_fused_mlp use_parallel_embedding
     use_prompt_tuning world_size
 """

@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import json
 import os
-from collections.abc import Mapping
 from copy import deepcopy
 from pathlib import Path
 from typing import Any, NoReturn, cast
@@ -14,7 +13,7 @@ from ...errors import Error
 from ...json_files import read_object
 from ...source import here
 from .aliases import WithoutEffect
-from .api import RELEASES, release
+from .api import RELEASES, api, release
 from .context import current_session
 from .dimensions import OptimizationProfile
 from .engines import Engine as Engine
@@ -40,6 +39,7 @@ class TensorrtConfig(WithoutEffect):
         return len(self.profiles) - 1
 
 
+@api("builder.BuilderConfig")
 class BuilderConfig:
     """The fields that `create_builder_config` was called with, as attributes."""
 
@@ -62,6 +62,7 @@ class BuilderConfig:
     to_legacy_dict = to_dict
 
 
+@api("builder.Builder")
 class Builder:
     """Makes networks, and engines of them."""
 
@@ -80,23 +81,12 @@ class Builder:
         """An empty network; its plugins are those of the script's version."""
         return Network()
 
-    def create_builder_config(
-        self,
-        precision: Any = "float32",
-        timing_cache: Any = None,
-        tensor_parallel: int = 1,
-        **more: Any,
-    ) -> BuilderConfig:
-        """A config; `precision` and timing caches have no effect, because operations compute in the
-        dtypes of their tensors, and irc keeps engines instead (`irc cache`). All other arguments
-        become attributes."""
-        if timing_cache is not None:
-            current_session().note("timing_cache has no effect: irc keeps whole engines")
-        return BuilderConfig(precision=precision, tensor_parallel=tensor_parallel, **more)
+    def create_builder_config(self, **fields: Any) -> BuilderConfig:
+        """A config whose attributes are the arguments; operations compute in the dtypes of their
+        tensors, whatever `precision` says."""
+        return BuilderConfig(**fields)
 
-    def build_engine(
-        self, network: Network, builder_config: BuilderConfig, managed_weights: Any = None
-    ) -> EngineBuffer:
+    def build_engine(self, network: Network, builder_config: BuilderConfig) -> EngineBuffer:
         """Bytes that name the engine of this rank; its artifact is compiled with the last rank."""
         if not network.outputs:
             raise Error(
@@ -132,11 +122,13 @@ class Builder:
         path.write_text(text, encoding="utf-8")
 
 
+@api("builder.get_engine_version")
 def get_engine_version(engine_dir: str | os.PathLike[str]) -> str | None:
     """The version of TensorRT-LLM in a folder's config.json; None before 0.7, which wrote none."""
     return read_object(Path(engine_dir) / "config.json").get("version")
 
 
+@api("builder.build")
 def build(model: Any, build_config: BuildConfig | None = None) -> Engine | None:
     """Trace a model of this rank with the inputs that the config asks for; None in a dry run.
 
@@ -203,14 +195,15 @@ def _input_options(prepare: Any, config: BuildConfig) -> dict[str, Any]:
     return options
 
 
+_NOTHING: tuple[Any, ...] = (None, False, 0, "", 1)
+
+
 def _asks(value: Any) -> bool:
     """Whether the value of a field asks for something."""
-    fields: dict[str, Any] = {"lora_dir": [], "lora_target_modules": [], "world_size": 1}
-    own = (
-        cast("Mapping[str, Any]", value)
-        if isinstance(value, Mapping)
-        else getattr(value, "__dict__", None)
-    )
+    off: dict[str, Any] = {"lora_dir": [], "lora_target_modules": [], "world_size": 1}
+    own = cast("dict[str, Any] | None", vars(value) if hasattr(value, "__dict__") else None)
+    if isinstance(value, dict):
+        own = cast("dict[str, Any]", value)
     if own is not None:
-        return any(own.get(name, off) not in (off, None) for name, off in fields.items())
-    return value is True or (value not in (None, False, 0, "", 1) and str(value).lower() != "none")
+        return any(own.get(name, off[name]) not in (off[name], None) for name in off)
+    return value is True or (value not in _NOTHING and str(value).lower() != "none")

@@ -14,6 +14,7 @@ from ...errors import Error, did_you_mean
 from ...ir.core import Module
 from ...source import here
 from .aliases import originals
+from .api import api
 from .context import Session, current_session
 from .mapping import Mapping
 from .merge import merge
@@ -78,6 +79,7 @@ class EngineBuffer(bytes):
         )
 
 
+@api("builder.Engine")
 class Engine:
     """One rank of a built model. `save` writes it to a folder, and the artifact once all ranks are
     there; the folder has an `artifact`, which every other command of irc takes."""

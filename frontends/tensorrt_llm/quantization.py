@@ -12,7 +12,10 @@ from typing import Any
 from ...errors import Error, did_you_mean
 from ...quantization.schemes import scheme_called
 from ...source import here
+from .api import api, register
 from .errors import ArgumentError
+
+_MODE = "quantization.mode.QuantMode"
 
 
 def _has(*names: str) -> Callable[[QuantMode], bool]:
@@ -20,22 +23,20 @@ def _has(*names: str) -> Callable[[QuantMode], bool]:
     return lambda mode: any(mode & QuantMode[name] for name in names)
 
 
-def _weights(*names: str, per_group: bool = False) -> Callable[[QuantMode], bool]:
+def _only(*names: str, group: bool = False) -> Callable[[QuantMode], bool]:
     """A method of QuantMode: whether weights and inputs have these flags, and no other."""
-
-    def holds(mode: QuantMode) -> bool:
-        found = mode & (mode.INT4_WEIGHTS | mode.INT8_WEIGHTS | mode.ACTIVATIONS)
-        fits = found == _with(*names)(QuantMode(0))
-        return fits and (not per_group or mode.has_per_group_scaling())
-
-    return holds
+    return lambda mode: (
+        mode & mode.WEIGHTS_AND_ACTIVATIONS == _with(*names)(QuantMode(0))
+        and (not group or mode.has_per_group_scaling())
+    )
 
 
 def _with(*names: str) -> Callable[[QuantMode], QuantMode]:
     """A method of QuantMode: the mode with these flags too."""
-    return lambda mode: reduce(lambda found, name: found | QuantMode[name], names, mode)
+    return lambda mode: reduce(lambda flags, name: flags | QuantMode[name], names, mode)
 
 
+@api(_MODE)
 class QuantMode(IntFlag):
     """What is quantized, as flags. Their numbers differ between versions of TensorRT-LLM: those
     here are of 0.16, with the later flags behind, so config files should hold names."""
@@ -59,8 +60,11 @@ class QuantMode(IntFlag):
     W4A8_MXFP4_FP8 = auto()
     W4A8_MXFP4_MXFP8 = auto()
     W4A16_MXFP4 = auto()
+    WEIGHTS_AND_ACTIVATIONS = INT4_WEIGHTS | INT8_WEIGHTS | ACTIVATIONS
+    VALID_FLAGS = COUNT - 1
 
     @staticmethod
+    @api(f"{_MODE}.from_description")
     def from_description(
         quantize_weights: bool = False,
         quantize_activations: bool = False,
@@ -98,25 +102,28 @@ class QuantMode(IntFlag):
         return _with(*(name for name, asked in flags.items() if asked))(QuantMode(0))
 
     @staticmethod
+    @api(f"{_MODE}.use_smooth_quant")
     def use_smooth_quant(per_token: bool = False, per_channel: bool = False) -> QuantMode:
         """Weights and inputs in 8 bits."""
-        return QuantMode.from_description(True, True, per_token, per_channel)
+        flags = {"ACTIVATIONS": True, "PER_TOKEN": per_token, "PER_CHANNEL": per_channel}
+        return _with("INT8_WEIGHTS", *(name for name in flags if flags[name]))(QuantMode(0))
 
     @staticmethod
+    @api(f"{_MODE}.use_weight_only")
     def use_weight_only(use_int4_weights: bool = False, per_group: bool = False) -> QuantMode:
         """Weights in 4 or 8 bits."""
-        return QuantMode.from_description(
-            True, per_group=per_group, use_int4_weights=use_int4_weights
-        )
+        weights = QuantMode.INT4_WEIGHTS if use_int4_weights else QuantMode.INT8_WEIGHTS
+        return weights | (QuantMode.PER_GROUP if per_group else QuantMode(0))
 
     @staticmethod
+    @api(f"{_MODE}.use_qserve")
     def use_qserve(per_group: bool = False) -> QuantMode:
         """Weights in 4 bits with scales of two levels, inputs in 8."""
-        return QuantMode.from_description(
-            True, True, per_group=per_group, use_int4_weights=True, use_w4a8_qserve=True
-        )
+        weights = QuantMode.INT4_WEIGHTS | QuantMode.ACTIVATIONS | QuantMode.W4A8_QSERVE
+        return weights | (QuantMode.PER_GROUP if per_group else QuantMode(0))
 
     @staticmethod
+    @api(f"{_MODE}.from_quant_algo")
     def from_quant_algo(
         quant_algo: str | None = None, kv_cache_quant_algo: str | None = None
     ) -> QuantMode:
@@ -132,11 +139,13 @@ class QuantMode(IntFlag):
             )
         return mode | _CACHES[cache]
 
-    is_int8_weight_only = _weights("INT8_WEIGHTS")
-    is_int4_weight_only = _weights("INT4_WEIGHTS")
-    is_int8_weight_only_per_group = _weights("INT8_WEIGHTS", per_group=True)
-    is_int4_weight_only_per_group = _weights("INT4_WEIGHTS", per_group=True)
-    has_act_and_weight_quant = _weights("INT8_WEIGHTS", "ACTIVATIONS")
+    is_int8_weight_only = _only("INT8_WEIGHTS")
+    is_int4_weight_only = _only("INT4_WEIGHTS")
+    is_int8_weight_only_per_group = _only("INT8_WEIGHTS", group=True)
+    is_int4_weight_only_per_group = _only("INT4_WEIGHTS", group=True)
+    has_act_and_weight_quant = _only("INT8_WEIGHTS", "ACTIVATIONS")
+    has_act_or_weight_quant = _has("INT4_WEIGHTS", "INT8_WEIGHTS", "ACTIVATIONS")
+    has_weight_quant = _has("INT4_WEIGHTS", "INT8_WEIGHTS")
     is_qserve_w4a8 = _has("W4A8_QSERVE")
     has_per_token_dynamic_scaling = _has("PER_TOKEN")
     has_per_channel_scaling = _has("PER_CHANNEL")
@@ -152,6 +161,14 @@ class QuantMode(IntFlag):
     set_fp8_kv_cache = _with("FP8_KV_CACHE")
     set_fp8_qdq = _with("FP8_QDQ")
     set_fp8_rowwise = _with("FP8_ROWWISE", "PER_TOKEN", "PER_CHANNEL")
+
+    def _all(self, bits: int, mask: int = VALID_FLAGS) -> bool:
+        """Whether the flags of a mask are exactly `bits`."""
+        return self & mask == bits
+
+    def _any(self, bits: int) -> bool:
+        """Whether it has one of the flags."""
+        return bool(self & bits)
 
     def is_weight_only(self) -> bool:
         """Weights in 4 or 8 bits, inputs as they are."""
@@ -184,11 +201,12 @@ class QuantMode(IntFlag):
 
 
 _NONE = QuantMode(0)
-_SQ = QuantMode.use_smooth_quant
-_WEIGHT_ONLY = QuantMode.use_weight_only
-_FP8_ROWWISE = QuantMode.from_description(use_fp8_rowwise=True)
+_INT4, _INT8, _GROUP = QuantMode.INT4_WEIGHTS, QuantMode.INT8_WEIGHTS, QuantMode.PER_GROUP
+_SQ, _CHANNEL, _TOKEN = _INT8 | QuantMode.ACTIVATIONS, QuantMode.PER_CHANNEL, QuantMode.PER_TOKEN
+_QSERVE = _INT4 | QuantMode.ACTIVATIONS | QuantMode.W4A8_QSERVE
 
 
+@api("quantization.mode.QuantAlgo")
 class QuantAlgo(StrEnum):
     """How weights, inputs or KV caches are quantized; `mode` has its flags.
 
@@ -196,24 +214,27 @@ class QuantAlgo(StrEnum):
     """
 
     NO_QUANT = "NO_QUANT", _NONE
-    W8A16 = "W8A16", _WEIGHT_ONLY()
-    W4A16 = "W4A16", _WEIGHT_ONLY(True)
-    W4A16_AWQ = "W4A16_AWQ", _WEIGHT_ONLY(True, True)
-    W4A8_AWQ = "W4A8_AWQ", _WEIGHT_ONLY(True, True)
-    W8A16_GPTQ = "W8A16_GPTQ", _WEIGHT_ONLY(False, True)
-    W4A16_GPTQ = "W4A16_GPTQ", _WEIGHT_ONLY(True, True)
-    W8A8_SQ_PER_CHANNEL = "W8A8_SQ_PER_CHANNEL", _SQ(False, True)
-    W8A8_SQ_PER_TENSOR_PLUGIN = "W8A8_SQ_PER_TENSOR_PLUGIN", _SQ()
-    W8A8_SQ_PER_CHANNEL_PER_TOKEN_PLUGIN = "W8A8_SQ_PER_CHANNEL_PER_TOKEN_PLUGIN", _SQ(True, True)
+    W8A16 = "W8A16", _INT8
+    W4A16 = "W4A16", _INT4
+    W4A16_AWQ = "W4A16_AWQ", _INT4 | _GROUP
+    W4A8_AWQ = "W4A8_AWQ", _INT4 | _GROUP
+    W8A16_GPTQ = "W8A16_GPTQ", _INT8 | _GROUP
+    W4A16_GPTQ = "W4A16_GPTQ", _INT4 | _GROUP
+    W8A8_SQ_PER_CHANNEL = "W8A8_SQ_PER_CHANNEL", _SQ | _CHANNEL
+    W8A8_SQ_PER_TENSOR_PLUGIN = "W8A8_SQ_PER_TENSOR_PLUGIN", _SQ
+    W8A8_SQ_PER_CHANNEL_PER_TOKEN_PLUGIN = (
+        "W8A8_SQ_PER_CHANNEL_PER_TOKEN_PLUGIN",
+        _SQ | _CHANNEL | _TOKEN,
+    )
     W8A8_SQ_PER_CHANNEL_PER_TENSOR_PLUGIN = (
         "W8A8_SQ_PER_CHANNEL_PER_TENSOR_PLUGIN",
-        _SQ(False, True),
+        _SQ | _CHANNEL,
     )
-    W8A8_SQ_PER_TENSOR_PER_TOKEN_PLUGIN = "W8A8_SQ_PER_TENSOR_PER_TOKEN_PLUGIN", _SQ(True)
-    W4A8_QSERVE_PER_GROUP = "W4A8_QSERVE_PER_GROUP", QuantMode.use_qserve(True)
-    W4A8_QSERVE_PER_CHANNEL = "W4A8_QSERVE_PER_CHANNEL", QuantMode.use_qserve()
+    W8A8_SQ_PER_TENSOR_PER_TOKEN_PLUGIN = "W8A8_SQ_PER_TENSOR_PER_TOKEN_PLUGIN", _SQ | _TOKEN
+    W4A8_QSERVE_PER_GROUP = "W4A8_QSERVE_PER_GROUP", _QSERVE | _GROUP
+    W4A8_QSERVE_PER_CHANNEL = "W4A8_QSERVE_PER_CHANNEL", _QSERVE
     FP8 = "FP8", QuantMode.FP8_QDQ
-    FP8_PER_CHANNEL_PER_TOKEN = "FP8_PER_CHANNEL_PER_TOKEN", _FP8_ROWWISE
+    FP8_PER_CHANNEL_PER_TOKEN = "FP8_PER_CHANNEL_PER_TOKEN", _NONE.set_fp8_rowwise()
     FP8_BLOCK_SCALES = "FP8_BLOCK_SCALES", QuantMode.FP8_1x128_128x128
     INT8 = "INT8", _NONE
     MIXED_PRECISION = "MIXED_PRECISION", _NONE
@@ -245,6 +266,8 @@ class QuantAlgo(StrEnum):
 
 QUANT_ALGO_LIST = [algo for algo in QuantAlgo if algo is not QuantAlgo.INT8]
 KV_CACHE_QUANT_ALGO_LIST = [QuantAlgo.FP8, QuantAlgo.INT8]
+for _name in ("QUANT_ALGO_LIST", "KV_CACHE_QUANT_ALGO_LIST"):
+    register(f"quantization.mode.{_name}", globals()[_name])
 _CACHES = {QuantAlgo.INT8: QuantMode.INT8_KV_CACHE, QuantAlgo.FP8: QuantMode.FP8_KV_CACHE}
 
 DEFAULT_EXCLUDE = (
@@ -257,6 +280,7 @@ DEFAULT_EXCLUDE = (
 )
 
 
+@api("models.modeling_utils.QuantConfig")
 @dataclass
 class QuantConfig:
     """How a model is quantized. `exclude_modules` are globs of module names: None stands for
@@ -294,7 +318,23 @@ class QuantConfig:
     @property
     def requires_calibration(self) -> bool:
         """Whether data are needed to find the scales."""
-        return self.quant_algo not in (None, QuantAlgo.W8A16, QuantAlgo.W4A16, QuantAlgo.NO_QUANT)
+        by_weights = ("NO_QUANT", "W8A16", "W4A16", "FP8_PER_CHANNEL_PER_TOKEN")
+        return self.quant_algo not in (None, *by_weights) or self.kv_cache_quant_algo is not None
+
+    @property
+    def requires_modelopt_quantization(self) -> bool:
+        """Whether TensorRT-LLM leaves the quantization to ModelOpt."""
+        by_modelopt = ("W4A16_AWQ", "W4A8_AWQ", "FP8", "W8A8_SQ_PER_CHANNEL", "MIXED_PRECISION")
+        return (self.quant_algo or self.kv_cache_quant_algo) in by_modelopt
+
+    @property
+    def use_plugin_sq(self) -> bool:
+        """Whether the algorithm is one of SmoothQuant with plugins."""
+        return "SQ_PER" in str(self.quant_algo) and str(self.quant_algo).endswith("_PLUGIN")
+
+    def get_quant_cfg(self, module_name: str | None = None) -> QuantConfig:
+        """The quantization of a layer, the same for all."""
+        return self
 
     def is_module_excluded_from_quantization(self, name: str) -> bool:
         """Whether a glob of `exclude_modules` has the name of a module."""
@@ -319,3 +359,5 @@ class QuantConfig:
     def to_dict(self) -> dict[str, Any]:
         """The fields as config.json has them."""
         return asdict(self)
+
+    asdict = to_dict

@@ -7,14 +7,16 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import IntEnum, IntFlag, StrEnum
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal, cast
 
 from ...errors import Error, did_you_mean
 from ...json_files import read_object
 from ...source import here
-from .context import current_session, dialect
+from .api import api, release, rows
+from .api import fields as fields_of
+from .context import current_session
 from .errors import ArgumentError
 
 Use = Literal["honoured", "ignored", "refused", "fixed"]
@@ -29,8 +31,6 @@ OFF = (
     1,
 )  # flags of these values ask for nothing
 _DTYPES = ("auto", "float16", "float32", "bfloat16", "int32", "fp8", "nvfp4", "disable")
-_VALUES: Mapping[str, Any] = {"None": None, "True": True, "False": False}
-_LAST = {"A": (0, 7, 1), "B": (0, 16, 0)}  # version of each dialect
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,6 @@ class Setting:
     name: str
     of: tuple[str, ...]
     takes: str
-    defaults: str
     use: Use
     why: str
 
@@ -64,18 +63,6 @@ class Setting:
             return type(value) is int and value >= 0
         return isinstance(value, {"-": bool, "LIST": list}.get(self.takes, (str, int)))
 
-    def default(self, version: tuple[int, ...]) -> Any:
-        """Its value in a version of TensorRT-LLM."""
-        chosen: str | None = None
-        for pair in self.defaults.split():
-            since, value = pair.split(":", 1)
-            if tuple(map(int, since.split("."))) <= version:
-                chosen = value
-        if chosen is None:
-            off = {"INT": 0, "DTYPE": False if version < (0, 8) else None}
-            return off.get(self.takes, False)
-        return _VALUES.get(chosen, int(chosen) if chosen.isdigit() else chosen)
-
 
 def settings(of: str) -> dict[str, Setting]:
     """The settings of "plugin", "build" or "flag" by name."""
@@ -92,12 +79,15 @@ def _table() -> dict[str, Setting]:
     }
 
 
-def _defaults(of: str) -> dict[str, Any]:
-    """The defaults of the session's version."""
-    version = _LAST[dialect()]
-    return {name: row.default(version) for name, row in settings(of).items()}
+def _off(of: str) -> dict[str, Any]:
+    """Values that ask for nothing, as the session's release writes them."""
+    kinds: dict[str, Any] = {"SWITCH": False, "-": False, "DTYPE": False if release() < 8 else None}
+    if of == "plugin":
+        kinds["INT"] = 0
+    return {name: kinds.get(row.takes) for name, row in settings(of).items()}
 
 
+@api("plugin.plugin.ContextFMHAType")
 class ContextFMHAType(IntEnum):
     """How attention of prompts sums; backends choose their kernels."""
 
@@ -106,36 +96,63 @@ class ContextFMHAType(IntEnum):
     enabled_with_fp32_acc = 2
 
 
-# method -> the switch that it sets, where the name of the method does not have it
-_METHODS = {
-    "enable_qk_half_accum": "attention_qk_half_accumulation",
-    "enable_mmha_multi_block_mode": "multi_block_mode",
-    "enable_xqa_optimization": "enable_xqa",
-    "disable_xqa_optimization": "enable_xqa",
-    "set_context_fmha": "context_fmha_type",
-    "set_paged_context_fmha": "use_paged_context_fmha",
-    "set_context_fmha_for_generation": "use_context_fmha_for_generation",
-    "set_fp8_context_fmha": "use_fp8_context_fmha",
-}
-_SMOOTH = ("quantize_per_token_plugin", "quantize_tensor_plugin")  # set together with those below
-_GROUPS = {
-    "set_smooth_quant_plugins": "smooth_quant_gemm_plugin",
-    "set_fp8_rowwise_quant_plugins": "fp8_rowwise_gemm_plugin",
-    "set_qserve_plugins": "qserve_gemm_plugin",
+# method -> the switches that it sets, where the name of the method does not say so
+_NORMS = ("rmsnorm_quantization_plugin", "layernorm_quantization_plugin")
+_TENSORS = ("quantize_per_token_plugin", "quantize_tensor_plugin")
+_METHODS: dict[str, tuple[str, ...]] = {
+    "enable_qk_half_accum": ("attention_qk_half_accumulation",),
+    "enable_mmha_multi_block_mode": ("multi_block_mode",),
+    "enable_xqa_optimization": ("enable_xqa",),
+    "set_context_fmha": ("context_fmha_type",),
+    "set_paged_context_fmha": ("use_paged_context_fmha",),
+    "set_context_fmha_for_generation": ("use_context_fmha_for_generation",),
+    "set_smooth_quant_plugins": ("smooth_quant_gemm_plugin", *_NORMS, *_TENSORS),
+    "set_fp8_rowwise_quant_plugins": ("fp8_rowwise_gemm_plugin", *_NORMS, *_TENSORS),
+    "set_qserve_plugins": ("qserve_gemm_plugin", *_NORMS, *_TENSORS),
 }
 
 
-class PluginConfig:
-    """The switches of plugins: attributes, `set_NAME(value)`, `enable_NAME()`, `disable_NAME()`.
+class _Switches:
+    """`set_NAME(dtype)` and `enable_NAME()` of every switch, made of the rows of api.toml."""
 
-    Defaults are those of the script's version. irc chooses kernels itself, so that most have no
-    effect; settings.toml says what each does. A switch in no row is an Error.
+
+def _setter(method: str) -> Any:
+    switches = _METHODS.get(method, (method.partition("_")[2],))
+
+    def call(self: Any, **fields: Any) -> Any:
+        value = fields.pop("dtype", fields.pop("context_fmha_type", None) or True)
+        for name in switches:
+            row = settings("plugin").get(name)
+            setattr(self, name, True if row is not None and row.takes == "SWITCH" else value)
+        self.update_from_dict(fields)
+        return self
+
+    call.__name__, call.__qualname__ = method, f"PluginConfig.{method}"
+    call.__doc__ = f"Set {', '.join(switches)}."
+    return call
+
+
+_PATH = "plugin.plugin.PluginConfig"
+for _row in rows():
+    _name = _row.removeprefix(f"{_PATH}.")
+    if _name != _row and _name.startswith(("set_", "enable_")) and _name != "set_plugin":
+        setattr(_Switches, _name, _setter(_name))
+
+
+@api(_PATH)
+class PluginConfig(_Switches):
+    """The switches of plugins: attributes, `set_NAME(value)`, `enable_NAME()`.
+
+    irc chooses kernels itself, so that most have no effect; settings.toml says what each does. A
+    switch in no row is an Error. Inputs are packed, and caches paged, only where the script says
+    so, whatever the default of its release.
     """
 
     _values: dict[str, Any]
 
-    def __init__(self) -> None:
-        vars(self)["_values"] = _defaults("plugin")
+    def __init__(self, **fields: Any) -> None:
+        vars(self)["_values"] = _off("plugin") | {"dtype": "float16"} | fields_of(_PATH) | fields
+        self._values.update(dict.fromkeys(("remove_input_padding", "paged_kv_cache"), False))
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
@@ -143,17 +160,11 @@ class PluginConfig:
         if name == "context_fmha_type":
             is_wide = self.context_fmha_fp32_acc or self.bert_context_fmha_fp32_acc
             return ContextFMHAType((1 + bool(is_wide)) if self.context_fmha else 0)
-        if name in self._values:
-            value = self._values[name]
-            return self._values["dtype"] if value == "auto" else value
-        kind, _, switch = name.partition("_")
-        if name in _GROUPS:
-            return partial(self._set_group, _GROUPS[name])
-        if name in _METHODS or (kind in ("set", "enable", "disable") and switch in self._values):
-            return partial(self._set, _METHODS.get(name, switch), kind)
-        raise AttributeError(
-            f"PluginConfig has no switch {name!r}{did_you_mean(name, self._values)}"
-        )
+        if name not in self._values:
+            near = did_you_mean(name, self._values)
+            raise AttributeError(f"PluginConfig has no switch {name!r}{near}")
+        value = self._values[name]
+        return self._values["dtype"] if value == "auto" else value
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name == "context_fmha_type":
@@ -176,25 +187,6 @@ class PluginConfig:
             current_session().note(f"{name} has no effect: {row.why}")
             return
         self._values[name] = value
-
-    def _set(self, name: str, kind: str, *args: Any, **kwargs: Any) -> PluginConfig:
-        """What the methods of a switch do: set_NAME(dtype or type), enable_NAME(), ..."""
-        row = settings("plugin").get(name)
-        usual: Any = "float16" if row is not None and row.takes == "DTYPE" else kind != "disable"
-        given = dict(zip(("dtype", "use_custom_all_reduce"), args, strict=False)) | kwargs
-        if name == "paged_kv_cache":
-            given = {"tokens_per_block": args[0]} if args else kwargs
-        value = given.pop("dtype", given.pop("context_fmha_type", usual))
-        self.update_from_dict({name: value, **given})
-        return self
-
-    def _set_group(self, name: str, dtype: str = "auto") -> PluginConfig:
-        """The plugins of one kind of quantization."""
-        norms = dict.fromkeys(
-            ("rmsnorm_quantization_plugin", "layernorm_quantization_plugin"), dtype
-        )
-        self.update_from_dict({name: dtype, **norms, **dict.fromkeys(_SMOOTH, True)})
-        return self
 
     def set_plugin(self, name: str, value: Any) -> None:
         """Set one switch."""
@@ -233,6 +225,8 @@ class PluginConfig:
         return dict(self._values)
 
 
+@api("bindings.KVCacheType")
+@api("llmapi.kv_cache_type.KVCacheType")
 class KVCacheType(StrEnum):
     """How KV caches lie in memory; irc's are contiguous."""
 
@@ -249,6 +243,7 @@ class KVCacheType(StrEnum):
         return cls(text.lower())
 
 
+@api("models.modeling_utils.get_kv_cache_type_from_legacy")
 def get_kv_cache_type_from_legacy(use_cache: bool, paged_kv_cache: bool) -> KVCacheType:
     """The kind of cache that two switches of older versions mean."""
     if not use_cache:
@@ -256,6 +251,7 @@ def get_kv_cache_type_from_legacy(use_cache: bool, paged_kv_cache: bool) -> KVCa
     return KVCacheType.PAGED if paged_kv_cache else KVCacheType.CONTINUOUS
 
 
+@api("models.modeling_utils.SpeculativeDecodingMode")
 class SpeculativeDecodingMode(IntFlag):
     """How draft tokens are made; irc's language models have none but NONE."""
 
@@ -267,15 +263,16 @@ class SpeculativeDecodingMode(IntFlag):
     EAGLE = 32
 
 
+@api("builder.BuildConfig")
 class BuildConfig:
     """Limits of an engine, which become ranges of its dimensions, and switches, as attributes.
 
-    Defaults are those of the script's version. A field in no row of settings.toml is an Error.
+    A field in no row of settings.toml is an Error.
     """
 
-    def __init__(self, **given: Any) -> None:
-        vars(self).update({**_defaults("build"), "plugin_config": PluginConfig()})
-        self.update(**given)
+    def __init__(self, **fields: Any) -> None:
+        vars(self).update({**_off("build"), "plugin_config": None})
+        self.update_from_dict({"plugin_config": None, **fields})
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
@@ -311,12 +308,12 @@ class BuildConfig:
 
     def update(self, **given: Any) -> None:
         """Set these fields."""
-        for name, value in given.items():
-            setattr(self, name, value)
+        self.update_from_dict(given)
 
     def update_from_dict(self, config: Mapping[str, Any]) -> None:
         """Set these fields."""
-        self.update(**config)
+        for name, value in config.items():
+            setattr(self, name, value)
 
     def update_kv_cache_type(self, model_architecture: str = "") -> None:
         """Set the kind of caches that an engine has: contiguous ones, or none."""
@@ -328,6 +325,7 @@ class BuildConfig:
         return {**vars(self), "plugin_config": self.plugin_config.to_dict()}
 
 
+@api("builder.EngineConfig")
 @dataclass
 class EngineConfig:
     """What the config.json in the folder of an engine says."""

@@ -133,7 +133,7 @@ BAD_CONFIGS: dict[str, Any] = {
     "--max_input_len is 0; expected 1 or more": {"max_input_len": 0},
     "dry_run is 'yes'; expected true or false": {"dry_run": "yes"},
     "gemm_plugin is 'half'; expected auto": {"plugin_config": {"gemm_plugin": "half"}},
-    "build.json: BuildConfig has no field": {"max_batchsize": 3},
+    "build.json: BuildConfig has no argument": {"max_batchsize": 3},
 }
 
 

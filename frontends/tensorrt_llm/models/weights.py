@@ -26,6 +26,7 @@ from ...huggingface.files import Checkpoint
 from ...huggingface.quantized.modelopt import pairs_of_rows
 from ...huggingface.quantized.parts import FLOATS, Tensors
 from ...models.decoder import DecoderConfig
+from ..api import api
 from ..arrays import ArrayFile
 from ..context import current_session
 from ..dtypes import as_array, irc_dtype, numpy_to_torch, str_dtype
@@ -343,16 +344,17 @@ class LlamaCheckpointMixin:
     @classmethod
     def from_hugging_face(
         cls,
-        hf_model_or_dir: Source,
+        hf_model_or_dir: Source = None,
         dtype: Any = "auto",
         mapping: Any = None,
         quant_config: Any = None,
         *,
+        hf_model_dir: Source = None,
         quantization: Any = None,
+        quant_mode: Any = None,
         preloaded_model: Any = None,
         skip_loading_weights: bool = False,
         override_fields: Mapping[str, Any] | None = None,
-        quant_ckpt_path: Any = None,
         **fields: Any,
     ) -> Any:
         """The model of a checkpoint folder of transformers, or of a model in memory.
@@ -360,20 +362,15 @@ class LlamaCheckpointMixin:
         `fields` are further keywords of LLaMAConfig. Weights refer to the folder's files; those of
         weight-only layers become codes.
         """
-        for name in ("load_by_shard", "load_model_on_cpu", "trust_remote_code", "moe_tp_mode"):
-            fields.pop(name, None)
-        fields |= {k: v for k, v in (override_fields or {}).items() if k != "moe_tp_mode"}
-        if quant_ckpt_path is not None:
-            load_weights_from_gptq(quant_ckpt_path, None)
-        if fields.pop("remove_duplicated_kv_heads", False):
-            raise Error(
-                "remove_duplicated_kv_heads is not supported; convert all heads", loc=here()
-            )
-        source, quant_config = hf_model_or_dir, quant_config or quantization
-        if preloaded_model is not None:
-            source = preloaded_model
+        source = next(
+            (each for each in (preloaded_model, hf_model_dir) if each is not None), hf_model_or_dir
+        )
+        quant_config = quant_config or quantization
         if quant_config is not None and _needs_data(quant_config):
             _refuse_calibration(quant_config)
+        fields |= {k: v for k, v in (override_fields or {}).items() if k != "moe_tp_mode"}
+        if quant_mode is not None:
+            fields["quant_mode"] = quant_mode
         config = cls.config_class.from_hugging_face(source, dtype, mapping, quant_config, **fields)
         model: Any = cast("Any", cls)(config)
         if not skip_loading_weights:
@@ -410,14 +407,16 @@ class LlamaCheckpointMixin:
         **fields: Any,
     ) -> None:
         """Write the checkpoint folder of all ranks, quantized where that needs no data."""
-        calibration = ("device", "random_seed", "tokenizer_max_seq_length", "dataset_cache_dir")
-        for name in [n for n in fields if n in calibration or n.startswith("calib_")]:
-            del fields[name]
         world = mapping or RankMapping()
         for rank in range(world.world_size):
             own = RankMapping.from_dict({**world.to_dict(), "rank": rank})
             model = cls.from_hugging_face(
-                hf_model_dir, dtype, own, quant_config, override_fields=override_fields, **fields
+                hf_model_dir=hf_model_dir,
+                dtype=dtype,
+                mapping=own,
+                quant_config=quant_config,
+                override_fields=override_fields,
+                **fields,
             )
             model.save_checkpoint(output_dir, save_config=rank == 0)
 
@@ -442,7 +441,10 @@ def _refuse_calibration(quant_config: Any) -> NoReturn:
 
 # -- the functions that convert_checkpoint.py imports
 
+_CONVERT = "models.llama.convert"
 
+
+@api("models.convert_utils.infer_dtype")
 def infer_dtype(dtype: str, source_dtype: Any = None) -> str:
     """The dtype of a build: "auto" is that of the source, float16 for float32 or none."""
     if dtype != "auto":
@@ -452,41 +454,32 @@ def infer_dtype(dtype: str, source_dtype: Any = None) -> str:
     return "float16" if inferred == "float32" else inferred
 
 
+@api("models.convert_utils.has_safetensors")
 def has_safetensors(model_dir: str | os.PathLike[str]) -> bool:
     """Whether a folder has files of safetensors."""
     return any(Path(model_dir).glob("*.safetensors"))
 
 
-def load_hf_llama(model_dir: str, load_model_on_cpu: bool = False) -> str:
+@api(f"{_CONVERT}.load_hf_llama")
+def load_hf_llama(model_dir: str) -> str:
     """The folder itself, which `from_hugging_face` and `load_weights_from_hf_model` read."""
     return model_dir
 
 
+@api(f"{_CONVERT}.load_weights_from_hf_model")
 def load_weights_from_hf_model(hf_model: Source, config: Any) -> dict[str, Any]:
     """The tensors of one rank, of PyTorch, of a model of transformers or a folder."""
     return load_weights(hf_model, config)
 
 
-def load_weights_from_hf_by_shard(model_dir: str, config: Any) -> dict[str, Any]:
+@api(f"{_CONVERT}.load_weights_from_hf_by_shard")
+@api(f"{_CONVERT}.load_weights_from_hf_safetensors")
+def load_weights_from_folder(model_dir: str, config: Any) -> dict[str, Any]:
     """The tensors of one rank, of PyTorch, of a folder."""
     return load_weights(model_dir, config)
 
 
-load_weights_from_hf_safetensors = load_weights_from_hf = load_weights_from_hf_by_shard
-
-
+@api(f"{_CONVERT}.load_weights_from_meta_ckpt")
 def load_weights_from_meta_ckpt(meta_ckpt_dir: str, config: Any) -> dict[str, Any]:
     """The tensors of one rank, of PyTorch, of a folder of Meta."""
     return load_weights(_meta_folder(meta_ckpt_dir, config), config)
-
-
-def load_weights_from_gptq(quant_ckpt_path: str, config: Any) -> NoReturn:
-    """An Error: irc reads folders of GPTQ itself."""
-    raise Error(
-        "weights of GPTQ are not loaded into a script's model; compile the quantized folder of "
-        "transformers itself: irc compile FOLDER",
-        loc=here(),
-    )
-
-
-load_from_gptq_llama = load_weights_from_gptq

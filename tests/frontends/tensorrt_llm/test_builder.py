@@ -26,7 +26,7 @@ BACKEND: dict[str, Any] = {"backend": "reference"}
 @pytest.fixture(autouse=True)
 def session(tmp_path: Path) -> Iterator[Session]:
     """A session of its own, whose artifacts come into `out`."""
-    with new_session("A", output=tmp_path / "out", options=BACKEND) as found:
+    with new_session("0.16", output=tmp_path / "out", options=BACKEND) as found:
         yield found
 
 
@@ -154,7 +154,7 @@ REFUSED = {
     "bytes": (lambda: find_artifact(b"ftrt1234"), "is no engine of irc but 8 bytes"),
     "a folder": (lambda: Engine.from_dir("nowhere"), "rank0.engine, which Engine.save writes"),
     "no outputs": (
-        lambda: Builder().build_engine(Network(), Builder().create_builder_config()),
+        lambda: Builder().build_engine(Network(), Builder().create_builder_config("float32")),
         "expected a network with outputs",
     ),
     "refit": (lambda: Builder().refit_engine(None, None), "compile the script again"),

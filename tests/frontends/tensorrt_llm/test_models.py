@@ -19,9 +19,9 @@ from irc.frontends.tensorrt_llm import layers
 from irc.frontends.tensorrt_llm.aliases import aliases
 from irc.frontends.tensorrt_llm.builder import BuildConfig, build
 from irc.frontends.tensorrt_llm.context import current_network, current_session, new_session
-from irc.frontends.tensorrt_llm.mapping import Mapping
 from irc.frontends.tensorrt_llm.dtypes import data_type
 from irc.frontends.tensorrt_llm.functional import recv, send
+from irc.frontends.tensorrt_llm.mapping import Mapping
 from irc.frontends.tensorrt_llm.models import llama, llama_keywords
 from irc.frontends.tensorrt_llm.models.config import LLaMAConfig, PretrainedConfig
 from irc.frontends.tensorrt_llm.models.decoder import (
@@ -162,7 +162,7 @@ def test_quantized_folders_of_ranks(name: str, tp: int, tmp_path: Path) -> None:
 
 def test_quantized_layers_that_cannot_be_read(tmp_path: Path) -> None:
     model, config = made(tmp_path / "model", LLAMA), QuantConfig(quant_algo="FP8")
-    with pytest.raises(irc.Error, match="needs a calibration.* --quantize fp8 --calibration PATH"):
+    with pytest.raises(irc.Error, match=r"needs a calibration.* --quantize fp8 --calibration PATH"):
         steps_of(of_hugging_face(model, Conversion(), quant_config=config), Conversion())
     scales = {"quantization": {"quant_algo": "W4A16"}}
 

@@ -118,6 +118,8 @@ PREDICATES = {
         "W8A8_SQ_PER_CHANNEL W8A8_SQ_PER_CHANNEL_PER_TENSOR_PLUGIN "
         "W8A8_SQ_PER_CHANNEL_PER_TOKEN_PLUGIN FP8_PER_CHANNEL_PER_TOKEN"
     ),
+    "has_act_or_weight_quant": " ".join(algo for algo in ALGOS if "_WEIGHTS" in ALGOS[algo][0]),
+    "has_weight_quant": " ".join(algo for algo in ALGOS if "_WEIGHTS" in ALGOS[algo][0]),
     "has_per_group_scaling": "W4A16_AWQ W4A8_AWQ W4A16_GPTQ W8A16_GPTQ W4A8_QSERVE_PER_GROUP",
     "has_fp8_qdq": "FP8",
     "has_fp8_rowwise": "FP8_PER_CHANNEL_PER_TOKEN",
@@ -144,6 +146,8 @@ def test_numbers_are_those_of_0_16() -> None:
     assert [QuantMode[name].value for name in names.split()] == [1 << i for i in range(11)]
     mode = QuantMode(0).set_int8_kv_cache().set_fp8_qdq()
     assert mode == QuantMode.INT8_KV_CACHE | QuantMode.FP8_QDQ
+    assert mode._any(QuantMode.FP8_QDQ) and not mode._all(QuantMode.FP8_QDQ)
+    assert mode._all(QuantMode(0), QuantMode.WEIGHTS_AND_ACTIVATIONS)
     assert QuantMode(0).set_fp8_kv_cache().has_fp8_kv_cache()
     assert QuantMode(0).set_fp8_rowwise() == QuantMode.from_quant_algo("FP8_PER_CHANNEL_PER_TOKEN")
 
@@ -184,6 +188,8 @@ def test_config_files() -> None:
     assert QuantConfig("W4A16", has_zero_point=True).scheme() == "w4a16_asym"
     assert config.layer_quant_mode == QuantMode.INT4_WEIGHTS | QuantMode.INT8_KV_CACHE
     needed = {algo for algo in ALGOS if QuantConfig(algo).requires_calibration}
-    assert needed == set(ALGOS) - {"NO_QUANT", "W8A16", "W4A16"}
+    assert needed == set(ALGOS) - {"NO_QUANT", "W8A16", "W4A16", "FP8_PER_CHANNEL_PER_TOKEN"}
+    assert config.requires_calibration and not config.use_plugin_sq  # of its caches
+    assert QuantConfig("W8A8_SQ_PER_TENSOR_PLUGIN").use_plugin_sq
     with pytest.raises(ValueError, match="no QuantAlgo 'W4A16_AQW'; did you mean 'W4A16_AWQ'"):
         QuantConfig("W4A16_AQW")

@@ -57,7 +57,8 @@ def build(rank, args):
         model(Tensor(name="x", dtype=trt.float32, shape=[-1, 4], dim_range=ranges))
     tensorrt_llm.graph_rewriting.optimize(network)
     engine = builder.build_engine(network, config)
-    builder.create_builder_config(timing_cache=config.trt_builder_config.get_timing_cache())
+    cache = config.trt_builder_config.get_timing_cache()
+    builder.create_builder_config("float32", timing_cache=cache)
     Path(args.output_dir, f"{args.name}_rank{rank}.engine").write_bytes(bytearray(engine))
 
 if __name__ == "__main__":
@@ -241,7 +242,7 @@ def test_what_the_command_prints(
     assert main([*command, "--tensorrt-llm", "0.16", "--", "--output_dir", str(tmp_path)]) == 0
     found: dict[str, Any] = json.loads(capsys.readouterr().out)
     assert [each["ranks"] for each in found["engines"]] == [1]
-    assert any(note.startswith("timing_cache has no effect") for note in found["notes"])
+    assert any("timing_cache has no effect" in note for note in found["notes"])
 
 
 @pytest.mark.parametrize(

@@ -26,20 +26,20 @@ from irc.frontends.tensorrt_llm.settings import (
 from .test_builder import Scale
 
 # Values that TensorRT-LLM's own PluginConfig() has.
-DEFAULTS: dict[tuple[int, ...], dict[str, Any]] = {
-    (0, 5, 0): {"gpt_attention_plugin": False, "gemm_plugin": False, "tokens_per_block": 0},
-    (0, 7, 1): {"lora_plugin": False, "multi_block_mode": False, "use_custom_all_reduce": False},
-    (0, 8, 0): {"gpt_attention_plugin": "float16", "gemm_plugin": None, "tokens_per_block": 128},
-    (0, 10, 0): {"moe_plugin": "float16", "tokens_per_block": 64, "context_fmha": True},
-    (0, 16, 0): {"nccl_plugin": "auto", "use_fused_mlp": True, "user_buffer": False},
+DEFAULTS: dict[str, dict[str, Any]] = {
+    "0.5": {"gpt_attention_plugin": False, "gemm_plugin": False, "tokens_per_block": 0},
+    "0.7": {"lora_plugin": False, "multi_block_mode": False, "use_custom_all_reduce": False},
+    "0.8": {"gpt_attention_plugin": "float16", "gemm_plugin": None, "tokens_per_block": 128},
+    "0.10": {"moe_plugin": "float16", "tokens_per_block": 64, "context_fmha": True},
+    "0.16": {"nccl_plugin": "float16", "use_fused_mlp": True, "user_buffer": False},
 }
 
 
 @pytest.mark.parametrize("version", DEFAULTS)
-def test_defaults_of_a_version(version: tuple[int, ...]) -> None:
-    rows = settings("plugin")
-    for name, value in DEFAULTS[version].items():
-        assert rows[name].default(version) is value or rows[name].default(version) == value, name
+def test_defaults_of_a_version(version: str) -> None:
+    with new_session(version):
+        config = PluginConfig()
+        assert {name: getattr(config, name) for name in DEFAULTS[version]} == DEFAULTS[version]
 
 
 def test_switches_that_are_off_are_false() -> None:
@@ -48,8 +48,8 @@ def test_switches_that_are_off_are_false() -> None:
         with new_session(dialect):
             config = PluginConfig()
             assert config.paged_kv_cache is False and config.remove_input_padding is False
-            config.enable_paged_kv_cache(32)
-            assert config.paged_kv_cache is False and config.tokens_per_block == 32
+            config.enable_paged_kv_cache()
+            assert config.paged_kv_cache is False
             (note,) = current_session().notes
             assert note == "paged_kv_cache has no effect: caches are contiguous, without pages"
             config.to_legacy_setting()
@@ -60,15 +60,18 @@ def test_switches_that_are_off_are_false() -> None:
 
 
 def test_setting_switches() -> None:
+    with new_session("0.7"):
+        config = PluginConfig().set_nccl_plugin("float16", True).set_gpt_attention_plugin(None)
+        assert config.nccl_plugin == "float16" and config.gpt_attention_plugin is None
     with new_session("B"):
         config = PluginConfig()
         config.dtype = "bfloat16"
         assert config.gpt_attention_plugin == "bfloat16" and config.gemm_plugin is None
-        config.set_gemm_plugin(dtype="float16").set_nccl_plugin("float32", False)
+        config.set_gemm_plugin(dtype="float16").set_nccl_plugin("float32")
         config.set_context_fmha(ContextFMHAType.enabled_with_fp32_acc).enable_qk_half_accum()
         assert config.context_fmha_type is ContextFMHAType.enabled_with_fp32_acc
         assert (config.gemm_plugin, config.nccl_plugin) == ("float16", "float32")
-        assert config.attention_qk_half_accumulation and config.use_custom_all_reduce is False
+        assert config.attention_qk_half_accumulation
         config.set_smooth_quant_plugins()
         assert config.quantize_tensor_plugin and config.smooth_quant_gemm_plugin == "bfloat16"
         again = PluginConfig.from_dict(config.to_dict() | {"gemm_plugin": "disable"})
