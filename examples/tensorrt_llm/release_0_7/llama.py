@@ -33,7 +33,7 @@ def load_from_hf_llama(model, folder, config, mapping):
         model.vocab_embedding.weight.value = tensors["model.embed_tokens.weight"]
     if mapping.is_last_pp_rank():
         model.ln_f.weight.value = tensors["model.norm.weight"]
-        head = tensors["lm_head.weight"]
+        head = tensors.get("lm_head.weight", tensors["model.embed_tokens.weight"])
         padded = -(-len(head) // tp) * tp
         head = np.pad(head, ((0, padded - len(head)), (0, 0)))
         model.lm_head.weight.value = split(head, tp, rank)

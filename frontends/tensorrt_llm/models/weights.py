@@ -112,6 +112,7 @@ def _of_quantized(tensors: Tensors, path: str, layer: QuantizedLinear, end: str)
 def save_rank(model: Any, output_dir: str | os.PathLike[str], save_config: bool = True) -> None:
     """Write rankN.safetensors with every parameter and, unless told not to, config.json."""
     folder, rank = Path(output_dir), model.config.mapping.rank
+    folder.mkdir(parents=True, exist_ok=True)
     file = ArrayFile(folder, f"rank{rank}")
     file.path = folder / f"rank{rank}.safetensors"
     for name, array in _arrays(model):
