@@ -190,17 +190,30 @@ def noted(path: str, method: str) -> Status | None:
 
 def status(path: str) -> Status:
     """What a function, class, method, or module of the API is in irc."""
-    found = notes().get(("names", path))
-    if found is not None:
-        return found
+    note = _note_of(path)
+    if note is not None:
+        return note
     if find(path) is not None or path in modules():
         return SUPPORTED
     parts = path.split(".")
-    for count in range(len(parts) - 1, 0, -1):
-        found = notes().get(("names", ".".join([*parts[:count], "*"])))
-        if found is not None:
-            return found
-    return Status("unknown")
+    patterns = (".".join([*parts[:count], "*"]) for count in range(len(parts) - 1, 0, -1))
+    wildcards = (notes().get(("names", pattern)) for pattern in patterns)
+    return next((each for each in wildcards if each is not None), Status("unknown"))
+
+
+@cache
+def _note_of(path: str) -> Status | None:
+    """The note of a path, or of the same name in a package around its module or a module below."""
+    own = notes().get(("names", path))
+    module, _, name = path.rpartition(".")
+    if own is not None or _is_class(module):
+        return own
+    for what, other in notes():
+        elsewhere, _, same = other.rpartition(".")
+        is_near = elsewhere.startswith(f"{module}.") or module.startswith(f"{elsewhere}.")
+        if what == "names" and same == name and module and elsewhere and is_near:
+            return notes()[what, other]
+    return None
 
 
 @cache
