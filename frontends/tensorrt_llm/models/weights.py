@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping
+from copy import copy
 from pathlib import Path
 from typing import Any, ClassVar, NoReturn, cast
 
@@ -267,10 +268,12 @@ def _quantize(layer: QuantizedLinear, weight: Array) -> None:
     setattr(layer, "stored", pack(codes, bits))  # noqa: B010
 
 
-def load_weights(source: Source, config: Any) -> dict[str, Any]:
+def load_weights(source: Source, config: Any, mapping: RankMapping | None = None) -> dict[str, Any]:
     """The tensors of one rank, of PyTorch, by the names of the parameters of LLaMAForCausalLM."""
     from .llama import LLaMAForCausalLM
 
+    config = copy(config)
+    config.mapping = mapping or config.mapping
     model = LLaMAForCausalLM(config)
     bind_llama(model, source)
     return {name: numpy_to_torch(array.copy()) for name, array in _arrays(model)}
@@ -442,8 +445,6 @@ def _refuse_calibration(quant_config: Any) -> NoReturn:
 
 # -- the functions that convert_checkpoint.py imports
 
-_CONVERT = "models.llama.convert"
-
 
 @api("models.convert_utils.infer_dtype")
 def infer_dtype(dtype: str, source_dtype: Any = None) -> str:
@@ -461,26 +462,40 @@ def has_safetensors(model_dir: str | os.PathLike[str]) -> bool:
     return any(Path(model_dir).glob("*.safetensors"))
 
 
-@api(f"{_CONVERT}.load_hf_llama")
+@api("models.llama.convert.load_hf_llama")
 def load_hf_llama(model_dir: str) -> str:
     """The folder itself, which `from_hugging_face` and `load_weights_from_hf_model` read."""
     return model_dir
 
 
-@api(f"{_CONVERT}.load_weights_from_hf_model")
+@api("models.llama.convert.load_weights_from_hf_model")
 def load_weights_from_hf_model(hf_model: Source, config: Any) -> dict[str, Any]:
     """The tensors of one rank, of PyTorch, of a model of transformers or a folder."""
     return load_weights(hf_model, config)
 
 
-@api(f"{_CONVERT}.load_weights_from_hf_by_shard")
-@api(f"{_CONVERT}.load_weights_from_hf_safetensors")
-def load_weights_from_folder(model_dir: str, config: Any) -> dict[str, Any]:
+@api("models.llama.weight.load_from_hf_llama")
+def load_from_hf_llama(
+    tensorrt_llm_llama: Any, hf_llama: Source, mapping: RankMapping | None = None
+) -> dict[str, Any]:
+    """The tensors of one rank, of PyTorch, of a model of transformers."""
+    return load_weights(hf_llama, tensorrt_llm_llama.config, mapping)
+
+
+@api("models.llama.convert.load_weights_from_hf_by_shard")
+@api("models.llama.convert.load_weights_from_hf_safetensors")
+@api("models.llama.weight.load_from_hf_checkpoint")
+def load_weights_from_folder(
+    model_dir: str, config: Any, mapping: RankMapping | None = None
+) -> dict[str, Any]:
     """The tensors of one rank, of PyTorch, of a folder."""
-    return load_weights(model_dir, config)
+    return load_weights(model_dir, config, mapping)
 
 
-@api(f"{_CONVERT}.load_weights_from_meta_ckpt")
-def load_weights_from_meta_ckpt(meta_ckpt_dir: str, config: Any) -> dict[str, Any]:
+@api("models.llama.convert.load_weights_from_meta_ckpt")
+@api("models.llama.weight.load_from_meta_llama")
+def load_weights_from_meta_ckpt(
+    meta_ckpt_dir: str, config: Any, mapping: RankMapping | None = None
+) -> dict[str, Any]:
     """The tensors of one rank, of PyTorch, of a folder of Meta."""
-    return load_weights(_meta_folder(meta_ckpt_dir, config), config)
+    return load_weights(_meta_folder(meta_ckpt_dir, config), config, mapping)
