@@ -195,15 +195,12 @@ def _input_options(prepare: Any, config: BuildConfig) -> dict[str, Any]:
     return options
 
 
-_NOTHING: tuple[Any, ...] = (None, False, 0, "", 1)
+_OFF: dict[str, Any] = {"lora_dir": [], "lora_target_modules": [], "world_size": 1}
 
 
 def _asks(value: Any) -> bool:
     """Whether the value of a field asks for something."""
-    off: dict[str, Any] = {"lora_dir": [], "lora_target_modules": [], "world_size": 1}
-    own = cast("dict[str, Any] | None", vars(value) if hasattr(value, "__dict__") else None)
-    if isinstance(value, dict):
-        own = cast("dict[str, Any]", value)
+    own: Any = cast("Any", value) if isinstance(value, dict) else getattr(value, "__dict__", None)
     if own is not None:
-        return any(own.get(name, off[name]) not in (off[name], None) for name in off)
-    return value is True or (value not in _NOTHING and str(value).lower() != "none")
+        return any(own.get(name, off) not in (off, None) for name, off in _OFF.items())
+    return value is True or str(value).lower() not in ("none", "false", "0", "1", "")

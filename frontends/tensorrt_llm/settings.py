@@ -20,16 +20,6 @@ from .context import current_session
 from .errors import ArgumentError
 
 Use = Literal["honoured", "ignored", "refused", "fixed"]
-OFF = (
-    "disable",
-    "disabled",
-    "",
-    "none",
-    False,
-    None,
-    0,
-    1,
-)  # flags of these values ask for nothing
 _DTYPES = ("auto", "float16", "float32", "bfloat16", "int32", "fp8", "nvfp4", "disable")
 
 
@@ -48,20 +38,6 @@ class Setting:
         """The values that a flag takes, if these are some words."""
         words = {"SWITCH": ("enable", "disable"), "DTYPE": _DTYPES}.get(self.takes)
         return words or (tuple(self.takes.split("|")) if "|" in self.takes else ())
-
-    @property
-    def expected(self) -> str:
-        """The values that it takes, in words."""
-        kinds = {"-": "true or false", "INT": "a whole number, 0 or more", "LIST": "a list"}
-        return " or ".join(self.words) or kinds.get(self.takes, "a text")
-
-    def fits(self, value: Any) -> bool:
-        """Whether a value of a JSON file is one that the flag takes."""
-        if self.words:
-            return value in self.words
-        if self.takes == "INT":
-            return type(value) is int and value >= 0
-        return isinstance(value, {"-": bool, "LIST": list}.get(self.takes, (str, int)))
 
 
 def settings(of: str) -> dict[str, Setting]:
@@ -112,7 +88,39 @@ _METHODS: dict[str, tuple[str, ...]] = {
 }
 
 
-class _Switches:
+class _Settings:
+    """Attributes that are settings; an Error about other names."""
+
+    _of = ""  # the section of settings.toml
+    _values: dict[str, Any]
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        if name not in self._values:
+            raise AttributeError(self._unknown(name))
+        return self._values[name]
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name not in self._values:
+            raise ArgumentError(self._unknown(name), loc=here())
+        self._values[name] = value
+
+    def _unknown(self, name: str) -> str:
+        near = did_you_mean(name, self._values, "leave it out")
+        return f"{type(self).__name__} has no setting {name!r}{near}"
+
+    def update_from_dict(self, config: Mapping[str, Any]) -> None:
+        """Set these; "enable" and "disable" of switches stand for True, and for False or None."""
+        for name, value in config.items():
+            setattr(self, name, value)
+
+    def to_dict(self) -> dict[str, Any]:
+        """All settings as config.json has them."""
+        return dict(self._values)
+
+
+class _Switches(_Settings):
     """`set_NAME(dtype)` and `enable_NAME()` of every switch, made of the rows of api.toml."""
 
 
@@ -148,22 +156,15 @@ class PluginConfig(_Switches):
     so, whatever the default of its release.
     """
 
-    _values: dict[str, Any]
-
     def __init__(self, **fields: Any) -> None:
         vars(self)["_values"] = _off("plugin") | {"dtype": "float16"} | fields_of(_PATH) | fields
         self._values.update(dict.fromkeys(("remove_input_padding", "paged_kv_cache"), False))
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("_"):
-            raise AttributeError(name)
         if name == "context_fmha_type":
             is_wide = self.context_fmha_fp32_acc or self.bert_context_fmha_fp32_acc
             return ContextFMHAType((1 + bool(is_wide)) if self.context_fmha else 0)
-        if name not in self._values:
-            near = did_you_mean(name, self._values)
-            raise AttributeError(f"PluginConfig has no switch {name!r}{near}")
-        value = self._values[name]
+        value = super().__getattr__(name)
         return self._values["dtype"] if value == "auto" else value
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -171,22 +172,18 @@ class PluginConfig(_Switches):
             self.context_fmha, self.context_fmha_fp32_acc = bool(value), int(value) == 2
             return
         row = settings("plugin").get(name)
-        if row is None:
-            near = did_you_mean(name, self._values, "leave it out")
-            raise ArgumentError(f"PluginConfig has no switch {name!r}{near}", loc=here())
-        if row.takes == "SWITCH":
-            value = {"enable": True, "disable": False}.get(value, value)
-        elif value == "disable":
-            value = None
-        fits = {"SWITCH": (None, True, False), "DTYPE": (None, False, *_DTYPES)}.get(row.takes)
-        if fits is not None and value not in fits:
-            raise ArgumentError(f"{name} is {value!r}; expected {row.expected}", loc=here())
-        if row.use == "refused" and value:
+        if row is not None and row.takes in ("SWITCH", "DTYPE"):
+            words = {"enable": True, "disable": False if row.takes == "SWITCH" else None}
+            value = words.get(value, value)
+            if value not in (None, False, *((True,) if row.takes == "SWITCH" else row.words)):
+                expected = " or ".join(row.words)
+                raise ArgumentError(f"{name} is {value!r}; expected {expected}", loc=here())
+        if row is not None and row.use == "refused" and value:
             raise Error(f"{name} is not supported; {row.why}", loc=here())
-        if row.use == "fixed" and value:
+        if row is not None and row.use == "fixed" and value:
             current_session().note(f"{name} has no effect: {row.why}")
             return
-        self._values[name] = value
+        super().__setattr__(name, value)
 
     def set_plugin(self, name: str, value: Any) -> None:
         """Set one switch."""
@@ -214,15 +211,6 @@ class PluginConfig(_Switches):
         """A config with those of parsed arguments that are switches."""
         given = cast("dict[str, Any]", vars(args))
         return cls.from_dict({name: given[name] for name in settings("plugin") if name in given})
-
-    def update_from_dict(self, config: Mapping[str, Any]) -> None:
-        """Set these switches; "enable" and "disable" stand for True, and for False or None."""
-        for name, value in config.items():
-            setattr(self, name, value)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Every switch."""
-        return dict(self._values)
 
 
 @api("bindings.KVCacheType")
@@ -264,25 +252,17 @@ class SpeculativeDecodingMode(IntFlag):
 
 
 @api("builder.BuildConfig")
-class BuildConfig:
-    """Limits of an engine, which become ranges of its dimensions, and switches, as attributes.
+class BuildConfig(_Settings):
+    """Limits of an engine, which become ranges of its dimensions, and switches, as attributes."""
 
-    A field in no row of settings.toml is an Error.
-    """
+    plugin_config: PluginConfig
+    kv_cache_type: Any
 
     def __init__(self, **fields: Any) -> None:
-        vars(self).update({**_off("build"), "plugin_config": None})
+        vars(self)["_values"] = {**_off("build"), "plugin_config": None}
         self.update_from_dict({"plugin_config": None, **fields})
 
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("_"):
-            raise AttributeError(name)
-        raise AttributeError(f"BuildConfig has no field {name!r}{did_you_mean(name, vars(self))}")
-
     def __setattr__(self, name: str, value: Any) -> None:
-        if name not in vars(self):
-            near = did_you_mean(name, vars(self))
-            raise ArgumentError(f"BuildConfig has no field {name!r}{near}", loc=here())
         if name == "plugin_config" and not isinstance(value, PluginConfig):
             if value is not None and not isinstance(value, Mapping):
                 raise ArgumentError(
@@ -292,7 +272,7 @@ class BuildConfig:
             value = PluginConfig.from_dict(cast("Mapping[str, Any]", value or {}))
         if name == "kv_cache_type" and isinstance(value, str):
             value = KVCacheType.from_string(value)
-        vars(self)[name] = value
+        super().__setattr__(name, value)
 
     @classmethod
     def from_dict(cls, config: Mapping[str, Any], plugin_config: Any = None) -> BuildConfig:
@@ -310,19 +290,13 @@ class BuildConfig:
         """Set these fields."""
         self.update_from_dict(given)
 
-    def update_from_dict(self, config: Mapping[str, Any]) -> None:
-        """Set these fields."""
-        for name, value in config.items():
-            setattr(self, name, value)
-
     def update_kv_cache_type(self, model_architecture: str = "") -> None:
         """Set the kind of caches that an engine has: contiguous ones, or none."""
         if self.kv_cache_type is not KVCacheType.DISABLED:
             self.kv_cache_type = KVCacheType.CONTINUOUS
 
     def to_dict(self) -> dict[str, Any]:
-        """The fields as config.json has them."""
-        return {**vars(self), "plugin_config": self.plugin_config.to_dict()}
+        return {**super().to_dict(), "plugin_config": self.plugin_config.to_dict()}
 
 
 @api("builder.EngineConfig")

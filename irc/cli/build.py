@@ -13,7 +13,7 @@ from warnings import catch_warnings, filterwarnings
 from ..artifact.manifest import add_facts
 from ..errors import Error, did_you_mean
 from ..frontends.models.config_reader import ConfigReader
-from ..frontends.tensorrt_llm.settings import OFF, BuildConfig, settings
+from ..frontends.tensorrt_llm.settings import BuildConfig, Setting, settings
 from ..ir.mesh import Mesh
 from ..json_files import read_object
 from .arguments import Parser, Usage, add_quantization, quantization_options, whole_number, word_of
@@ -28,6 +28,7 @@ EXAMPLES = """
 STORED = "build_flags.json"
 RELEASE = "0.16.0"  # of trtllm-build, whose flags these are
 FLAGS = settings("flag")
+OFF = ("disable", "disabled", "", "none", False, None, 0, 1)  # values that ask for nothing
 # flag -> the dimension whose range it states
 _DIMS = {
     "max_batch_size": "B",
@@ -114,10 +115,22 @@ def _flags_of(path: Path) -> dict[str, Any]:
             continue
         value = "enable" if value is True and "enable" in flag.words else value
         value = str(value).lower() if name == "kv_cache_type" else value
-        if not flag.fits(value):
-            raise Error(f"{path}: {name} is {value!r}; expected {flag.expected}")
+        _check_value(flag, value, f"{path}: {name}")
         flags[flag.name] = value
     return flags
+
+
+def _check_value(flag: Setting, value: Any, what: str) -> None:
+    """An Error where a flag does not take a value of a JSON file."""
+    kinds: dict[str, tuple[Any, str]] = {
+        "-": (bool, "true or false"),
+        "INT": (int, "a whole number, 0 or more"),
+        "LIST": (list, "a list"),
+    }
+    kind, expected = kinds.get(flag.takes, ((str, int), "a text"))
+    fits = isinstance(value, kind) and not (flag.takes == "INT" and (value is True or value < 0))
+    if value not in flag.words if flag.words else not fits:
+        raise Error(f"{what} is {value!r}; expected {' or '.join(flag.words) or expected}")
 
 
 def _asks(value: Any) -> bool:
