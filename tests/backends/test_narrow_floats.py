@@ -89,7 +89,8 @@ def test_ports_have_the_dtypes_of_the_module(kind: str, tmp_path: Path) -> None:
         "two ranks": loaded(twice(kind, "mesh(dp=2)"), tmp_path / "ranks"),
         "cuda": World(twice(kind), tmp_path).programs[0],
     }
-    x = fresh(1).choice(numbers(kind, fresh(2)), (6, 4))
+    # not the least f8e8m0: ml_dtypes rounds its neighbours up
+    x = fresh(1).choice(numbers(kind, fresh(2))[1:], (6, 4))
     wide = widened(x)
     wanted = {"two": (wide + wide).astype(x.dtype), "same": x, "wide": wide}
     for name, program in programs.items():
@@ -131,14 +132,16 @@ class Written(Module):
         self.linear = Linear(4, 4, dtype="bf16")
 
     def forward(self, x: Tensor) -> dict[str, Tensor]:
-        half = x.cast("f16")
+        half, narrow = x.cast("f16"), x.cast("bf16")
+        scale = F.full(0.5, shape=(1, 1), dtype="bf16")
+        codes = F.quantize(narrow, scale, dtype="f8e4m3")
         return {
             "half": half.cast("f32"),
             "again": half.cast("bf16").cast("f16").cast("f64").cast("f32"),
             "double": (half * 2.0).cast("f32"),
             "tenth": F.full(0.1, shape=(4,), dtype="bf16").cast("f32"),
             "many": F.cast(F.iota(4099), "f16").cast("f32"),
-            "layers": self.linear(self.norm(x.cast("bf16"))),
+            "layers": self.linear(self.norm(narrow)) + F.dequantize(codes, scale),
         }
 
 
