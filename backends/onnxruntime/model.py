@@ -78,7 +78,7 @@ class RankModel:
         for write in self.writes:
             needed, (room,) = (
                 write.needed(inputs, sizes),
-                sized([write.capacity], capacities or sizes),
+                sized([write.capacity], {**sizes, **(capacities or {})}),
             )
             if needed > room:
                 raise Error(
