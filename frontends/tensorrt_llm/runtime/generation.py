@@ -97,7 +97,8 @@ class GenerationSession:
         if config is None or name not in known:
             near = did_you_mean(name, known)
             raise AttributeError(f"{type(self).__name__} has no attribute {name!r}{near}")
-        return getattr(config, _RENAMED.get(name, name))
+        value = getattr(config, _RENAMED.get(name, name))
+        return bool(value) if name.startswith("use_") else value
 
     @property
     def vocab_size(self) -> int | None:
