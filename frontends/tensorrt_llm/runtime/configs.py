@@ -173,6 +173,12 @@ def decode_words_list(
     word_dict: Sequence[Sequence[Any]], tokenizer: Any = None, add_special_tokens: bool = False
 ) -> list[Words]:
     """The tokens of the words of each row; texts are encoded by `tokenizer`."""
+    return _encoded_words(word_dict, tokenizer, add_special_tokens)
+
+
+def _encoded_words(
+    rows: Sequence[Sequence[Any]], tokenizer: Any, add_special_tokens: bool
+) -> list[Words]:
 
     def encoded(word: Any) -> list[int]:
         if not isinstance(word, str | bytes):
@@ -182,7 +188,7 @@ def decode_words_list(
         text = word.decode() if isinstance(word, bytes) else word
         return list(tokenizer.encode(text, add_special_tokens=add_special_tokens))
 
-    return [[tokens for word in row if (tokens := encoded(word))] for row in word_dict]
+    return [[tokens for word in row if (tokens := encoded(word))] for row in rows]
 
 
 @api("runtime.generation.to_word_list_format")
@@ -197,7 +203,7 @@ def to_word_list_format(
     for row in word_dict:
         text = row[0].decode() if isinstance(row[0], bytes) else row[0]
         split.append(next(csv.reader([text])) if len(row) == 1 and isinstance(text, str) else row)
-    rows = decode_words_list.__wrapped__(split, tokenizer, add_special_tokens)
+    rows = _encoded_words(split, tokenizer, add_special_tokens)
     width = max([1, *(sum(map(len, words)) for words in rows)])
     array = np.zeros((len(rows), 2, width), np.int32)
     array[:, 1] = -1

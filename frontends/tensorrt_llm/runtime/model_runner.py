@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from os import PathLike
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
@@ -70,7 +70,7 @@ class ModelRunner:
             raise Error("generate got an empty prompt; expected a list of prompts with tokens")
         given: dict[str, Any] = {"end_id": None, "pad_id": None}
         if sampling_config is not None:
-            given.update(cast("dict[str, Any]", vars(sampling_config)))
+            given.update(vars(sampling_config))
         config = SamplingConfig(**given | fields)
         self.session.setup(
             len(lengths),

@@ -22,6 +22,7 @@ from irc.ir.types import TensorType
 from ..api import api
 from ..dtypes import as_array, data_type, numpy_to_torch
 from ..engines import find_artifact
+from ..logger import logger
 
 
 @api("runtime.session.TensorInfo")
@@ -85,16 +86,11 @@ class Session:
         self.engine = EngineTensors(self.artifact)
 
     @classmethod
-    def from_artifact(cls, folder: Any) -> Session:
-        """The session of an artifact folder."""
-        return cls(folder)
+    def from_serialized_engine(cls, engine: Any) -> Session:
+        """The session of an engine, its bytes, or its folder."""
+        return cls(engine)
 
-    @classmethod
-    def from_engine(cls, engine: Any) -> Session:
-        """The session of the artifact that an engine of a script names."""
-        return cls.from_artifact(engine)
-
-    from_serialized_engine = from_engine
+    from_engine = from_artifact = from_serialized_engine
 
     def infer_shapes(self, inputs: Sequence[TensorInfo], context: Any = None) -> list[TensorInfo]:
         """The outputs for inputs of these shapes, states included in neither."""
@@ -156,6 +152,11 @@ class Session:
                 )
             buffer[...] = like(result.reshape(tuple(buffer.shape)), buffer)
         return True
+
+    def _print_engine_info(self) -> None:
+        """Log the inputs and outputs."""
+        for port in (*self.engine.inputs.values(), *self.engine.outputs.values()):
+            logger.info(f"{port.name}: {TensorType(port.dtype, port.shape)}")
 
     def _debug_run(self, inputs: Mapping[str, Any], context: Any = None) -> dict[str, Any]:
         """All results for all inputs."""
