@@ -263,6 +263,7 @@ def apply(
     loc = here()
     try:
         values, named = _values(cls, operands, optional)
+        tracer.prepare(cls, values)
         op = cls(*values, **named, **attributes, loc=loc)
     except Error as error:
         raise error.at(loc=loc) from None

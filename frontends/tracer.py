@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TYPE_CHECKING
@@ -30,6 +30,9 @@ class Tracer:
         self.weights: dict[Parameter, Weight] = {}
         self.named: set[Value] = set(function.args)
         self._taken: set[str] = set()  # the names of the weights
+
+    def prepare(self, op: type[Op], operands: Sequence[Value]) -> None:
+        """Called before an operation is made; a front end may change the types of its operands."""
 
     def append(self, op: Op) -> None:
         """Append an operation to the traced function."""

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextvars import ContextVar
-from itertools import pairwise
 from typing import Any, cast
 
 import numpy as np
@@ -181,19 +180,6 @@ def retyped(x: Tensor, dtype: str) -> Tensor:
     return node("Cast", x, to=DTYPES[dtype].onnx)
 
 
-def agree(*tensors: Tensor, but: Sequence[int] = ()) -> None:
-    """Take sizes of tensors in the same dimension, counted from the end, for one size where the
-    script gave them no names; not in the dimensions `but`."""
-    network = current_network()
-    if not network.unnamed:
-        return
-    for place in range(-max(x.rank() for x in tensors), 0):
-        aligned = [x for x in tensors if x.rank() >= -place and place not in but]
-        for x, y in pairwise(aligned):
-            if x.entry.shape[place] != y.entry.shape[place]:
-                network.unify(x.entry.shape[place], y.entry.shape[place])
-
-
 def at(dim: int, x: Tensor) -> int:
     """A dimension of x, counted from the front."""
     return located(_at, dim, x.rank())
@@ -233,7 +219,7 @@ def binary(op: str, left: Operand, right: Operand) -> Tensor:
     """
     x, y = matched(left, right)
     if op != "matmul":
-        agree(x, y)
+        current_network().agree(x, y)
     return node(_BINARY[op], x, y)
 
 

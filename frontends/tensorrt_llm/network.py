@@ -6,6 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 from weakref import WeakSet
 
@@ -13,7 +14,9 @@ from ...errors import Error
 from ...ir.core import Function, Op, Value
 from ...ir.dims import Dim, DimLike, bind, symbol
 from ...ir.types import TensorType
+from ...ops import Where
 from ...ops.control import LARGEST_CONSTANT
+from ...ops.elementwise import Binary
 from ...source import Loc, here
 from ..onnx.builder import Builder as GraphBuilder
 from ..onnx.entry import Entry
@@ -90,6 +93,19 @@ class Named(NamedTuple):
     is_given: bool
 
 
+class NetworkTracer(Tracer):
+    """The tracer of a network, in which sizes without a name are those that they meet."""
+
+    def __init__(self, network: Network) -> None:
+        super().__init__(network.function, {}, {})
+        self.network = network
+
+    def prepare(self, op: type[Op], operands: Sequence[Value]) -> None:
+        """Let operands broadcast."""
+        if issubclass(op, (Binary, Where)):
+            self.network.agree(*operands)
+
+
 class NetworkBuilder(GraphBuilder):
     """Appends what rules of the ONNX reader make to a network, at the line of the script."""
 
@@ -126,8 +142,8 @@ class Network:
     def __init__(self) -> None:
         self.name = "network"
         self.function = Function("forward")
-        self._keys: dict[Any, str] = {}
-        self.tracer = Tracer(self.function, {}, self._keys)
+        self.tracer = NetworkTracer(self)
+        self._keys = cast("dict[Any, str]", self.tracer.keys)
         self.inputs: dict[str, Tensor] = {}
         self.outputs: dict[str, Output] = {}
         self.layouts: dict[str, tuple[int, tuple[str, ...]]] = {}
@@ -194,6 +210,15 @@ class Network:
                     before = self.dims.get(str(size), (low, best, high))
                     low, high = max(low, before[0]), min(high, before[2])
                     self.dims[str(size)] = low, max(low, min(best, high)), high
+
+    def agree(self, *operands: Tensor | Value, but: Sequence[int] = ()) -> None:
+        """Take sizes of operands in the same dimension, counted from the end, for one size where
+        the script gave them no names; not in the dimensions `but`."""
+        for place in range(-max(x.type.ndim for x in operands), 0) if self.unnamed else ():
+            aligned = [x for x in operands if x.type.ndim >= -place and place not in but]
+            for x, y in pairwise(aligned):
+                if x.type.shape[place] != y.type.shape[place]:
+                    self.unify(x.type.shape[place], y.type.shape[place])
 
     def unify(self, left: DimLike, right: DimLike) -> bool:
         """Take two sizes for one, where one of them is a symbol that the script did not name.

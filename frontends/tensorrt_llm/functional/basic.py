@@ -11,7 +11,7 @@ from ....ir.dims import exact_divide, product
 from ....ir.dtypes import is_float
 from ....ops import QuickGelu, Silu, SquaredRelu
 from ....source import here
-from ..arithmetic import agree, at, binary, matched, node, nodes, retyped, tensor
+from ..arithmetic import at, binary, matched, node, nodes, retyped, tensor
 from ..context import current_network, current_session
 from ..dtypes import dim_resolve_negative, irc_dtype
 from ..module import constant_tensor
@@ -162,7 +162,7 @@ def constants_to_tensors_(*inputs: Operand) -> tuple[Tensor, ...]:
 def where(condition: Operand, left: Operand, right: Operand) -> Tensor:
     """Elements of left where the condition holds, else of right; all broadcast."""
     x, y = matched(left, right)
-    agree(tensor(condition), x, y)
+    current_network().agree(tensor(condition), x, y)
     return node("Where", condition, x, y)
 
 
@@ -299,8 +299,9 @@ def matmul(input: Operand, mat2: Operand, transa: bool = False, transb: bool = F
     """
     x, y = matched(input, mat2)
     x, y = _turned(x) if transa else x, _turned(y) if transb else y
-    current_network().unify(x.entry.shape[-1], y.entry.shape[-2 if y.rank() > 1 else -1])
-    agree(x, y, but=(-1, -2))
+    network = current_network()
+    network.unify(x.entry.shape[-1], y.entry.shape[-2 if y.rank() > 1 else -1])
+    network.agree(x, y, but=(-1, -2))
     return node("MatMul", x, y)
 
 

@@ -9,19 +9,9 @@ from ....errors import Error
 from ....ir.dims import Dim, DimLike
 from ....ops import Flip, Gather, Repeat
 from ....source import here
-from ..arithmetic import (
-    agree,
-    at,
-    binary,
-    count_up_to,
-    matched,
-    node,
-    nodes,
-    retyped,
-    size_of,
-    tensor,
-)
-from ..context import dialect
+from ..api import release
+from ..arithmetic import at, binary, count_up_to, matched, node, nodes, retyped, size_of, tensor
+from ..context import current_network
 from ..dtypes import dim_resolve_negative, irc_dtype
 from ..tensor import Operand, Tensor, add_methods, content_of, shape_of, tensor_of_sizes
 
@@ -34,12 +24,12 @@ def shape(
     cast_to_dtype: Any = None,
     clip_before_cast: Sequence[int] | None = None,
 ) -> Tensor:
-    """The sizes of x as a vector, or that of one dimension as a scalar: i64, i32 in dialect A.
+    """The sizes of x as a vector, or that of one dimension as a scalar: i64, i32 until 0.7.
 
     Sizes are known while the network is traced, so that arithmetic with them costs nothing.
     """
     x = tensor(input)
-    kind = "i32" if dialect() == "A" else "i64"
+    kind = "i32" if release() < 8 else "i64"
     sizes = tensor_of_sizes(x.type.shape if dim is None else size_of(x, dim), kind)
     if clip_before_cast is not None and cast_to_dtype is not None:
         low, high = clip_before_cast
@@ -123,7 +113,7 @@ def concat(inputs: Sequence[Operand], dim: int = 0) -> Tensor:
     A vector of sizes and numbers may be the target of view and expand.
     """
     parts = [x if x.rank() else view(x, (1,)) for x in matched(*inputs)]
-    agree(*parts, but=[at(dim, parts[0]) - parts[0].rank()])
+    current_network().agree(*parts, but=[at(dim, parts[0]) - parts[0].rank()])
     return node("Concat", *parts, axis=dim)
 
 

@@ -322,7 +322,8 @@ def test_ranges_may_come_from_profiles_and_sizes_from_each_other() -> None:
     random = fresh()
 
     def build(_: Any) -> None:
-        x, y = (Tensor(name, "float32", [-1, -1]) for name in "xy")
+        x, y, v = (Tensor(name, "float32", [-1, -1]) for name in "xyv")
+        wrap(unwrap(x) + unwrap(v)).mark_output("sum")  # of irc's own tensors
         w = Tensor("w", "float32", [-1, 6])
         total = functional.where(x > 0.0, x, y) + functional.cast(functional.shape(x, 1), "float32")
         functional.matmul(functional.concat([total, y], 0), w).mark_output("z")
@@ -337,11 +338,12 @@ def test_ranges_may_come_from_profiles_and_sizes_from_each_other() -> None:
     with new_session():
         module = trace(build)
         assert [str(arg.type) for arg in module.main.args] == [
-            "f32[x_0, x_1]", "f32[x_0, x_1]", "f32[x_1, 6]"
+            "f32[x_0, x_1]", "f32[x_0, x_1]", "f32[x_0, x_1]", "f32[x_1, 6]"
         ]  # fmt: skip
         assert module.dims == {"x_0": (1, 2, 5), "x_1": (3, 3, 4)}
         x, y, w = (random.normal(size=size).astype("float32") for size in ((2, 3), (2, 3), (3, 6)))
-        got = irc.evaluate(module, {"x": x, "y": y, "w": w})
+        got = irc.evaluate(module, {"x": x, "y": y, "w": w, "v": -y})
+    assert np.allclose(got["sum"], x - y)
     wanted = np.concatenate([np.where(x > 0, x, y) + 3, y]) @ w
     assert np.allclose(got["z"], wanted, atol=1e-5) and got["sizes"].tolist() == [2, 3]
 
