@@ -32,9 +32,9 @@ LLAMA_ARCHITECTURES = [
 ]
 # Keys of a LLaMA's config.json that say nothing about what the model computes.
 _WITHOUT_MEANING = """
-    auto_map builder_name decoder disable_weight_only_quant_plugin gpus_per_node
+    auto_map builder_name decoder gpus_per_node
     has_partial_lora_mask is_pruned kv_dtype max_beam_width max_lora_rank model_type moe_tp_mode
-    producer quant_kwargs qwen_type rank remove_duplicated_kv_heads rmsnorm runtime_defaults
+    producer quant_kwargs qwen_type rank rmsnorm runtime_defaults
     seq_length tie_word_embeddings tokenizer_dir
 """
 # Keys by which other models compute something else, with the values at which LLaMA is right.
@@ -245,6 +245,8 @@ class LLaMAConfig(PretrainedConfig):
         moe_top_k: int = 0,
         moe_normalization_mode: Any = None,
         use_fused_mlp: bool = False,
+        remove_duplicated_kv_heads: bool = False,
+        disable_weight_only_quant_plugin: bool = False,
         fc_after_embed: bool = False,
         use_input_layernorm_in_first_layer: bool = True,
         use_last_layernorm: bool = True,
@@ -280,6 +282,9 @@ class LLaMAConfig(PretrainedConfig):
         self.moe = moe.validate()
         self.residual_mlp, self.fc_after_embed = residual_mlp, fc_after_embed
         self.use_fused_mlp = use_fused_mlp
+        # what scripts that convert weights read
+        self.remove_duplicated_kv_heads = remove_duplicated_kv_heads
+        self.disable_weight_only_quant_plugin = disable_weight_only_quant_plugin
         self.use_input_layernorm_in_first_layer = use_input_layernorm_in_first_layer
         self.use_last_layernorm, self.layer_idx_offset = use_last_layernorm, layer_idx_offset
         self.embedding_multiplier = embedding_multiplier
