@@ -67,13 +67,16 @@ def _replacements(torch: Any) -> list[tuple[Any, str, Any]]:
     def itself(self: Any, *args: Any, **kwargs: Any) -> Any:
         return self
 
+    def dense(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return self.contiguous()  # as a copy of an expanded tensor is
+
     def another_nothing() -> Any:
         return partial(nothing)  # torch tells its functions apart by identity
 
     does_nothing = ("set_device", "synchronize", "empty_cache", "set_stream", "manual_seed_all")
     streams = ("Stream", "ExternalStream", "Event", "current_stream", "default_stream")
     return [
-        (torch.Tensor, "cuda", itself),
+        (torch.Tensor, "cuda", dense),
         (torch.Tensor, "pin_memory", itself),
         (torch.nn.Module, "cuda", itself),
         (torch.cuda, "current_device", lambda: 0),
