@@ -298,7 +298,7 @@ def _by_name() -> dict[str, list[str]]:
 def _exporters(path: str) -> list[str]:
     """The paths of the same name elsewhere, those below the module first."""
     module, _, name = path.rpartition(".")
-    if _is_class(module):
+    if _is_class(module) or (not module and name not in _file()["exports"].split()):
         return []
     others = _by_name().get(name, [])
     return sorted(others, key=lambda each: (not each.startswith(f"{module}."), each))
@@ -542,7 +542,10 @@ def _is_off(value: Any, default: Any) -> bool:
 def names_of(module: str) -> Iterator[str]:
     """The supported names of a module, and of those below it for a package."""
     load()
-    prefix = f"{module}." if module else ""
+    if not module:
+        yield from _file()["exports"].split()
+        return
+    prefix = f"{module}."
     from .names import table
 
     yield from (
