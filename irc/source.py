@@ -5,11 +5,12 @@ from __future__ import annotations
 import linecache
 import os
 import sys
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from itertools import islice
 from types import CodeType
+from typing import Any
 
 from .ir.string_literals import quote
 
@@ -107,9 +108,16 @@ def current_scope() -> str:
 def here() -> Loc:
     """The location of the nearest frame outside irc or in its models, else the outermost one."""
     frame = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
-    while frame.f_back is not None and is_own(frame.f_code.co_filename):
+    while frame.f_back is not None and (
+        is_own(frame.f_code.co_filename) or _is_generated(frame.f_code, frame.f_globals)
+    ):
         frame = frame.f_back
     return _loc(frame.f_code, frame.f_lineno, frame.f_lasti, _scope.get())
+
+
+def _is_generated(code: CodeType, names: Mapping[str, Any]) -> bool:
+    """Whether code is the constructor of a dataclass of irc, which is in no file."""
+    return code.co_filename == "<string>" and str(names.get("__name__")).startswith("irc.")
 
 
 def raised_at(error: BaseException, counts: Callable[[str], bool]) -> Loc | None:

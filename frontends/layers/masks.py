@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from ...errors import Error
 from ...ir.dims import DimLike
+from ...source import here
 from .. import functional as F
 from ..tensor import Tensor
 
@@ -29,6 +30,26 @@ def window_mask(queries: Tensor, keys: DimLike, window: Tensor) -> Tensor:
     """The `window` (i32 [1]) keys up to the query, itself included: [B|1, 1, S, keys]."""
     query, key = _places(queries, keys)
     return F.le(key, query) & F.gt(key, query - window.reshape(1, 1, 1, 1))
+
+
+def key_mask(mask: Tensor, keys: DimLike) -> Tensor:
+    """A mask [B, T], [B, S, T] or [B, H, S, T] as bool of four dimensions, true where not 0.
+
+    Keys behind the last one of the mask, as a cache has them, are hidden.
+    """
+    if mask.ndim not in (2, 3, 4):
+        raise Error(
+            "expected an attention_mask [batch, keys], [batch, queries, keys] or "
+            f"[batch, heads, queries, keys], found {mask.type}",
+            loc=here(),
+        )
+    seen = mask if mask.dtype == "bool" else F.ne(mask, 0)
+    if mask.ndim < 4:
+        seen = seen.unsqueeze(*((1, 2) if mask.ndim == 2 else (1,)))
+    missing = keys - seen.shape[3]
+    if missing == 0:
+        return seen
+    return F.ne(F.pad(F.cast(seen, "i32"), (0, 0, 0, 0), (0, 0, 0, missing)), 0)
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from ...errors import Error
 from ...ir.dims import DimLike, product
 from ...source import here
@@ -91,13 +93,11 @@ class MixtureOfExperts(Module):
         tokens = x.reshape(product(x.shape[:-1]), x.shape[-1])
         scores = self.gate(tokens)
         weights, chosen = route(scores, self.chosen, self.normalize, tokens.dtype)
-        capacity = self.capacity
-        slots = F.moe_slots(chosen, self.count, capacity=capacity).named("slots")
-        queued = F.moe_dispatch(tokens, chosen, slots, self.count, capacity=capacity)
-        done = self.experts(queued.named("queued"))
-        mixed = F.moe_combine(done, chosen, slots, weights).named("mixed")
+        mixed, slots = mix_experts(
+            self.experts, tokens, weights, chosen, self.count, capacity=self.capacity
+        )
         mixed = (mixed + self.share(tokens) if self.shared_expert else mixed).reshape(x.shape)
-        return mixed if capacity == 0 else (mixed, (slots < 0).cast("i32").sum())
+        return mixed if self.capacity == 0 else (mixed, (slots < 0).cast("i32").sum())
 
     def share(self, tokens: Tensor) -> Tensor:
         """The output of the shared expert for tokens [T, hidden_size]."""
@@ -116,3 +116,26 @@ def route(scores: Tensor, chosen: int, normalize: bool, dtype: str) -> tuple[Ten
     if normalize:
         weights = weights / weights.sum(-1, keep=True)
     return weights.cast(dtype).named("weights"), indices.named("chosen")
+
+
+def mix_experts(
+    experts: Callable[[Tensor], Tensor],
+    tokens: Tensor,
+    weights: Tensor,
+    chosen: Tensor,
+    count: int,
+    *,
+    local: int = 0,
+    first: Tensor | None = None,
+    capacity: DimLike = 0,
+) -> tuple[Tensor, Tensor]:
+    """(weighted sum of the chosen experts' outputs [T, H], slots of tokens) for tokens [T, H].
+
+    `experts` maps [experts, slots, H] to the same. Of `count` experts, this rank has `local` (0:
+    all) from number `first` i32[] on; then the sum is partial.
+    """
+    local = local or count
+    slots = F.moe_slots(chosen, count, capacity=capacity).named("slots")
+    queued = F.moe_dispatch(tokens, chosen, slots, local, first=first, capacity=capacity)
+    done = experts(queued.named("queued"))
+    return F.moe_combine(done, chosen, slots, weights, first=first).named("mixed"), slots

@@ -20,8 +20,7 @@ def read_rope(config: ConfigReader, head_size: int, context: int, theta: float) 
     inner = ConfigReader(old or new, "config.json: the rope settings")
     theta = inner.number("rope_theta", config.number("rope_theta", theta))
     kind = inner.word("rope_type", inner.word("type", "default"))
-    read = _KINDS.get(kind)
-    if read is None:
+    if kind not in _KINDS:
         hint = did_you_mean(kind, _KINDS)
         raise Error(
             f"config.json: irc has no rope of type {kind!r}{hint}; expected {', '.join(_KINDS)}"
@@ -34,10 +33,15 @@ def read_rope(config: ConfigReader, head_size: int, context: int, theta: float) 
     if original < 1:
         raise Error(f"config.json: {key} is {original}; it must be at least 1")
     rotary_dim = 0 if fraction == 1 else int(head_size * fraction)
-    fields = read(inner, context, original)
+    fields = scaling_fields(kind, inner, context, original)
     rope = Rope(theta=theta, kind=kind, rotary_dim=rotary_dim, **fields)
     inner.finish(f"a rope of type {kind}")
     return rope
+
+
+def scaling_fields(kind: str, inner: ConfigReader, context: int, original: int) -> dict[str, Any]:
+    """The fields of Rope of a kind: from its settings, max_position_embeddings, original length."""
+    return _KINDS[kind](inner, context, original)
 
 
 def _llama3(inner: ConfigReader, context: int, original: int) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from ...weights import Cast, Ref, Shard, UnboundRef, ref_dtype, ref_shape
 from .. import module as base
 from ..onnx.builder import numbers
 from ..onnx.entry import Entry
+from ..tensor import Tensor as Inner
 from .api import api, register
 from .context import current_network, current_session
 from .dtypes import DataType, as_array, data_type, irc_dtype
@@ -183,9 +184,11 @@ class Module(base.Module):
             results = cast("Any", self).forward(*args, **kwargs)
         several: Any = results
         first = cast("Any", [*several, None])[0] if isinstance(several, tuple) else several
-        given = [x for x in (*args, *kwargs.values()) if isinstance(x, Tensor)]
-        if isinstance(first, Tensor) and not any(first is x for x in given):
+        is_given = any(first is x for x in (*args, *kwargs.values()))
+        if isinstance(first, Tensor) and not is_given:
             network.suggest(first, base.result_hint(path))
+        elif isinstance(first, Inner) and not is_given and (hint := base.result_hint(path)):
+            network.tracer.suggest(first.value, hint)
         return results
 
     def children(self) -> Iterator[tuple[str, Any]]:

@@ -66,7 +66,7 @@ _CANDIDATES = {
     "layers": ("layers", "enums", "functional"),
     "layers.attention": ("layers", "functional", "enums"),
     "plugin": ("settings",),
-    "models": ("models", "quantization", "layers.quantized", "settings"),
+    "models": ("models", "quantization", "layers.quantize", "settings"),
     "models.modeling_utils": (
         "models.config",
         "models.decoder",
@@ -74,7 +74,7 @@ _CANDIDATES = {
         "quantization",
         "settings",
     ),
-    "quantization": ("quantization", "layers.quantized"),
+    "quantization": ("quantization", "layers.quantize"),
 }
 
 

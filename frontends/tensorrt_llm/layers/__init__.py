@@ -1,18 +1,17 @@
 """Layers by the names of TensorRT-LLM."""
 
 from .attention import Attention as Attention
-from .attention_parameters import AttentionMaskParams as AttentionMaskParams
-from .attention_parameters import AttentionParams as AttentionParams
-from .attention_parameters import BlockSparseAttnParams as BlockSparseAttnParams
-from .attention_parameters import KeyValueCacheParams as KeyValueCacheParams
-from .attention_parameters import MropeParams as MropeParams
-from .attention_parameters import SpecDecodingParams as SpecDecodingParams
-from .bert_attention import BertAttention as BertAttention
+from .attention import BertAttention as BertAttention
+from .attention_params import AttentionMaskParams as AttentionMaskParams
+from .attention_params import AttentionParams as AttentionParams
+from .attention_params import BlockSparseAttnParams as BlockSparseAttnParams
+from .attention_params import KeyValueCacheParams as KeyValueCacheParams
+from .attention_params import MropeParams as MropeParams
+from .attention_params import SpecDecodingParams as SpecDecodingParams
 from .conv import AvgPool2d as AvgPool2d
 from .conv import Cast as Cast
 from .conv import Conv1d as Conv1d
 from .conv import Conv2d as Conv2d
-from .conv import Conv3d as Conv3d
 from .conv import ConvTranspose2d as ConvTranspose2d
 from .conv import Mish as Mish
 from .embedding import Embedding as Embedding

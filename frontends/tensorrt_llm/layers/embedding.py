@@ -3,25 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 from ....errors import Error
 from ....source import here
 from ... import functional as F
-from ..context import signatures
-from ..dtypes import irc_dtype
+from ...tensor import Tensor
+from ..api import api
+from ..arithmetic import unwrapped
 from ..errors import ArgumentError
 from ..functional.lookup import embedding
 from ..module import Module
-from ..tensor import Tensor, unwrap, wrap
 from .linear import shard_size, sharded_parameter
 
-_NAMES = (
-    "num_embeddings, embedding_dim, dtype, tp_size, tp_group, sharding_dim, tp_rank, instance_id"
-)
-_PROMPT_NAMES = _NAMES.replace("dtype", "vocab_size, dtype")
 
-
+@api("layers.embedding.Embedding", inner=True)
+@dataclass(eq=False, repr=False)
 class Embedding(Module):
     """Rows of a table for token ids; zeros for ids that are none of `num_embeddings`.
 
@@ -29,48 +27,41 @@ class Embedding(Module):
     ranks' padded with zeros, and [num_embeddings, embedding_dim/tp_size] if it is 1.
     """
 
-    codes = ""  # the dtype of the weight where that is not `dtype`
+    stored_dtype: ClassVar[str] = ""  # the dtype of the weight where that is not `dtype`
 
-    @signatures(a=_NAMES, b=_NAMES)
-    def __init__(
-        self,
-        num_embeddings: int,
-        embedding_dim: int,
-        dtype: Any = None,
-        tp_size: int = 1,
-        tp_group: Sequence[int] | None = None,
-        sharding_dim: int = 0,
-        tp_rank: int | None = None,
-        instance_id: int | None = None,
-    ) -> None:
-        self.num_embeddings, self.embedding_dim = num_embeddings, embedding_dim
-        self.dtype = irc_dtype(dtype) if dtype is not None else "f32"
-        parallel = tp_size > 1 and tp_group is not None
-        self.tp_size, self.tp_group = tp_size, tp_group if parallel else None
-        self.sharding_dim, self.tp_rank, self.instance_id = sharding_dim, tp_rank, instance_id
-        if sharding_dim not in (0, 1):
+    num_embeddings: int
+    embedding_dim: int
+    dtype: Any = None
+    tp_size: int = 1
+    tp_group: Sequence[int] | None = None
+    sharding_dim: int = 0
+    tp_rank: int | None = None
+
+    def __post_init__(self) -> None:
+        self.tp_group = None if self.tp_size == 1 else self.tp_group
+        if self.sharding_dim not in (0, 1):
             raise ArgumentError(
-                f"Embedding: expected sharding_dim 0 or 1, found {sharding_dim}", loc=here()
+                f"Embedding: expected sharding_dim 0 or 1, found {self.sharding_dim}", loc=here()
             )
-        parts = tp_size if parallel else 1
-        shape = [-(-num_embeddings // parts), embedding_dim]
-        if sharding_dim == 1:
-            columns = shard_size("Embedding", "embedding_dim", embedding_dim, parts)
-            shape = [num_embeddings, columns]
-        self.weight = sharded_parameter(
-            shape, self.codes or self.dtype, sharding_dim, self.tp_group
-        )
-        self.weight.whole_size = num_embeddings if sharding_dim == 0 else 0
+        parts = 1 if self.tp_group is None else self.tp_size
+        rows, columns = self.num_embeddings, self.embedding_dim
+        if self.sharding_dim == 0:
+            rows = -(-rows // parts)
+        else:
+            columns = shard_size("Embedding", "embedding_dim", columns, parts)
+        kind, whole = self.stored_dtype or self.dtype, (self.num_embeddings, 0)[self.sharding_dim]
+        place = self.sharding_dim, self.tp_group, whole
+        self.weight = sharded_parameter((rows, columns), kind, *place)
 
-    def forward(self, x: Tensor, workspace: Tensor | None = None) -> Tensor:
+    def forward(self, x: Any) -> Any:
         """ids i32|i64 [...] to [..., embedding_dim] on every rank."""
         return self.look_up(x)
 
-    def look_up(self, ids: Tensor, per_token_scale: Tensor | None = None) -> Tensor:
+    def look_up(self, ids: Tensor, per_token_scale: Any = None) -> Any:
         """The rows of ids, times the factor of each row if there are any."""
-        return embedding(
-            input=ids,
-            weight=self.weight.value,
+        tensors: Any = {"input": ids, "weight": self.weight.inner}
+        rows = embedding(
+            **tensors,
             tp_size=self.tp_size,
             tp_group=self.tp_group,
             sharding_dim=self.sharding_dim,
@@ -78,57 +69,48 @@ class Embedding(Module):
             per_token_scale=per_token_scale,
             vocab_size=self.num_embeddings,
         )
+        return unwrapped(rows)
 
 
+@api("layers.embedding.PromptTuningEmbedding", inner=True)
+@dataclass(eq=False, repr=False)
 class PromptTuningEmbedding(Embedding):
     """Rows of a table for ids below `vocab_size`, and of the prompt table for those from there on.
 
     Token vocab_size + i of a row with task t is row t * task_vocab_size + i of the prompt table.
     """
 
-    @signatures(a=_PROMPT_NAMES, b=_PROMPT_NAMES)
-    def __init__(
-        self,
-        num_embeddings: int,
-        embedding_dim: int,
-        vocab_size: int | None = None,
-        tp_rank: int = 0,
-        **more: Any,
-    ) -> None:
-        sizes = {"num_embeddings": num_embeddings, "embedding_dim": embedding_dim}
-        super().__init__(**sizes, tp_rank=tp_rank, **more)
-        self.vocab_size = num_embeddings if vocab_size is None else vocab_size
+    vocab_size: int | None = None
+    tp_rank: int | None = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.vocab_size = self.num_embeddings if self.vocab_size is None else self.vocab_size
 
     @classmethod
     def of(cls, table: Embedding) -> PromptTuningEmbedding:
         """An embedding with the parameters of another one, which has no prompts."""
-        prompted = cls.__new__(cls)
-        vars(prompted).update(vars(table), vocab_size=table.num_embeddings)
+        prompted: Any = cls.__new__(cls)
+        prompted.__dict__.update(vars(table), vocab_size=table.num_embeddings)
         return prompted
 
     def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
-        self,
-        tokens: Tensor,
-        prompt_embedding_table: Tensor,
-        tasks: Tensor,
-        task_vocab_size: Tensor,
-        workspace: Tensor | None = None,
-    ) -> Tensor:
+        self, tokens: Any, prompt_embedding_table: Any, tasks: Any, task_vocab_size: Any
+    ) -> Any:
         """tokens i32 [B, S] or packed [N], prompt_embedding_table [rows, embedding_dim], tasks
         i32 [B], [B, 1] or [N], task_vocab_size i32 [1], to [..., embedding_dim]."""
-        ids, table = unwrap(tokens), unwrap(prompt_embedding_table)
-        size = unwrap(task_vocab_size).cast(ids.dtype)
-        tuned = F.ge(ids, self.vocab_size)
-        last = F.full(self.vocab_size - 1, dtype=ids.dtype)
-        normal = self.look_up(wrap(F.where(tuned, last, ids)))
-        task = _per_token(unwrap(tasks).cast(ids.dtype), ids)
-        zero = F.full(0, dtype=ids.dtype)
-        rows = F.where(tuned, ids - self.vocab_size, zero) + task * size
-        prompt = F.embedding(rows, table.cast(unwrap(normal).dtype))
-        return wrap(F.where(tuned.unsqueeze(-1), prompt, unwrap(normal)))
+        assert self.vocab_size is not None
+        kind, zero = tokens.dtype, F.full(0, dtype=tokens.dtype)
+        tuned = F.ge(tokens, self.vocab_size)
+        last = F.full(self.vocab_size - 1, dtype=kind)
+        normal: Tensor = self.look_up(F.where(tuned, last, tokens))
+        start = _per_token(tasks.cast(kind), tokens) * task_vocab_size.cast(kind)
+        rows = F.where(tuned, tokens - self.vocab_size, zero) + start
+        prompt = F.embedding(rows, prompt_embedding_table.cast(normal.dtype))
+        return F.where(tuned.unsqueeze(-1), prompt, normal)
 
 
-def _per_token(tasks: Any, ids: Any) -> Any:
+def _per_token(tasks: Tensor, ids: Tensor) -> Tensor:
     """The task of each row of tokens, so that it broadcasts to them."""
     if tasks.ndim < ids.ndim and tasks.shape[0] in (1, ids.shape[0]):
         return tasks.unsqueeze(-1)

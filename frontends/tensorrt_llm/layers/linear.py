@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
 
 from ....errors import Error
 from ....source import here
 from ... import functional as F
-from ...tensor import Tensor as Inner
-from ..context import signatures
-from ..dtypes import irc_dtype
+from ...tensor import Tensor
+from ..api import api, register
+from ..arithmetic import unwrapped
 from ..errors import ArgumentError
 from ..functional.collectives import (
     AllReduceFusionOp,
@@ -21,9 +21,9 @@ from ..functional.collectives import (
     group_of,
 )
 from ..module import Module, Parameter
-from ..tensor import Tensor, unwrap, wrap
+from ..quantization import QuantMode
 
-_COMMON = "in_features, out_features, bias, dtype, tp_group, tp_size"
+NO_MODE = QuantMode(0)
 
 
 def shard_size(layer: str, what: str, size: int, parts: int) -> int:
@@ -38,26 +38,42 @@ def shard_size(layer: str, what: str, size: int, parts: int) -> int:
 
 
 def sharded_parameter(
-    shape: Sequence[int], dtype: Any, dim: int | None = None, group: Sequence[int] | None = None
+    shape: Sequence[int],
+    dtype: Any,
+    dim: int | None = None,
+    group: Sequence[int] | None = None,
+    whole_size: int = 0,
 ) -> Parameter:
     """A parameter of one rank's `shape`, of which the ranks of a group hold shards along `dim`."""
-    found = Parameter(shape=tuple(shape), dtype=dtype)
+    parameter = Parameter(shape=tuple(shape), dtype=dtype)
     axis = group_of(group).axis if group is not None and dim is not None else ""
     if axis:
-        found.sharded = (dim or 0, tuple(axis.split(".")))
-    return found
+        parameter.sharded, parameter.whole_size = (dim or 0, tuple(axis.split("."))), whole_size
+    return parameter
+
+
+def gathered(x: Any, group: Sequence[int]) -> Tensor:
+    """The features of all ranks of a group."""
+    return unwrapped(allgather(tensor=x, group=group, gather_dim=-1))
+
+
+def summed(x: Any, group: Sequence[int], params: Any = None) -> Any:
+    """The sum over the ranks of a group; with a fusion_op of `params` (the normalized, the sum)."""
+    return unwrapped(allreduce(tensor=x, group=group, all_reduce_params=params))
 
 
 def refuse_lora(*given: Any) -> None:
     """An Error where a layer gets LoRA weights at run time."""
-    if any(each is not None for each in given):
-        raise Error(
-            "LoRA weights at run time are not supported; add them to the weights of the model "
-            "before it is compiled",
-            loc=here(),
-        )
+    if all(each is None or getattr(each, "is_off", bool)() for each in given):
+        return
+    raise Error(
+        "LoRA weights at run time are not supported; add them to the weights of the model before "
+        "it is compiled",
+        loc=here(),
+    )
 
 
+@dataclass(eq=False, repr=False)
 class LinearBase(Module):
     """What all linear layers have: sizes, tensor parallelism, and the product.
 
@@ -65,164 +81,114 @@ class LinearBase(Module):
     TensorRT-LLM the attributes `in_features` and `out_features` are those of one rank.
     """
 
-    shard_dim = 0
+    shard_dim: ClassVar[int] = 0
 
-    def __init__(
-        self,
-        in_features: int,
-        out_features: int,
-        bias: bool,
-        dtype: Any,
-        tp_group: Sequence[int] | None,
-        tp_size: int,
-        share_weight: Parameter | None = None,
-    ) -> None:
-        self.parallel = tp_size > 1 and tp_group is not None
-        self.tp_group, self.tp_size = (tp_group if self.parallel else None), tp_size
-        self.parts = tp_size if self.parallel else 1
-        self.dtype = irc_dtype(dtype) if dtype is not None else "f32"
-        name, cut = type(self).__name__, self.parts
-        if self.tp_group is not None and len(self.tp_group) != tp_size:
+    in_features: int
+    out_features: int
+    bias: Any = True
+    dtype: Any = None
+    tp_group: Sequence[int] | None = None
+    tp_size: int = 1
+
+    def __post_init__(self) -> None:
+        if self.tp_size == 1:
+            self.tp_group = None
+        name, parts = type(self).__name__, 1 if self.tp_group is None else self.tp_size
+        if self.tp_group is not None and len(self.tp_group) != self.tp_size:
             raise ArgumentError(
-                f"{name}: expected a tp_group of tp_size={tp_size} ranks, found "
+                f"{name}: expected a tp_group of tp_size={self.tp_size} ranks, found "
                 f"{list(self.tp_group)}",
                 loc=here(),
             )
         if self.shard_dim == 0:
-            out_features = shard_size(name, "out_features", out_features, cut)
+            self.out_features = shard_size(name, "out_features", self.out_features, parts)
         else:
-            in_features = shard_size(name, "in_features", in_features, cut)
-        self.in_features, self.out_features = in_features, out_features
-        self.weight = share_weight if share_weight is not None else self.make_weight()
-        self.bias = self.make((out_features,), self.dtype, outputs=0) if bias else None
+            self.in_features = shard_size(name, "in_features", self.in_features, parts)
+        self.parts, has_bias = parts, vars(self).pop("bias")
+        self.make_parameters()
+        self.bias = self.parameter((self.out_features,), self.dtype, 0) if has_bias else None
 
-    def make_weight(self) -> Parameter:
-        """The weight of this rank; layers with further parameters set them here."""
-        return self.make((self.out_features, self.in_features), self.dtype, outputs=0, inputs=1)
+    def make_parameters(self) -> None:
+        """Make the weight of this rank, and what belongs to it."""
+        shape = self.out_features, self.in_features
+        self.weight = self.parameter(shape, self.dtype, outputs=0, inputs=1)
 
-    def make(
+    def parameter(
         self,
         shape: Sequence[int],
-        dtype: str,
+        dtype: Any,
         outputs: int | None = None,
         inputs: int | None = None,
     ) -> Parameter:
         """A parameter of one rank, with the dimensions of it that are outputs and inputs."""
         return sharded_parameter(shape, dtype, (outputs, inputs)[self.shard_dim], self.tp_group)
 
-    def multiply(self, x: Inner) -> Inner:
+    def multiply(self, x: Tensor) -> Tensor:
         """x · weightᵀ."""
-        return F.linear(x, unwrap(self.weight.value).cast(x.dtype))
+        return F.linear(x, self.weight.inner.cast(x.dtype))
 
-    def bias_as(self, x: Inner) -> Inner:
+    def bias_as(self, x: Tensor) -> Tensor:
         """The bias, in the dtype of x."""
-        assert self.bias is not None
-        return unwrap(self.bias.value).cast(x.dtype)
+        return self.bias.inner.cast(x.dtype)
 
 
+@api("layers.linear.Linear", inner=True)
+@dataclass(eq=False, repr=False)
 class Linear(LinearBase):
     """x · weightᵀ + bias, the outputs sharded over the group; with `gather_output` all of them.
 
     Per rank weight [out_features/tp_size, in_features] and bias [out_features/tp_size]. With
-    `share_weight` the weight is another layer's parameter. `strict_dtype`, `pad_lda`, `pad_ldc`,
-    `prefer_managed_weight`, `is_qkv` and `max_lora_rank` have no effect.
+    `share_weight` the weight is another layer's parameter.
     """
 
-    @signatures(
-        a=f"{_COMMON}, gather_output, share_weight, strict_dtype, max_lora_rank",
-        b=f"{_COMMON}, gather_output, share_weight, strict_dtype, pad_lda, pad_ldc, "
-        "prefer_managed_weight, is_qkv",
-    )
-    def __init__(
-        self,
-        in_features: int,
-        out_features: int,
-        bias: bool = True,
-        dtype: Any = None,
-        tp_group: Sequence[int] | None = None,
-        tp_size: int = 1,
-        gather_output: bool = True,
-        share_weight: Parameter | None = None,
-        strict_dtype: bool = False,
-        pad_lda: int = 0,
-        pad_ldc: int = 0,
-        prefer_managed_weight: bool = True,
-        is_qkv: bool = False,
-        max_lora_rank: int | None = None,
-    ) -> None:
-        super().__init__(in_features, out_features, bias, dtype, tp_group, tp_size, share_weight)
-        self.gather_output, self.is_qkv = gather_output, is_qkv
+    gather_output: bool = True
+    share_weight: Parameter | None = None
+    is_qkv: bool = False
 
-    def forward(
-        self, x: Tensor, lora_runtime_params: Any = None, lora_hidden_state: Any = None
-    ) -> Tensor:
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.share_weight is not None:
+            self.weight = self.share_weight
+
+    def forward(self, x: Any) -> Any:
         """x [..., in_features] to [..., out_features], of this rank or of all."""
-        refuse_lora(lora_runtime_params, lora_hidden_state)
-        y = self.multiply(unwrap(x))
+        y = self.multiply(x)
         y = y if self.bias is None else y + self.bias_as(y)
         if not self.gather_output or self.tp_group is None:
-            return wrap(y)
-        return allgather(wrap(y), self.tp_group, gather_dim=-1)
+            return y
+        return gathered(y, self.tp_group)
 
 
 ColumnLinear = Linear
+register("layers.linear.ColumnLinear", Linear)
 
 
+@api("layers.linear.RowLinear", inner=True)
+@dataclass(eq=False, repr=False)
 class RowLinear(LinearBase):
     """The sum over the group of x · weightᵀ, plus bias; x has the features of this rank.
 
     Per rank weight [out_features, in_features/tp_size]; the bias [out_features] is that of all
     ranks and added once, after the sum. With `is_expert` there is no sum, and each rank adds its
-    part of the bias. `strict_dtype`, `pad_lda`, `prefer_managed_weight` and `max_lora_rank` have no
-    effect.
+    part of the bias.
     """
 
-    shard_dim = 1
+    shard_dim: ClassVar[int] = 1
 
-    @signatures(
-        a=f"{_COMMON}, instance_id, max_lora_rank",
-        b=f"{_COMMON}, strict_dtype, pad_lda, prefer_managed_weight, is_expert",
-    )
-    def __init__(
-        self,
-        in_features: int,
-        out_features: int,
-        bias: bool = True,
-        dtype: Any = None,
-        tp_group: Sequence[int] | None = None,
-        tp_size: int = 1,
-        strict_dtype: bool = False,
-        pad_lda: int = 0,
-        prefer_managed_weight: bool = True,
-        is_expert: bool = False,
-        instance_id: int | None = None,
-        max_lora_rank: int | None = None,
-    ) -> None:
-        super().__init__(in_features, out_features, bias, dtype, tp_group, tp_size)
-        self.is_expert, self.instance_id = is_expert, instance_id
+    is_expert: bool = False
 
-    @signatures(
-        a="x, workspace, lora_runtime_params",
-        b="x, lora_runtime_params, lora_hidden_state, all_reduce_params",
-    )
     def forward(
-        self,
-        x: Tensor,
-        workspace: Tensor | None = None,
-        lora_runtime_params: Any = None,
-        lora_hidden_state: Any = None,
-        all_reduce_params: AllReduceParams | None = None,
+        self, x: Any, all_reduce_params: Any = None, reduce_fusion_params: Any = None
     ) -> Any:
         """x [..., in_features/tp_size] to [..., out_features] on every rank; with a fusion_op of
         `all_reduce_params` to (the normalized sum, the sum)."""
-        refuse_lora(lora_runtime_params, lora_hidden_state)
-        y = self.multiply(unwrap(x))
+        y = self.multiply(x)
         if self.is_expert:
-            return wrap(y if self.bias is None else y + self.bias_as(y) / self.parts)
-        params = all_reduce_params or AllReduceParams()
+            return y if self.bias is None else y + self.bias_as(y) / self.parts
+        params = all_reduce_params or reduce_fusion_params or AllReduceParams()
         if params.fusion_op == AllReduceFusionOp.NONE:
-            if self.tp_group:
-                y = unwrap(allreduce(wrap(y), self.tp_group))
-            return wrap(y if self.bias is None else y + self.bias_as(y))
-        bias = params.bias if self.bias is None else wrap(self.bias_as(y))
-        return allreduce(wrap(y), self.tp_group or [0], replace(params, bias=bias))
+            y = y if self.tp_group is None else summed(y, self.tp_group)
+            return y if self.bias is None else y + self.bias_as(y)
+        bias = params.bias if self.bias is None else self.bias_as(y)
+        params = replace(params, bias=bias)
+        return summed(y, self.tp_group or [0], params)

@@ -6,35 +6,30 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..api import api
+from .attention_params import Fields
 from .linear import refuse_lora
 
 
 @api("layers.lora.LoraParams")
-@dataclass
-class LoraParams:
-    """The inputs of adapters: none of them, as scripts without adapters make it."""
+class LoraParams(Fields):
+    """The adapters of the layers, of which there are none: every list is None or empty."""
 
-    lora_ranks: Any = None
-    lora_weights_pointers: Any = None
-    host_context_lengths: Any = None
-    max_context_length: Any = None
-    max_encoder_context_length: Any = None
-    host_request_types: Any = None
-    host_encoder_input_lengths: Any = None
-    weight_index: int | None = None
-    lora_weights_pointers_list: Any = None
-    max_num_tokens: Any = None
+    path = "layers.lora.LoraParams"
 
-    def __post_init__(self) -> None:
-        pointers = (self.lora_weights_pointers, self.lora_weights_pointers_list)
-        refuse_lora(self.lora_ranks, *pointers)
+    def check(self) -> None:
+        refuse_lora(self)
 
     def is_off(self) -> bool:
-        """True: it holds no adapters."""
-        return True
+        """Whether there is no adapter."""
+        lists = [value for name, value in vars(self).items() if name.startswith("lora_")]
+        return not any(any(each or ()) for each in lists)
 
-    def get_layer_params(self, layer_idx: int) -> None:
-        """None: no layer has an adapter."""
+    def get_layer_params(self, layer_idx: int) -> LoraParams:
+        """Those of a layer."""
+        return self
+
+    def get_runtime_params(self, layer_idx: int, lora_module: str) -> None:
+        """None: the module has no adapter."""
 
 
 @api("runtime.lora_manager.LoraConfig")

@@ -1,44 +1,36 @@
-"""Linear layers with quantized weights and inputs, written as quantize and dequantize.
+"""Layers with quantized weights and inputs, whose parameters are those of TensorRT-LLM.
 
-Codes are stored in the order of the weight, [outputs, inputs], not in that of a kernel. A bias is
-added once, after the sum over ranks.
+Codes of 8 and 4 bits that TensorRT-LLM stores in the order of its kernels are `PackedWeight`s. A
+bias is added once, after the sum over ranks.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
-from inspect import signature
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import numpy as np
 
 from ....errors import Error
-from ....quantization.formats import encode, format_called
+from ....quantization.formats import encode
 from ....source import here
 from ... import functional as F
-from ...tensor import Tensor as Inner
-from ..context import current_session
+from ...tensor import Tensor
+from ..api import api, register, release
+from ..functional import quantized as q
 from ..module import Module, Parameter
-from ..quantization import QuantConfig, QuantMode
-from ..tensor import Tensor, unwrap
-from .attention import Attention
+from ..quantization import QuantMode
 from .embedding import Embedding
-from .linear import Linear, LinearBase, RowLinear
-from .mlp import MLP, FusedGatedMLP, GatedMLP
-from .moe import MixtureOfExperts
+from .linear import NO_MODE, Linear, LinearBase, RowLinear
+from .norms import Norm
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """How a layer is quantized: a format, and the names of parameters.
+    """How a weight is quantized: its format, the names of its parameters, and inputs per scale.
 
-    `scales` are those of the weight, one in all, per output, or per group of `group` inputs.
-    Inputs have a scale per "token", or the one in the parameter `inputs`. Before, they are
-    multiplied by the parameter `factors`, or divided by it if `divides`. `zero` are offsets per
-    output and group, `alpha` the scale of the result of inputs in FP8. `row` says that scales and
-    factors are [1, N], not [N].
+    `scales` are one in all, per output, or per group of `group` inputs. Inputs have a scale per
+    "token", or the one in the parameter `inputs`. `zero` are offsets per output and group.
     """
 
     format: str
@@ -46,355 +38,388 @@ class Recipe:
     group: int = 0
     per_output: bool = True
     inputs: str = ""
-    factors: str = ""
-    divides: bool = False
     zero: str = ""
-    alpha: str = ""
-    clamp: Sequence[float] = ()
-    row: bool = False
-
-
-_NO_MODE = QuantMode(0)
-_FRONT = "in_features out_features bias dtype tp_group tp_size"
-_GROUPS = (
-    "in_features out_features group_size pre_quant_scale zero bias dtype tp_group tp_size tp_rank"
-)
-_OPTIONS = "group_size pre_quant_scale zero use_w4a8_awq use_int8_weight quant_mode clamp_val"
-_IGNORED = "transa transb alpha tp_rank"  # alpha is a parameter, set like the others
+    weight: str = "weight"
 
 
 class QuantizedLinear(LinearBase):
-    """What quantized linear layers have; `recipe_of` makes the recipe from the options."""
+    """What quantized linear layers have."""
 
-    order = ""  # the names of the positional arguments
-    biased = True  # whether there is a bias unless told
-    recipe_of: Callable[..., Recipe]
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        names = self.order.split()
-        given: dict[str, Any] = dict(zip(names, args, strict=False))
-        if len(args) > len(names) or given.keys() & kwargs:
-            raise Error(
-                f"{type(self).__name__}: expected each argument once, and by position at most "
-                f"{', '.join(names)}; found {len(args)} by position, and by name {[*kwargs]}",
-                loc=here(),
-            )
-        given = {"bias": self.biased} | given | kwargs
-        options = {name: given.pop(name) for name in _OPTIONS.split() if name in given}
-        for name in _IGNORED.split():
-            given.pop(name, None)
-        accepted = signature(type(self).recipe_of).parameters
-        self.recipe = type(self).recipe_of(**{k: v for k, v in options.items() if k in accepted})
-        super().__init__(**given)
-
-    def make_weight(self) -> Parameter:
-        """The codes; scales and factors are set beside them."""
-        how, n, k = self.recipe, self.out_features, self.in_features
-        if how.group and k % how.group:
-            raise Error(
-                f"{type(self).__name__}: groups of {how.group} do not divide the {k} inputs of one "
-                "rank; choose a group_size that does, or a smaller tp_size",
-                loc=here(),
-            )
-        front = (1,) if how.row else ()
-        per_group = self.make((k // how.group, n), "f32", 1, 0) if how.group else None
-        per_output = self.make((*front, n), "f32", len(front))
-        scales = per_group or (per_output if how.per_output else self.make((*front, 1), "f32"))
-        setattr(self, how.scales, scales)
-        if how.zero:
-            setattr(self, how.zero, self.make((k // how.group, n), "f32", 1, 0))
-        if how.factors:
-            setattr(self, how.factors, self.make((*front, k), "f32", None, len(front)))
-        for name in (how.inputs.removeprefix("token"), how.alpha):
-            if name:
-                setattr(self, name, self.make((*front, 1), "f32"))
-        return self.make((n, k), format_called(how.format).codes, 0, 1)
-
-    def value(self, name: str) -> Inner:
-        """A parameter as a tensor."""
-        return unwrap(getattr(self, name).value)
-
-    def multiply(self, x: Inner) -> Inner:
-        how, kind = self.recipe, cast("Any", x.dtype)
-        x = self.rounded(self.smoothed(x))
-        scales = self.value(how.scales)
-        scales = scales.transpose(0, 1) if how.group else scales.reshape(-1, 1)
-        y = F.linear(x, F.dequantize(self.value("weight"), scales, dtype=kind))
-        if how.zero:  # offset * (sum of the group)
-            sums = x.reshape((*x.shape[:-1], self.in_features // how.group, how.group)).sum(-1)
-            y = y + F.linear(sums, self.value(how.zero).cast(kind).transpose(0, 1))
-        return y * self.value(how.alpha).cast(kind) if how.alpha else y
-
-    def smoothed(self, x: Inner) -> Inner:
-        """x times its factors, and clamped."""
-        how = self.recipe
-        if how.factors:
-            factors = self.value(how.factors).cast(x.dtype).reshape(-1)
-            x = x / factors if how.divides else x * factors
-        return F.clip(x, low=how.clamp[0], high=how.clamp[1]) if how.clamp else x
-
-    def rounded(self, x: Inner) -> Inner:
-        """x as codes and scales represent it."""
-        how = self.recipe
-        if not how.inputs and not how.alpha:
-            return x
-        kind: Any = x.dtype
-        codes: Any = "f8e4m3" if how.alpha else format_called(how.format).codes
-        scale = F.full(1.0, shape=(1,) * x.ndim, dtype="f32")
-        if how.inputs == "token":
-            scale = F.dynamic_scale(x, dtype=codes)
-        elif how.inputs:
-            scale = self.value(how.inputs).reshape((1,) * x.ndim)
-        return F.dequantize(F.quantize(x, scale, dtype=codes), scale, dtype=kind)
+    @property
+    def recipe(self) -> Recipe:
+        """How the weight is quantized."""
+        raise NotImplementedError
 
     def load(self, weight: Any) -> None:
         """Quantize an array, this rank's weight in floats, to the nearest codes."""
         how = self.recipe
-        block = (1 if how.per_output else 0, how.group)
-        found = encode(np.asarray(weight), how.format, block)
+        codes = encode(np.asarray(weight), how.format, (1 if how.per_output else 0, how.group))
         scales: Parameter = getattr(self, how.scales)
-        self.weight.value = found.codes
-        scales.value = np.asarray(found.scales, np.float32).T.reshape(scales.shape)
+        own: Parameter = getattr(self, how.weight)
+        own.bound = codes.codes
+        scales.value = np.asarray(codes.scales, np.float32).T.reshape(scales.shape)
 
 
-def _layers(
-    name: str,
-    recipe: Callable[..., Recipe],
-    row_recipe: Callable[..., Recipe] | None = None,
-    order: str = f"{_FRONT} gather_output quant_mode",
-    row_order: str = f"{_FRONT} quant_mode",
-    biased: bool = True,
-) -> tuple[Any, Any]:
-    """The classes of a column and a row layer, with the order of their positional arguments."""
-    column: dict[str, Any] = {"order": order, "recipe_of": staticmethod(recipe), "biased": biased}
-    column["__module__"] = __name__
-    row = {"order": row_order, "recipe_of": staticmethod(row_recipe or recipe)}
-    return (
-        type(f"{name}Linear", (QuantizedLinear, Linear), column),
-        type(f"{name}RowLinear", (QuantizedLinear, RowLinear), column | row),
-    )
+# -- weights of 8 or 4 bits
 
 
-def _weight_only(quant_mode: QuantMode = QuantMode.INT8_WEIGHTS) -> Recipe:
-    """Weights of 8 or 4 bits with a scale per output."""
-    return Recipe("int4" if quant_mode.is_int4_weight_only() else "int8", "per_channel_scale")
+@dataclass(eq=False, repr=False)
+class WeightOnly(QuantizedLinear):
+    """x · codes * scales: per rank weight [inputs, outputs * bits / 8] and per_channel_scale
+    [outputs]."""
+
+    quant_mode: QuantMode = QuantMode.INT8_WEIGHTS
+
+    def make_parameters(self) -> None:
+        bits = 4 if self.quant_mode.is_int4_weight_only() else 8
+        self.weight_only_quant_mode = 8 // bits
+        shape = self.in_features, self.out_features * bits // 8
+        self.weight = packed(self, shape, bits)
+        self.per_channel_scale = self.parameter((self.out_features,), self.dtype, 0)
+
+    @property
+    def recipe(self) -> Recipe:
+        return Recipe(f"int{8 // self.weight_only_quant_mode}", "per_channel_scale")
+
+    def multiply(self, x: Tensor) -> Tensor:
+        scales = self.per_channel_scale.inner
+        return q.weight_only_quant_matmul(
+            input=x,
+            weights=self.weight.inner,
+            scales=scales,
+            weightTypeId=self.weight_only_quant_mode,
+        )
 
 
-def _groupwise(
-    group_size: int = 128,
-    pre_quant_scale: bool = False,
-    zero: bool = False,
-    use_w4a8_awq: bool = False,
-    use_int8_weight: bool = False,
-) -> Recipe:
-    """Weights of 4 or 8 bits with a scale per group of inputs (AWQ, GPTQ): codes * scale + zero.
+def packed(
+    layer: LinearBase, shape: tuple[int, int], bits: int, dtype: str = "int8"
+) -> q.PackedWeight:
+    """The codes of one rank of a layer."""
+    weight = q.PackedWeight(shape, bits, dtype)
+    model = layer.parameter((1, 1), "int8", 0, 1)
+    weight.sharded = model.sharded
+    return weight
 
-    With use_w4a8_awq inputs are in FP8 and the result is times alpha.
+
+@dataclass(eq=False, repr=False)
+class Groupwise(QuantizedLinear):
+    """x · (codes * scales + zeros), whose scales hold for `group_size` inputs (AWQ, GPTQ).
+
+    Per rank the codes are [inputs, outputs / 4] of f16, up to 0.8 [inputs, outputs / 2] of i8.
     """
-    return Recipe(
-        "int8" if use_int8_weight else "int4",
-        "weights_scaling_factor",
-        group=group_size,
-        factors="prequant_scaling_factor" if pre_quant_scale else "",
-        zero="zero" if zero else "",
-        alpha="alpha" if use_w4a8_awq else "",
-        row=True,
-    )
+
+    group_size: int = 128
+    pre_quant_scale: Any = False
+    zero: Any = False
+    bias: Any = False
+    use_w4a8_awq: bool = False
+    use_int8_weight: bool = False
+
+    def make_parameters(self) -> None:
+        n, k, size = self.out_features, self.in_features, self.group_size
+        if k % size:
+            raise Error(
+                f"{type(self).__name__}: groups of {size} do not divide the {k} inputs of one "
+                "rank; choose a group_size that does, or a smaller tp_size",
+                loc=here(),
+            )
+        old, bits = release() < 9, 8 if self.use_int8_weight else 4
+        factors, zeros = vars(self).pop("pre_quant_scale"), vars(self).pop("zero")
+        self.names = ("qweight", "scale", "pre_quant_scale") if old else (
+            "weight", "weights_scaling_factor", "prequant_scaling_factor")  # fmt: skip
+        self.quant_algo = 2 * zeros + 4 * factors + 8 * self.use_w4a8_awq + 16 * (bits == 8)
+        shape, kind = ((k, n // 2), "int8") if old else ((k, n * bits // 16), "float16")
+        group = k // size, n
+        values = (
+            packed(self, shape, bits, kind),
+            self.parameter(group, self.dtype, 1, 0),
+            self.parameter((1, k), self.dtype, None, 1) if factors else None,
+        )
+        for name, value in zip(self.names, values, strict=True):
+            setattr(self, name, value)
+        self.zero = self.parameter(group, self.dtype, 1, 0) if zeros else None
+        self.alpha = self.parameter((1,), "float32") if self.use_w4a8_awq else None
+
+    @property
+    def recipe(self) -> Recipe:
+        weight, scales, _ = self.names
+        kind = "int8" if self.use_int8_weight else "int4"
+        zero = "" if self.zero is None else "zero"
+        return Recipe(kind, scales, self.group_size, weight=weight, zero=zero)
+
+    def multiply(self, x: Tensor) -> Tensor:
+        weight, scales, factors = (inner(getattr(self, name)) for name in self.names)
+        return q.weight_only_groupwise_quant_matmul(
+            input=x,
+            pre_quant_scale=factors,
+            weights=weight,
+            scales=scales,
+            zeros=inner(self.zero),
+            biases=None,
+            alpha=inner(self.alpha),
+            quant_algo=self.quant_algo,
+            group_size=self.group_size,
+        )
 
 
-def _smooth(quant_mode: QuantMode = _NO_MODE, row: bool = False) -> Recipe:
-    """Weights and inputs of 8 bits: `act_scale` is that of inputs, or each token has one. Inputs
-    of a row layer are divided by `smoother` before."""
-    return Recipe(
-        "int8",
-        "per_channel_scale",
-        per_output=quant_mode.has_per_channel_scaling(),
-        inputs="token" if quant_mode.has_per_token_dynamic_scaling() else "act_scale",
-        factors="smoother" if row else "",
-        divides=True,
-        row=True,
-    )
+def inner(parameter: Parameter | None) -> Any:
+    """The tensor of a parameter."""
+    return None if parameter is None else parameter.inner
 
 
-def _int8_smooth() -> Recipe:
-    """Weights and inputs of 8 bits, as ModelOpt exports them."""
-    scales = "weights_scaling_factor", "activation_scaling_factor", "prequant_scaling_factor"
-    return Recipe("int8", scales[0], inputs=scales[1], factors=scales[2])
+# -- codes of inputs too
 
 
-def _fp8() -> Recipe:
-    """Weights and inputs in FP8, a scale each."""
-    scales = "weights_scaling_factor", "activation_scaling_factor"
-    return Recipe("fp8", scales[0], per_output=False, inputs=scales[1])
+@dataclass(eq=False, repr=False)
+class SmoothQuant(QuantizedLinear):
+    """Codes i8 of x times codes i8 [outputs, inputs]; x is a pair (codes, scales) per token, or
+    codes of the scale `act_scale`."""
+
+    quant_mode: QuantMode = NO_MODE
+
+    def make_parameters(self) -> None:
+        if not self.quant_mode.has_act_and_weight_quant():
+            raise ValueError("SmoothQuant Linear has to have act+weight quantization mode set")
+        n, k = self.out_features, self.in_features
+        self.weight = self.parameter((n, k), "int8", 0, 1)
+        per_channel = self.quant_mode.has_per_channel_scaling()
+        outputs = (n, 1) if per_channel else (1, None)
+        self.per_channel_scale = self.parameter((1, outputs[0]), "float32", outputs[1])
+        if self.quant_mode.has_act_static_scaling():
+            self.act_scale = self.parameter((1, 1), "float32")
+        if self.shard_dim == 1:
+            self.smoother = self.parameter((1, k), "float32", None, 1)
+
+    @property
+    def recipe(self) -> Recipe:
+        each, token = self.quant_mode.has_per_channel_scaling(), hasattr(self, "act_scale")
+        inputs = "act_scale" if token else "token"
+        return Recipe("int8", "per_channel_scale", per_output=each, inputs=inputs)
+
+    def multiply(self, x: Any) -> Tensor:
+        mode = self.quant_mode
+        x, scales = (x, self.act_scale.inner) if mode.has_act_static_scaling() else x
+        return q.smooth_quant_gemm(
+            input=x,
+            weights=self.weight.inner,
+            scales_a=scales,
+            scales_b=self.per_channel_scale.inner,
+            per_token_scaling=mode.has_per_token_dynamic_scaling(),
+            per_channel_scaling=mode.has_per_channel_scaling(),
+            dtype=None if release() < 15 else self.dtype,
+        )
 
 
-def _rowwise(clamp_val: Sequence[float] | None = None) -> Recipe:
-    """Weights in FP8 with a scale per output; inputs, clamped to clamp_val, with one per token."""
-    return Recipe("fp8", "per_channel_scale", inputs="token", clamp=tuple(clamp_val or ()))
+@dataclass(eq=False, repr=False)
+class StaticScales(QuantizedLinear):
+    """x and weight as codes of `codes`, of scales in activation_scaling_factor [1] and
+    weights_scaling_factor. The weight is in codes from version 0.`stored` on, before in floats."""
+
+    codes: ClassVar[Any] = "f8e4m3"
+    stored: ClassVar[int] = 10
+    per_output: ClassVar[bool] = False
+
+    def make_parameters(self) -> None:
+        n, k = self.out_features, self.in_features
+        kind = self.codes if release() >= self.stored else self.dtype
+        self.weight = self.parameter((n, k), kind, 0, 1)
+        self.activation_scaling_factor = self.parameter((1,), "float32")
+        scales = n if self.per_output else 1
+        outputs = 0 if self.per_output else None
+        self.weights_scaling_factor = self.parameter((scales,), "float32", outputs)
+
+    @property
+    def recipe(self) -> Recipe:
+        kind, names = ("fp8", "int8")[self.per_output], ("weights_", "activation_")
+        scales, inputs = (f"{name}scaling_factor" for name in names)
+        return Recipe(kind, scales, per_output=self.per_output, inputs=inputs)
+
+    def multiply(self, x: Tensor) -> Tensor:
+        kind: Any = x.dtype
+        scale = self.activation_scaling_factor.inner.reshape((1,) * x.ndim)
+        scales, weight = self.weights_scaling_factor.inner.reshape(-1, 1), self.weight.inner
+        if weight.dtype != self.codes:
+            weight = F.quantize(weight, scales, dtype=self.codes)
+        x = F.dequantize(F.quantize(x, scale, dtype=self.codes), scale, dtype=kind)
+        return F.linear(x, F.dequantize(weight, scales, dtype=kind))
 
 
-WeightOnlyQuantLinear, WeightOnlyQuantRowLinear = _layers(
-    "WeightOnlyQuant", _weight_only, row_order=f"{_FRONT} tp_rank quant_mode"
-)
+@dataclass(eq=False, repr=False)
+class Int8Static(StaticScales):
+    """Codes i8 of x * prequant_scaling_factor, as ModelOpt exports them."""
+
+    codes: ClassVar[Any] = "i8"
+    stored: ClassVar[int] = 8
+    per_output: ClassVar[bool] = True
+
+    def make_parameters(self) -> None:
+        super().make_parameters()
+        self.prequant_scaling_factor = self.parameter((self.in_features,), self.dtype, None, 0)
+
+    def multiply(self, x: Tensor) -> Tensor:
+        return super().multiply(x * self.prequant_scaling_factor.inner.cast(x.dtype))
+
+
+@dataclass(eq=False, repr=False)
+class Rowwise(QuantizedLinear):
+    """FP8 codes of x, with a scale per token, times FP8 codes with a scale per output.
+
+    x is a pair (codes, scales), or quantized here, after clamping to `clamp_val`.
+    """
+
+    quant_mode: QuantMode = NO_MODE
+    clamp_val: Any = None
+
+    def make_parameters(self) -> None:
+        n, k = self.out_features, self.in_features
+        self.weight = self.parameter((n, k), "fp8", 0, 1)
+        self.per_channel_scale = self.parameter((n,), "float32", 0)
+
+    @property
+    def recipe(self) -> Recipe:
+        return Recipe("fp8", "per_channel_scale", inputs="token")
+
+    def multiply(self, x: Any) -> Tensor:
+        limits = self.clamp_val and F.constant(tuple(self.clamp_val), shape=(2,), dtype="f32")
+        kind: Any = "f32" if isinstance(x, tuple) else x.dtype
+        codes, scales = (
+            cast("Any", x)
+            if isinstance(x, tuple)
+            else q.quantize_fp8_per_token(x=x, clamp_val=limits)
+        )
+        own = self.per_channel_scale.inner.reshape(-1, 1)
+        weight = F.dequantize(self.weight.inner, own, dtype=kind)
+        return F.linear(F.dequantize(codes, scales, dtype=kind), weight)
+
+
+def _layers(name: str, base: type[LinearBase], is_column: bool = False) -> tuple[Any, Any]:
+    """The column and the row layer of a base, by the names of TensorRT-LLM."""
+    made: list[Any] = []
+    for kind, end in ((Linear, "Linear"), (RowLinear, "RowLinear")):
+        body: dict[str, Any] = {"__module__": __name__, "__doc__": base.__doc__}
+        cls: Any = type(f"{name}{end}", (base, kind), body)
+        cls = dataclass(eq=False, repr=False)(cls)
+        made.append(api(f"quantization.layers.{name}{end}", inner=True)(cls))
+    if is_column:
+        register(f"quantization.layers.{name}ColumnLinear", made[0])
+    return made[0], made[1]
+
+
+WeightOnlyQuantLinear, WeightOnlyQuantRowLinear = _layers("WeightOnlyQuant", WeightOnly, True)
 WeightOnlyGroupwiseQuantLinear, WeightOnlyGroupwiseQuantRowLinear = _layers(
-    "WeightOnlyGroupwiseQuant",
-    _groupwise,
-    order=f"{_GROUPS} gather_output use_w4a8_awq use_int8_weight",
-    row_order=f"{_GROUPS} use_w4a8_awq use_int8_weight",
-    biased=False,
+    "WeightOnlyGroupwiseQuant", Groupwise, True
 )
-SmoothQuantLinear, SmoothQuantRowLinear = _layers(
-    "SmoothQuant", _smooth, partial(_smooth, row=True)
-)
-Int8SmoothQuantLinear, Int8SmoothQuantRowLinear = _layers("Int8SmoothQuant", _int8_smooth)
-FP8Linear, FP8RowLinear = _layers("FP8", _fp8)
-Fp8RowwiseLinear, Fp8RowwiseRowLinear = _layers("Fp8Rowwise", _rowwise)
+SmoothQuantLinear, SmoothQuantRowLinear = _layers("SmoothQuant", SmoothQuant, True)
+Int8SmoothQuantLinear, Int8SmoothQuantRowLinear = _layers("Int8SmoothQuant", Int8Static)
+FP8Linear, FP8RowLinear = _layers("FP8", StaticScales)
+Fp8RowwiseLinear, Fp8RowwiseRowLinear = _layers("Fp8Rowwise", Rowwise)
 
 
-class SmoothQuantMLP(MLP):
-    """MLP of SmoothQuant layers."""
-
-    column, row, takes_mode = SmoothQuantLinear, SmoothQuantRowLinear, True
+# -- norms, tables, and conversions
 
 
-class SmoothQuantGatedMLP(GatedMLP):
-    """GatedMLP of SmoothQuant layers."""
+@dataclass(eq=False, repr=False)
+class SmoothQuantNorm(Norm):
+    """A norm whose result is codes i8: times `scale_to_int`, or with a scale per token."""
 
-    column, row, takes_mode = SmoothQuantLinear, SmoothQuantRowLinear, True
+    quant_mode: QuantMode = NO_MODE
+    clamp_val: Any = None
+
+    def __post_init__(self) -> None:
+        if not self.quant_mode.has_act_and_weight_quant():
+            raise ValueError("SmoothQuant norms have to have some quantization mode set")
+        super().__post_init__()
+        self.scale_to_int = Parameter(shape=(1,), dtype=self.dtype)
+
+    def forward(self, x: Any) -> Any:
+        """Codes i8, or (codes, scales)."""
+        function: Any = (
+            q.smooth_quant_layer_norm
+            if isinstance(self, SmoothQuantLayerNorm)
+            else q.smooth_quant_rms_norm
+        )
+        return function(
+            x,
+            self.normalized_shape,
+            weight=inner(self.weight),
+            bias=inner(self.bias),
+            scale=self.scale_to_int.inner,
+            eps=self.eps,
+            dynamic_act_scaling=self.quant_mode.has_per_token_dynamic_scaling(),
+        )
 
 
-class Fp8RowwiseMLP(MLP):
-    """MLP of FP8 layers with scales per output and token."""
+@api("quantization.layers.SmoothQuantLayerNorm", inner=True)
+@dataclass(eq=False, repr=False)
+class SmoothQuantLayerNorm(SmoothQuantNorm):
+    """layer_norm as codes i8."""
 
-    column, row, takes_mode = Fp8RowwiseLinear, Fp8RowwiseRowLinear, True
-
-
-class Fp8RowwiseGatedMLP(GatedMLP):
-    """GatedMLP of FP8 layers with scales per output and token."""
-
-    column, row, takes_mode = Fp8RowwiseLinear, Fp8RowwiseRowLinear, True
+    bias: Any = True
 
 
-class Fp8RowwiseFusedGatedMLP(FusedGatedMLP):
-    """FusedGatedMLP of FP8 layers with scales per output and token."""
+@api("quantization.layers.SmoothQuantRmsNorm", inner=True)
+@dataclass(eq=False, repr=False)
+class SmoothQuantRmsNorm(SmoothQuantNorm):
+    """rms_norm as codes i8."""
 
-    column, row, takes_mode = Fp8RowwiseLinear, Fp8RowwiseRowLinear, True
+    eps: float = 1e-06
 
 
+@api("quantization.layers.WeightOnlyQuantEmbedding", inner=True)
+@dataclass(eq=False, repr=False)
 class WeightOnlyQuantEmbedding(Embedding):
     """An embedding table of 8 bits, with a factor per row in `per_token_scale` [num_embeddings]."""
 
-    codes = "i8"
+    stored_dtype: ClassVar[str] = "i8"
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        kwargs.pop("quant_mode", None)
-        super().__init__(*args, **kwargs)
+    def __post_init__(self) -> None:
+        super().__post_init__()
         self.per_token_scale = Parameter(shape=(self.num_embeddings,), dtype=self.dtype)
 
-    def forward(self, x: Tensor, workspace: Tensor | None = None) -> Tensor:
-        return self.look_up(x, self.per_token_scale.value)
+    def forward(self, x: Any) -> Any:
+        return self.look_up(x, self.per_token_scale.inner)
 
 
-def _classes(mode: QuantMode) -> tuple[type[QuantizedLinear], type[QuantizedLinear]]:
-    """The column and row layers of a mode; an Error where there are none."""
-    if mode.is_weight_only() and mode.has_per_group_scaling():
-        return WeightOnlyGroupwiseQuantLinear, WeightOnlyGroupwiseQuantRowLinear
-    if mode.is_weight_only():
-        return WeightOnlyQuantLinear, WeightOnlyQuantRowLinear
-    if mode.has_act_and_weight_quant():
-        return SmoothQuantLinear, SmoothQuantRowLinear
-    if mode.has_fp8_rowwise():
-        return Fp8RowwiseLinear, Fp8RowwiseRowLinear
-    if mode.has_fp8_qdq():
-        return FP8Linear, FP8RowLinear
-    raise Error(
-        f"there are no layers for {mode!r}; quantize by the options of the build, such as "
-        "--quantize nvfp4, which lists what there is",
-        loc=here(),
-    )
+@api("quantization.layers.Quantize", inner=True)
+@dataclass(eq=False, repr=False)
+class Quantize(Module):
+    """The codes of x, of a scale for all or for each of `in_channels` indices of `axis`."""
+
+    output_dtype: str = "int8"
+    scaling_factor_dtype: str = "float32"
+    in_channels: int = -1
+    axis: int = -1
+
+    def __post_init__(self) -> None:
+        shape = (self.in_channels,) if self.axis != -1 else ()
+        self.scaling_factor = Parameter(shape=shape, dtype=self.scaling_factor_dtype)
+
+    def forward(self, x: Any) -> Any:
+        """Of the same shape."""
+        scale, kind = self.scaling_factor.inner, self.output_dtype
+        return q.quantize(input=x, scale_factor=scale, dtype=kind, axis=self.axis)
 
 
-def quantize_model(model: Module, quant_mode: QuantMode | QuantConfig, **options: Any) -> Module:
-    """The model with its linear layers replaced by those of the mode, but for `exclude_modules`.
+@api("quantization.layers.Dequantize", inner=True)
+@dataclass(eq=False, repr=False)
+class Dequantize(Module):
+    """Codes times a scale."""
 
-    The globs are as in QuantConfig. A weight that is set is quantized to the nearest codes; scales
-    of inputs stay unset, and come from a checkpoint. Other options are those of the layers.
-    """
-    if isinstance(quant_mode, QuantConfig):
-        return quantize(model, quant_mode, **options)
-    config = QuantConfig(exclude_modules=options.pop("exclude_modules", None))
-    for _, part in model.named_modules():
-        if isinstance(part, Attention):
-            part.quantize_cache(quant_mode)
-    if not quant_mode.has_any_quant(exclude_kv_cache=True):
-        return model
-    column, row = options.pop("classes", None) or _classes(quant_mode)
-    int8_groups = quant_mode.is_int8_weight_only_per_group()
-    chosen = {"use_int8_weight": int8_groups, "quant_mode": quant_mode} | options
-    for path, parent in list(model.named_modules()):
-        if isinstance(parent, MixtureOfExperts):
-            current_session().note(f"experts keep their floats, which --quantize rounds: {path}")
-        for name, part in list(parent.named_children()):
-            full = f"{path}.{name}".lstrip(".")
-            excluded = config.is_module_excluded_from_quantization(full)
-            if type(part) in (Linear, RowLinear) and not excluded:
-                kind = column if type(part) is Linear else row
-                setattr(parent, name, _replaced(part, kind, chosen))
-    return model
+    axis: int = -1
+
+    def __post_init__(self) -> None:
+        self.scaling_factor = Parameter(shape=(), dtype="float32")
+
+    def forward(self, input: Any) -> Any:
+        """Of the same shape."""
+        scale = self.scaling_factor.inner
+        return q.dequantize(input=input, scale_factor=scale, axis=self.axis, output_type="float32")
 
 
-def _replaced(
-    old: Linear | RowLinear, kind: type[QuantizedLinear], options: dict[str, Any]
-) -> QuantizedLinear:
-    """A quantized layer in place of another one, with its bias, and its weight if that is set."""
-    sizes = [old.out_features, old.in_features]
-    sizes[old.shard_dim] *= old.parts
-    kept = ["gather_output"] if isinstance(old, Linear) else ["is_expert", "instance_id"]
-    found = kind(
-        out_features=sizes[0],
-        in_features=sizes[1],
-        bias=old.bias is not None,
-        dtype=old.dtype,
-        tp_group=old.tp_group,
-        tp_size=old.parts,
-        **{name: getattr(old, name) for name in kept},
-        **options,
-    )
-    found.bias = old.bias
-    if isinstance(old.weight.bound, np.ndarray):
-        found.load(old.weight.bound)
-    elif old.weight.bound is not None:
-        raise Error(
-            "the weight is a reference to a checkpoint; quantize by the options of the build, such "
-            "as --quantize w8a16",
-            loc=here(),
-        )
-    return found
+@api("quantization.layers.QuantizePerToken", inner=True)
+class QuantizePerToken(Module):
+    """(codes i8, scales) of every token."""
 
-
-def quantize(model: Module, quant_config: QuantConfig, **options: Any) -> Module:
-    """The model with layers as the config says; see `quantize_model`."""
-    quant_config.scheme()  # an Error where there is none
-    if quant_config.use_meta_recipe:
-        raise Error(
-            "use_meta_recipe is not supported; give clamp_val and exclude_modules", loc=here()
-        )
-    algo = quant_config.quant_algo
-    if algo == "W8A8_SQ_PER_CHANNEL":
-        options["classes"] = Int8SmoothQuantLinear, Int8SmoothQuantRowLinear
-    return quantize_model(
-        model,
-        quant_config.quant_mode,
-        exclude_modules=quant_config.exclude_modules,
-        group_size=quant_config.group_size,
-        zero=quant_config.has_zero_point,
-        pre_quant_scale=quant_config.pre_quant_scale or algo in ("W4A16_AWQ", "W4A8_AWQ"),
-        use_w4a8_awq=algo == "W4A8_AWQ",
-        clamp_val=quant_config.clamp_val,
-        **options,
-    )
-
-
-# the names of older versions, for the kinds of QuantMode
-weight_only_quantize = weight_only_groupwise_quantize = quantize_model
-smooth_quantize = fp8_quantize = quantize_model
+    def forward(self, x: Any) -> Any:
+        """Of the same shape, and [..., 1]."""
+        return q.quantize_per_token(x=x)

@@ -20,7 +20,7 @@ from ..layers import (
     PromptTuningEmbedding,
 )
 from ..layers.linear import refuse_lora
-from ..layers.quantized import quantize
+from ..layers.quantize import quantize
 from ..mapping import Mapping
 from ..module import Module, ModuleList
 from ..settings import PluginConfig

@@ -79,7 +79,8 @@ class Layer(Module):
         if config.residual_mlp:
             self.residual_layernorm = self._norm()
             act = _UNGATED.get(config.hidden_act, config.hidden_act)
-            sizes = {**self._mlp_sizes(act), "ffn_hidden_size": config.hidden_size}
+            sizes: dict[str, Any] = {**self._mlp_sizes(act)}
+            sizes["ffn_hidden_size"] = config.hidden_size
             self.residual_mlp = GatedMLP(**sizes)
         self.describe(config)
 

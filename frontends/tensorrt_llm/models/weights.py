@@ -96,9 +96,9 @@ def _of_quantized(tensors: Tensors, path: str, layer: QuantizedLinear, end: str)
             loc=here(),
         )
     if end == "weight" and how.format == "int4":
-        return pairs_of_rows(tensors, key, parameter.shape).ref
+        return pairs_of_rows(tensors, key, parameter.type.shape).ref
     if end == "weight":
-        return tensors.view(key, parameter.type.dtype, parameter.shape).ref
+        return tensors.view(key, parameter.type.dtype, parameter.type.shape).ref
     if end == how.scales and not exported:
         key = f"{path}.weights_scaling_factor"
     kind, shape = tensors.info(key).dtype, parameter.shape

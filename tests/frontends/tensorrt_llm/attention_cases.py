@@ -12,10 +12,7 @@ import irc
 from irc.frontends.tensorrt_llm.context import Dialect, new_session
 from irc.frontends.tensorrt_llm.enums import AttentionMaskType, PositionEmbeddingType
 from irc.frontends.tensorrt_llm.layers.attention import Attention
-from irc.frontends.tensorrt_llm.layers.attention_parameters import (
-    AttentionParams,
-    KeyValueCacheParams,
-)
+from irc.frontends.tensorrt_llm.layers.attention_params import AttentionParams, KeyValueCacheParams
 from irc.frontends.tensorrt_llm.mapping import Mapping
 from irc.frontends.tensorrt_llm.network import default_net
 from irc.frontends.tensorrt_llm.tensor import Tensor

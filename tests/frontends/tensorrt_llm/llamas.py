@@ -99,7 +99,11 @@ def keywords(config: dict[str, Any], how: Conversion, mapping: Mapping) -> dict[
         "rms_norm_eps": config["rms_norm_eps"],
         "attn_bias": bool(config.get("attention_bias")),
         "mlp_bias": bool(config.get("mlp_bias")),
-        "moe_config": MoeConfig(experts, top_k=config.get("num_experts_per_tok", 0)),
+        "moe_config": MoeConfig(
+            num_experts=experts,
+            top_k=config.get("num_experts_per_tok", 0),
+            tp_mode=1 if how.moe_ep > 1 else 2,
+        ),
     }
 
 
@@ -129,7 +133,12 @@ def of_keywords(source: Llama, how: Conversion, **more: Any) -> Any:
         found = llama_keywords.LLaMAForCausalLM(**given)
         file = load_file(source.folder / "ranks" / f"rank{mapping.rank}.safetensors")
         for name, parameter in found.named_parameters():
-            parameter.value = file[name if name in file else f"transformer.{name}"]
+            key = name.replace("experts_weight_1", "fc.weight")
+            key = key.replace("experts_weight_2", "proj.weight")
+            value = file[key if key in file else f"transformer.{key}"]
+            if key.endswith("router.weight"):  # each rank has a shard of its inputs
+                value = np.split(value, mapping.tp_size, 1)[mapping.tp_rank]
+            parameter.value = value
         return found
 
     source.ranks(how)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from irc.frontends.tensorrt_llm.dtypes import irc_dtype
-from irc.frontends.tensorrt_llm.layers.attention_parameters import KeyValueCacheParams
+from irc.frontends.tensorrt_llm.layers.attention_params import KeyValueCacheParams
 from irc.frontends.tensorrt_llm.mapping import Mapping
 from irc.frontends.tensorrt_llm.network import default_net
 from irc.frontends.tensorrt_llm.quantization import QuantMode

@@ -17,7 +17,7 @@ from irc.frontends.tensorrt_llm.layers import (
     KeyValueCacheParams,
     MropeParams,
 )
-from irc.frontends.tensorrt_llm.layers.quantized import quantize_model
+from irc.frontends.tensorrt_llm.layers.quantize import quantize_model
 from irc.frontends.tensorrt_llm.mapping import Mapping
 from irc.frontends.tensorrt_llm.module import ModuleList
 from irc.frontends.tensorrt_llm.network import default_net
@@ -177,12 +177,6 @@ def test_quantize_model_quantizes_caches_and_other_caches_are_refused() -> None:
     for dtype, heads, given in (("float32", 2, mode), ("int8", 2, none), ("float32", 4, none)):
         with new_session(), pytest.raises(Error, match=r"expected a KV cache .* 2, length, 8\]"):
             trace(lambda mapping, row=(dtype, heads, given): build(mapping, *row))
-
-
-def test_paged_caches_are_contiguous_and_noted() -> None:
-    with new_session() as session:
-        KeyValueCacheParams(kv_cache_block_offsets=object(), host_kv_cache_pool_pointers=object())
-        assert [note.split()[0] for note in session.notes] == ["kv_cache_block_offsets"]
 
 
 def test_a_norm_before_the_last_projection() -> None:

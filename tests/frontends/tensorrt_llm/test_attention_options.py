@@ -13,7 +13,7 @@ from irc.frontends.tensorrt_llm.context import new_session
 from irc.frontends.tensorrt_llm.enums import LayerNormType, PositionEmbeddingType
 from irc.frontends.tensorrt_llm.functional import expand_mask
 from irc.frontends.tensorrt_llm.layers import Attention, BertAttention
-from irc.frontends.tensorrt_llm.layers.attention_parameters import (
+from irc.frontends.tensorrt_llm.layers.attention_params import (
     KeyValueCacheParams,
     SpecDecodingParams,
 )
@@ -76,17 +76,9 @@ OPTIONS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"rotary_embedding_scaling": LLAMA3},
         {"position": "rope_gpt_neox", "frequencies": llama3_frequencies()},
     ),
-    "local base": (
-        {"rotary_embedding_base_local": 50.0, "is_local": True},
-        {"position": "rope_gpt_neox", "base": 50.0},
-    ),
     "explicit relative biases": (
         {"relative_attention": True},
         {"table": RANDOM.normal(size=(4, 9, 9))},
-    ),
-    "scale_alibi_bias": (  # an argument of dialect A
-        {"scale_alibi_bias": True, "position_embedding_type": PositionEmbeddingType.alibi},
-        {"position": "alibi_with_scale"},
     ),
 }
 
@@ -254,19 +246,23 @@ def test_dynamic_sizes_need_no_mask_of_all_positions() -> None:
 def test_positional_arguments_of_dialect_a() -> None:
     with new_session("A"):
         layer = any_attention(24, 4, 2, 64, use_int8_kv_cache=True)
-    assert layer.kv_quant_orig_scale is layer.kv_cache_scaling_factor is not None
-    assert (layer.hidden_size, layer.heads.query, layer.heads.kv) == (24, 4, 2)
+    assert layer.kv_quant_orig_scale is not None and layer.kv_cache_scaling_factor is None
+    assert (layer.hidden_size, layer.heads.query_heads, layer.heads.kv_heads) == (24, 4, 2)
     assert layer.max_position_embeddings == 64
-    with new_session("B"):
-        layer = any_attention(3, 24, 4)
-    assert (layer.local_layer_idx, layer.hidden_size, layer.heads.query) == (3, 24, 4)
+    with new_session("0.5"), pytest.raises(Error, match="takes 25 positional arguments"):
+        any_attention(*range(26))
+    with new_session("0.16"), pytest.raises(Error, match="takes 0 positional arguments"):
+        any_attention(3, 24, 4)
 
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
-    ({"num_kv_heads": 3}, "num_kv_heads=3: expected a divisor of 8 heads"),
-    ({"num_kv_heads": 4, "tp_size": 8, "num_attention_heads": 12}, "must be a multiple of tp_size"),
+    ({"num_kv_heads": 3}, "divide 8 heads, .* found 3"),
+    (
+        {"num_kv_heads": 4, "tp_size": 8, "num_attention_heads": 12},
+        "12 heads are no multiple of 8 ranks",
+    ),
     ({"num_kv_heads": 2, "tp_size": 3, "num_attention_heads": 6}, "a multiple or a divisor"),
-    ({"num_kv_heads": 0}, "num_kv_heads=0: expected a divisor of 8 heads"),
+    ({"num_kv_heads": 0}, "divide 8 heads, .* found 0"),
     ({"hidden_size": 20}, "hidden_size=20 is no multiple of num_attention_heads=8; give"),
     ({"cp_size": 2}, "cp_size is not supported"),
     ({"tp_size": 2}, "tp_size=2 needs a tp_group"),
@@ -278,9 +274,9 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     *(
         (
             {"rotary_embedding_scaling": {"type": kind}, "position_embedding_type": "rope_gptj"},
-            f"expected the key 'factor' of {kind}",
+            "rotary_scaling lacks the key factor",
         )
-        for kind in ("linear", "dynamic", "yarn")
+        for kind in ("linear", "dynamic")
     ),
     (
         {
@@ -319,7 +315,7 @@ def test_inputs_that_are_refused() -> None:
     cases = {
         "attention_packed_mask is not supported": {"attention_packed_mask": "extra"},
         "skip_attn is not supported": {"skip_attn": "extra"},
-        "LoRA weights": {"lora_layer_params": 1},
+        "merge the adapters": {"lora_layer_params": 1},
     }
     for message, call in cases.items():
         with new_session(), pytest.raises(Error, match=message):

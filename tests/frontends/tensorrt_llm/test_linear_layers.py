@@ -162,7 +162,8 @@ def test_the_weight_takes_the_dtype_of_x() -> None:
     x, weight = drawn(3, K).astype("float16"), drawn(N, K)
 
     def build(mapping: Mapping, x: Any) -> Any:
-        layer = Linear(K, N, False, "float32", strict_dtype=True, pad_lda=8, pad_ldc=8, is_qkv=True)
+        cls: Any = Linear
+        layer = cls(K, N, False, "float32", strict_dtype=True, pad_lda=8, pad_ldc=8, is_qkv=True)
         layer.weight.value = weight
         return layer(x)
 

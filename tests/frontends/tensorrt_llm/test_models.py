@@ -604,7 +604,7 @@ def test_a_model_without_caches(plugin: bool, tmp_path: Path) -> None:
 
 
 def test_adapters_are_refused_where_they_are_on() -> None:
-    assert layers.LoraParams(None, None).get_layer_params(0) is None
+    assert layers.LoraParams(None, None).get_layer_params(0).is_off()
     with pytest.raises(irc.Error, match="LoRA weights at run time are not supported"):
         layers.LoraParams(["ranks"], ["pointers"])
     with new_session("A"), pytest.raises(irc.Error, match="lora_params is not supported: merge"):

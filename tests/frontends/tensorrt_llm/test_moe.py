@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from irc.errors import Error
+from irc.frontends.tensorrt_llm.api import release
 from irc.frontends.tensorrt_llm.context import new_session
 from irc.frontends.tensorrt_llm.functional import AllReduceFusionOp, AllReduceParams
 from irc.frontends.tensorrt_llm.layers import MOE, MoeConfig, SharedMoE
@@ -18,6 +19,13 @@ from tests.fresh import fresh
 from tests.frontends.tensorrt_llm.worlds import Array, every_rank, module_of, part, shard
 
 E, K, H, M = 4, 2, 8, 16
+
+
+def moe(**fields: Any) -> Any:
+    """A config, made in the session of the call."""
+    return MoeConfig(**{"num_experts": E, "top_k": K, **fields})
+
+
 WORLDS = [(1, 1), (2, 1), (2, 2), (4, 1), (4, 2), (4, 4)]  # tp_size, moe_ep_size
 
 
@@ -74,12 +82,15 @@ def set_experts(
     def cut(array: Array, dim: int) -> Array:
         return part(array[own], dim, tp, mapping.tp_rank // ep)
 
-    layer.router.weight.value = w.router
-    layer.fc.weight.value = np.concatenate([cut(branch, 1) for branch in branches], 1)
-    layer.proj.weight.value = cut(w.proj, 2)
-    if layer.fc.bias is not None:
-        layer.fc.bias.value = np.concatenate([cut(bias, 1) for bias in biases], 1)
-        layer.proj.bias.value = w.proj_bias[own]
+    split = 1 if release() > 8 else mapping.tp_size
+    layer.router.weight.value = part(w.router, 1, split, mapping.tp_rank % split)
+    one, two = layer.projections  # fc and proj, up to 0.9 experts_weight_1 and so on
+    assert one.weight is (layer.fc.weight if release() > 9 else layer.experts_weight_1)
+    one.weight.value = np.concatenate([cut(branch, 1) for branch in branches], 1)
+    two.weight.value = cut(w.proj, 2)
+    if one.bias is not None:
+        one.bias.value = np.concatenate([cut(bias, 1) for bias in biases], 1)
+        two.bias.value = w.proj_bias[own]
 
 
 @pytest.mark.parametrize("bias", [True, False])
@@ -89,7 +100,7 @@ def test_experts_over_ranks(tp: int, ep: int, act: str, bias: bool) -> None:
     w, x = Weights(), fresh(22).normal(size=(2, 5, H)).astype("float32")
     normalize = act != "relu"
     modes = ExpertScaleNormalizationMode
-    config = MoeConfig(E, 0, K, modes.RENORMALIZE if normalize else modes.NONE)
+    config = moe(normalization_mode=modes.RENORMALIZE if normalize else modes.NONE)
 
     def build(mapping: Mapping, x: Any) -> Any:
         group, size = mapping.tp_group, mapping.tp_size
@@ -104,7 +115,7 @@ def test_experts_over_ranks(tp: int, ep: int, act: str, bias: bool) -> None:
 
 def test_scores_are_in_f32_in_a_model_of_f16() -> None:
     def build(mapping: Mapping, x: Any) -> Any:
-        return MOE(MoeConfig(E, 0, K), H, M, "swiglu", mapping, dtype="float16")(x)
+        return MOE(moe(), H, M, "swiglu", mapping, dtype="float16")(x)
 
     with new_session():
         module = module_of(build, {"x": np.zeros((3, H), "float16")})
@@ -134,11 +145,12 @@ def test_the_old_dialect_divides_by_tp_mode(mode: ParallelismMode) -> None:
 @pytest.mark.parametrize("tp", [1, 2, 4])
 def test_a_shared_expert(tp: int, gate: bool) -> None:
     w, x = Weights(), fresh(24).normal(size=(5, H)).astype("float32")
-    config = MoeConfig(E, M, K)
+    config = moe(shared_expert_intermediate_size=M)
     fc, up, down = w.shared
 
     def build(mapping: Mapping, x: Any) -> Any:
-        layer: Any = SharedMoE(
+        cls: Any = SharedMoE
+        layer = cls(
             config, H, M, "swiglu", mapping, False, "float32", mapping.tp_group, mapping.tp_size,
             use_shared_gate=gate, use_side_stream=True,
         )  # fmt: skip
@@ -164,7 +176,7 @@ def test_a_residual_and_a_norm_behind_the_experts(tp: int) -> None:
 
     def build(mapping: Mapping, x: Any) -> Any:
         group, size = mapping.tp_group, mapping.tp_size
-        layer: Any = MOE(MoeConfig(E, 0, K), H, M, "relu", mapping, False, "float32", group, size)
+        layer: Any = MOE(moe(), H, M, "relu", mapping, False, "float32", group, size)
         set_experts(layer, w, "relu", mapping)
         fusion = AllReduceFusionOp.RESIDUAL_RMS_NORM
         return layer(x, all_reduce_params=AllReduceParams(fusion_op=fusion, residual=x, eps=1e-3))
@@ -179,13 +191,25 @@ def test_a_residual_and_a_norm_behind_the_experts(tp: int) -> None:
 @pytest.mark.parametrize(
     ("config", "more", "message"),
     [
-        (MoeConfig(4, 0, 5), {}, "found top_k=5, num_experts=4"),
-        (MoeConfig(4, 0, 0), {}, "found top_k=0, num_experts=4"),
-        (MoeConfig(4, 0, 2, 2), {}, "SPARSE_MIXER is not supported; use NONE"),
-        (MoeConfig(3, 0, 2), {"moe_ep_size": 2}, "3 experts cannot be distributed over 2 ranks"),
-        (MoeConfig(4, 0, 2), {"quant_mode": QuantMode.INT8_WEIGHTS}, "by the options of the build"),
+        (moe(num_experts=4, top_k=5), {}, "found top_k=5, num_experts=4"),
+        (moe(num_experts=4, top_k=0), {}, "found top_k=0, num_experts=4"),
         (
-            MoeConfig(4, 0, 2),
+            moe(num_experts=4, top_k=2, normalization_mode=2),
+            {},
+            "SPARSE_MIXER is not supported; use NONE",
+        ),
+        (
+            moe(num_experts=3, top_k=2),
+            {"moe_ep_size": 2},
+            "3 experts cannot be distributed over 2 ranks",
+        ),
+        (
+            moe(num_experts=4, top_k=2),
+            {"quant_mode": QuantMode.FP8_QDQ},
+            "or by the options of the build",
+        ),
+        (
+            moe(num_experts=4, top_k=2),
             {"hidden_act": "sillu"},
             "no activation called 'sillu'; did you mean 'silu'",
         ),
@@ -207,5 +231,7 @@ def test_messages(config: MoeConfig, more: dict[str, Any], message: str) -> None
 
 def test_a_config_file_holds_it() -> None:
     config = MoeConfig(num_experts=E, top_k=K, shared_expert_intermediate_size=7)
-    assert MoeConfig.from_dict(config.to_dict() | {"unknown": 1}) == config and config.has_moe()
+    assert MoeConfig.from_dict(config.to_dict()) == config and config.has_moe()
+    with pytest.raises(Error, match="no argument 'topk'; did you mean 'top_k'"):
+        MoeConfig.from_dict({"topk": 2})
     assert not MoeConfig().validate().has_moe()

@@ -1,0 +1,286 @@
+"""`quantization.functional`: codes and scales as scripts of TensorRT-LLM compute with them.
+
+Products of integer codes are exact: they are summed in f32, and scaled once.
+"""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import numpy as np
+
+from ....errors import Error
+from ....ir.dtypes import dtype_of, numpy_dtype
+from ....source import here
+from ....weights import Ref
+from ... import functional as F
+from ...checkpoints.mixed_gemm import unpack
+from ...tensor import Tensor
+from ..api import api
+from ..arithmetic import unwrapped
+from ..context import current_network
+from ..dtypes import as_array, irc_dtype
+from ..module import Parameter, Weight
+from . import layer_norm, rms_norm
+
+
+class PackedWeight(Parameter):
+    """Integer codes in the order of TensorRT-LLM's kernels, held as [..., outputs, inputs].
+
+    Scripts see `shape` [..., inputs, outputs * bits / 8] of i8 (or f16, of half as many numbers),
+    and set such arrays.
+    """
+
+    def __init__(self, shape: tuple[int, ...], bits: int, dtype: Any = "int8") -> None:
+        self.bits, self.packed = bits, shape
+        self.bytes_type = numpy_dtype(irc_dtype(dtype))
+        *front, k, n = shape
+        outputs = n * (16 if irc_dtype(dtype) == "f16" else 8) // bits
+        super().__init__(shape=(*front, outputs, k), dtype="i4" if bits == 4 else "i8")
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the packed bytes."""
+        return self.packed
+
+    @property
+    def value(self) -> Any:
+        """The tensor of the codes in the network in progress."""
+        return Parameter.value.fget(self)  # pyright: ignore[reportOptionalCall]
+
+    @value.setter
+    def value(self, value: Any) -> None:
+        if isinstance(value, Ref):
+            self.bound = value  # of codes as the graph has them
+            return
+        array = as_array(value)
+        if array.shape == self.packed and array.dtype.itemsize <= 2:
+            packed = np.ascontiguousarray(array).view(np.int8).reshape(*array.shape[:-1], -1)
+            self.bound = codes_of(packed, self.bits)
+            return
+        raise Error(
+            f"the parameter {self.name or 'weight'} holds packed codes of {self.bits} bits, "
+            f"{list(self.packed)}; found {dtype_of(array)} {list(array.shape)}: quantize and pack "
+            "the weight first, as "
+            "torch.ops.trtllm.symmetric_quantize_last_axis_of_batched_matrix does",
+            loc=here(),
+        )
+
+
+def codes_of(packed: np.ndarray[Any, Any], bits: int) -> np.ndarray[Any, Any]:
+    """The codes i4 or i8 [..., outputs, inputs] of packed bytes [..., inputs, outputs*bits/8]."""
+    codes = np.ascontiguousarray(np.swapaxes(unpack(packed, bits), -1, -2))
+    if bits == 8:
+        return codes.astype(np.int8)
+    import ml_dtypes
+
+    return codes.astype(ml_dtypes.int4)
+
+
+def code_tensor(weights: Tensor, bits: int) -> Tensor:
+    """The codes [outputs, inputs] of a parameter of a layer, or of a constant of packed bytes."""
+    value, named = weights.value, current_network().tracer.weights
+    owner = next((cast("Weight", each).owner for each in named if named[each] is value), None)
+    if isinstance(owner, PackedWeight):
+        return weights
+    array = None if owner is None else owner.bound
+    producer = value.producer
+    if producer is not None and producer.opname == "full":
+        sizes: Any = weights.shape
+        array = np.full(sizes, producer.attributes["value"], np.int8)
+    if not isinstance(array, np.ndarray):
+        raise Error(
+            f"expected packed codes as a constant or a parameter, found {weights.type}, which is "
+            "computed",
+            loc=here(),
+        )
+    packed = PackedWeight(array.shape, bits, "float16" if array.dtype.itemsize == 2 else "int8")
+    packed.value = array
+    return packed.inner
+
+
+# -- what scripts call
+
+
+@api("quantization.functional.quantize", inner=True)
+def quantize(input: Any, scale_factor: Any, dtype: Any, axis: int = -1) -> Any:
+    """The codes of input / scale_factor, which is one number, or one per index of `axis`."""
+    codes: Any = irc_dtype(dtype)
+    return F.quantize(input, _spread(scale_factor, input, axis), dtype=codes)
+
+
+@api("quantization.functional.dequantize", inner=True)
+def dequantize(input: Any, scale_factor: Any, axis: int = -1, output_type: Any = None) -> Any:
+    """Codes times scale_factor, which is one number, or one per index of `axis`."""
+    kind: Any = scale_factor.dtype if output_type is None else irc_dtype(output_type)
+    return F.dequantize(input, _spread(scale_factor, input, axis), dtype=kind)
+
+
+def _spread(scale: Tensor, x: Tensor, axis: int) -> Tensor:
+    """A scale with as many dimensions as x."""
+    if not scale.ndim or scale.shape == (1,):
+        return scale.reshape((1,) * x.ndim)
+    return scale.reshape(tuple(-1 if i == axis % x.ndim else 1 for i in range(x.ndim)))
+
+
+@api("quantization.functional.quantize_tensor", inner=True)
+def quantize_tensor(x: Any, scale: Any) -> Any:
+    """x * scale rounded to i8."""
+    return _rounded(x.cast("f32") * scale.cast("f32"))
+
+
+def _rounded(x: Tensor) -> Tensor:
+    return F.clip(F.round(x), low=-128.0, high=127.0).cast("i8")
+
+
+@api("quantization.functional.quantize_per_token", inner=True)
+def quantize_per_token(
+    x: Any,
+    clamp_val: Any = None,
+    scale_dtype: Any = "float32",
+    sum_per_token: bool = False,
+    sum_dtype: Any = "float32",
+) -> Any:
+    """(codes i8, scales [..., 1]) of every token, and with `sum_per_token` the sums of tokens."""
+    x = clamped(x.cast("f32"), clamp_val)
+    most = F.reduce_max(F.abs(x), dims=(-1,), keep=True)
+    codes, scales = _rounded(x * 127.0 / most), (most / 127.0).cast(irc_dtype(scale_dtype))
+    if not sum_per_token:
+        return codes, scales
+    return codes, scales, x.sum(-1, keep=True).cast(irc_dtype(sum_dtype))
+
+
+@api("quantization.functional.quantize_fp8_per_token", inner=True)
+def quantize_fp8_per_token(x: Any, clamp_val: Any = None) -> Any:
+    """(codes in FP8, scales [..., 1]) of every token."""
+    x = clamped(x.cast("f32"), clamp_val)
+    scales = F.dynamic_scale(x, dtype="f8e4m3")
+    return F.quantize(x, scales, dtype="f8e4m3"), scales
+
+
+def clamped(x: Tensor, clamp_val: Tensor | None) -> Tensor:
+    """x between the two numbers of `clamp_val`."""
+    if clamp_val is None:
+        return x
+    low, high = (each.reshape(1) for each in clamp_val.cast("f32").split(1, 0))
+    return F.minimum(F.maximum(x, low), high)
+
+
+@api("quantization.functional.smooth_quant_gemm", inner=True)
+def smooth_quant_gemm(
+    input: Any,
+    weights: Any,
+    scales_a: Any,
+    scales_b: Any,
+    per_token_scaling: bool,
+    per_channel_scaling: bool,
+    dtype: Any = None,
+) -> Any:
+    """input i8 [..., K] times weights i8 [N, K], times the scales of tokens and of outputs."""
+    plugin = current_network().plugin_config.smooth_quant_gemm_plugin
+    if not plugin and dtype is None:
+        raise TypeError("Smooth Quant GEMM is only supported with plugin")
+    scales = scales_a, scales_b, per_token_scaling, per_channel_scaling
+    result = _scaled_product(input, weights, *scales)
+    kind = irc_dtype(plugin if isinstance(plugin, str) and plugin != "auto" else dtype or "float16")
+    return (F.round(result) if kind == "i32" else result).cast(kind)
+
+
+def _scaled_product(
+    x: Tensor, weights: Tensor, a: Tensor, b: Tensor, per_token: bool, per_channel: bool
+) -> Tensor:
+    tokens = (*x.shape[:-1], 1) if per_token else (1,) * x.ndim
+    outputs = (1,) * (x.ndim - 1) + ((weights.shape[0],) if per_channel else (1,))
+    product = F.linear(x.cast("f32"), weights.cast("f32"))
+    return product * (a.reshape(tokens) * b.reshape(outputs))
+
+
+@api("quantization.functional.fp8_rowwise_gemm", inner=True)
+def fp8_rowwise_gemm(
+    input: Any,
+    weights: Any,
+    scales_a: Any,
+    scales_b: Any,
+    per_token_scaling: bool,
+    per_channel_scaling: bool,
+) -> Any:
+    """input [..., K] times weights [N, K], both in FP8, times the scales of tokens and outputs."""
+    return _scaled_product(
+        input, weights, scales_a, scales_b, per_token_scaling, per_channel_scaling
+    ).cast("f16")
+
+
+@api("quantization.functional.weight_only_quant_matmul", inner=True)
+def weight_only_quant_matmul(
+    input: Any, weights: Any, scales: Any, weightTypeId: int, dtype: Any = None
+) -> Any:
+    """input [..., K] times codes of 8 bits (weightTypeId 1) or 4 (2), times a scale per output."""
+    codes = code_tensor(weights, 8 // weightTypeId)
+    kind: Any = input.dtype
+    return F.linear(input, F.dequantize(codes, scales.reshape(-1, 1), dtype=kind))
+
+
+@api("quantization.functional.weight_only_groupwise_quant_matmul", inner=True)
+def weight_only_groupwise_quant_matmul(
+    input: Any,
+    pre_quant_scale: Any,
+    weights: Any,
+    scales: Any,
+    zeros: Any,
+    biases: Any,
+    quant_algo: int,
+    group_size: int,
+    alpha: Any = None,
+    dtype: Any = None,
+) -> Any:
+    """input times codes * scales + zeros, which hold for groups of `group_size` inputs.
+
+    The flags of `quant_algo` say which operands count: 1 biases, 2 zeros, 4 pre_quant_scale, 8
+    alpha, with which inputs are in FP8; 16 says that the codes have 8 bits.
+    """
+    x, kind = input, input.dtype
+    x = x * pre_quant_scale.cast(kind) if quant_algo & 4 else x
+    if quant_algo & 8:
+        one = F.full(1.0, shape=(1,) * x.ndim, dtype="f32")
+        x = F.dequantize(F.quantize(x, one, dtype="f8e4m3"), one, dtype=kind)
+    codes = code_tensor(weights, 8 if quant_algo & 16 else 4)
+    y = F.linear(x, F.dequantize(codes, scales.transpose(0, 1), dtype=kind))
+    if quant_algo & 2:  # zeros * (sum of the group)
+        sums = x.reshape((*x.shape[:-1], -1, group_size)).sum(-1)
+        y = y + F.linear(sums, zeros.cast(kind).transpose(0, 1))
+    y = y * alpha.cast(kind) if quant_algo & 8 and alpha is not None else y
+    return y + biases.cast(kind) if quant_algo & 1 else y
+
+
+@api("quantization.functional.smooth_quant_layer_norm", inner=True)
+def smooth_quant_layer_norm(
+    input: Any,
+    normalized_shape: Any,
+    weight: Any = None,
+    bias: Any = None,
+    scale: Any = None,
+    eps: float = 1e-05,
+    dynamic_act_scaling: bool = False,
+) -> Any:
+    """layer_norm as codes i8, times `scale`; or (codes, scales) of every token."""
+    y = unwrapped(layer_norm(input, normalized_shape, weight, bias, eps))
+    return quantize_per_token(x=y) if dynamic_act_scaling else quantize_tensor(x=y, scale=scale)
+
+
+@api("quantization.functional.smooth_quant_rms_norm", inner=True)
+def smooth_quant_rms_norm(
+    input: Any,
+    normalized_shape: Any,
+    weight: Any = None,
+    bias: Any = None,
+    scale: Any = None,
+    clamp_val: Any = None,
+    eps: float = 1e-05,
+    dynamic_act_scaling: bool = False,
+) -> Any:
+    """rms_norm as codes i8, times `scale`; or (codes, scales) of every token."""
+    y = unwrapped(rms_norm(input, normalized_shape, weight=weight, eps=eps))
+    y = y if bias is None else y + bias.cast(y.dtype)
+    if dynamic_act_scaling:
+        return quantize_per_token(x=y, clamp_val=clamp_val)
+    return quantize_tensor(x=clamped(y, clamp_val), scale=scale)
