@@ -95,9 +95,9 @@ class OptimizationProfile:
         return None if rows is None else [_profile(row) for row in zip(*rows, strict=True)]
 
 
-def per_dimension(sizes: Any, count: int, least: int = 0) -> list[int]:
+def per_dimension(sizes: Any, count: int, least: int = 0) -> tuple[int, ...]:
     """A number per dimension, each at least `least`."""
-    numbers: list[Any] = [sizes] * count if isinstance(sizes, (int, float)) else list(sizes)
+    numbers = (sizes,) * count if isinstance(sizes, (int, float)) else tuple(sizes)
     if len(numbers) != count or min(numbers) < least:
         expected = f"expected {count} numbers of at least {least}, or one for all"
         raise Error(f"{expected}, found {sizes}", loc=here())

@@ -12,14 +12,12 @@ class _Named(IntEnum):
     """An enumeration whose members are also found by name."""
 
     @classmethod
-    def from_string(cls, name: str) -> _Named:
+    def from_string(cls, s: str) -> _Named:
         """The member of this name."""
-        found = cls.__members__.get(name)
-        if found is None:
-            guess = did_you_mean(name, cls.__members__)
-            known = ", ".join(cls.__members__)
-            raise Error(f"no {cls.__name__} {name!r}{guess}; expected one of {known}", loc=here())
-        return found
+        if s not in cls.__members__:
+            near, names = did_you_mean(s, cls.__members__), ", ".join(cls.__members__)
+            raise Error(f"no {cls.__name__} {s!r}{near}; expected one of {names}", loc=here())
+        return cls.__members__[s]
 
     @classmethod
     def choices(cls) -> list[str]:
@@ -31,30 +29,17 @@ class _Named(IntEnum):
 
 
 class AttentionMaskType(_Named):
-    """Which keys a query may see; `functional/masks.py` defines each."""
+    """Which keys a query may see."""
 
-    padding = 0
-    causal = 1
-    sliding_window_causal = 2
-    bidirectional = 3
-    bidirectionalglm = 4
-    blocksparse = 5
-    custom_mask = 6
+    padding, causal, sliding_window_causal, bidirectional = range(4)
+    bidirectionalglm, blocksparse, custom_mask = range(4, 7)
 
 
 class PositionEmbeddingType(_Named):
     """How attention takes the positions of tokens into account."""
 
-    learned_absolute = 0
-    rope_gptj = 1
-    rope_gpt_neox = 2
-    long_rope = 3
-    alibi = 4
-    alibi_with_scale = 5
-    relative = 6
-    chatglm = 7
-    yarn = 8
-    mrope = 9
+    learned_absolute, rope_gptj, rope_gpt_neox, long_rope, alibi = range(5)
+    alibi_with_scale, relative, chatglm, yarn, mrope = range(5, 10)
 
     def is_rope(self) -> bool:
         """Whether queries and keys are rotated; `chatglm` is rotated by positions of its own."""
@@ -76,33 +61,22 @@ class PositionEmbeddingType(_Named):
 class RotaryScalingType(_Named):
     """How the frequencies of a rotary embedding are stretched beyond the trained length."""
 
-    none = 0
-    linear = 1
-    dynamic = 2
-    longrope = 3
-    llama3 = 4
-    yarn = 5
-    mrope = 6
+    none, linear, dynamic, longrope, llama3, yarn, mrope = range(7)
 
 
 class MLPType(_Named):
     """The classes of feed-forward layers."""
 
-    MLP = 0
-    GatedMLP = 1
-    FusedGatedMLP = 2
+    MLP, GatedMLP, FusedGatedMLP = range(3)
 
 
 class LayerNormType(_Named):
     """The classes of normalization layers."""
 
-    LayerNorm = 0
-    RmsNorm = 1
-    GroupNorm = 2
+    LayerNorm, RmsNorm, GroupNorm = range(3)
 
 
 class LayerNormPositionType(_Named):
     """Whether the norm is before or after the layer that it belongs to."""
 
-    pre_layernorm = 0
-    post_layernorm = 1
+    pre_layernorm, post_layernorm = range(2)

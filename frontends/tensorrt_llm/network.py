@@ -26,7 +26,7 @@ from ..tracer import Tracer, tracing
 from .api import api, register
 from .context import building, current_network
 from .dimensions import OptimizationProfile, Range, Ranges, ranges_of
-from .dtypes import DataType, data_type, irc_dtype
+from .dtypes import irc_dtype
 from .settings import PluginConfig
 from .tensor import Precision, Tensor
 
@@ -47,32 +47,18 @@ class Output(NamedTuple):
 class Layer:
     """One operation of a network, for scripts that draw it; number `index` in program order."""
 
-    def __init__(self, op: Op, index: int) -> None:
+    def __init__(self, op: Op, index: int, network: Network) -> None:
         self.type, self.name = op.opname, f"{op.opname}_{index}"
-        self._inputs, self._outputs = op.operands, op.results
+        self._op, self._network = op, network
         self.num_inputs, self.num_outputs = len(op.operands), len(op.results)
 
-    def get_input(self, index: int) -> LayerTensor:
+    def get_input(self, index: int) -> Tensor:
         """An operand."""
-        return LayerTensor.of(self._inputs[index])
+        return self._network.tensor_of(self._op.operands[index])
 
-    def get_output(self, index: int) -> LayerTensor:
+    def get_output(self, index: int) -> Tensor:
         """A result."""
-        return LayerTensor.of(self._outputs[index])
-
-
-class LayerTensor(NamedTuple):
-    """An operand or result of a layer; the shape has -1 for dynamic sizes."""
-
-    name: str
-    dtype: DataType
-    shape: tuple[int, ...]
-
-    @classmethod
-    def of(cls, value: Value) -> LayerTensor:
-        """That of a value; one without a name is called by a number."""
-        shape = tuple(size if isinstance(size, int) else -1 for size in value.type.shape)
-        return cls(value.name or f"value_{id(value)}", data_type(value.type.dtype), shape)
+        return self._network.tensor_of(self._op.results[index])
 
 
 class Transfer(NamedTuple):
@@ -320,7 +306,7 @@ class Network:
 
     def get_layers(self) -> list[Layer]:
         """Every operation, in order."""
-        return [Layer(op, i) for i, op in enumerate(self.function)]
+        return [Layer(op, i, self) for i, op in enumerate(self.function)]
 
     def get_layer(self, index: int) -> Layer:
         """One operation."""
@@ -373,12 +359,15 @@ class Network:
 
     def get_outputs(self) -> list[Tensor]:
         """Every output."""
-        found: list[Tensor] = []
-        for name, each in self.outputs.items():
-            is_same = each.tensor.ir is each.value
-            entry = self.builder.entry(each.value)
-            found.append(each.tensor if is_same else Tensor.of(entry, self, name))
-        return found
+        return [
+            each.tensor if each.tensor.ir is each.value else self.tensor_of(each.value, name)
+            for name, each in self.outputs.items()
+        ]
+
+    def tensor_of(self, value: Value, name: str = "") -> Tensor:
+        """A tensor of a value in the graph, which has some name."""
+        name = name or value.name or f"value_{id(value)}"
+        return Tensor.of(self.builder.entry(value), self, name)
 
     def is_input(self, tensor: Tensor) -> bool:
         """Whether a tensor is an input."""
