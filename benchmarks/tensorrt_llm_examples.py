@@ -125,7 +125,9 @@ def _of_build_scripts(number: tuple[int, ...]) -> Iterator[Example]:
     for family in ("opt", "bloom"):
         commands = (
             convert.replace("{family}", family),
-            _IRC_BUILD + " --gpt_attention_plugin float32",
+            _IRC_BUILD.replace(
+                "--max_seq_len 64", "--max_output_len 40 --gpt_attention_plugin float32"
+            ),
         )
         yield Example(f"{family}/convert_checkpoint.py", family, commands, "logits", sources=True)
     bert = (
@@ -221,8 +223,9 @@ def _random(cls: str, configuration: str, sizes: dict[str, Any]) -> Any:
     import torch
     import transformers
 
+    more = {"add_pooling_layer": False} if cls == "BertModel" else {}
     torch.manual_seed(0)
-    return getattr(transformers, cls)(getattr(transformers, configuration)(**sizes)).eval()
+    return getattr(transformers, cls)(getattr(transformers, configuration)(**sizes), **more).eval()
 
 
 def check(example: Example, model: Path, out: Path, tokens: Path) -> str:
@@ -288,6 +291,8 @@ def _differing_logits(model: Any, out: Path, family: str) -> str:
         extra["encoder_input_lengths"] = np.full(2, ids.shape[1], np.int32)
         prompts, out = [[0], [0]], out / "decoder"
     artifact = find_artifact(out)
+    if any(port.name.startswith("past_key") for port in artifact.program.ports.inputs):
+        prompts = [prompts[0], prompts[0][::-1]]  # without plugins, rows have one length
     rows = Rows(artifact.program, artifact.manifest["dims"], prompts, 48, extra)
     logits = rows.start()
     for _ in range(STEPS):
@@ -308,7 +313,8 @@ def _differing_logits(model: Any, out: Path, family: str) -> str:
 def _differing(results: Any, expected: Any) -> str:
     results = np.asarray(results, np.float32)[..., : expected.shape[-1]]
     difference = float(np.abs(results - expected.numpy()).max() / expected.abs().max())
-    return "" if difference < 1e-4 else f"results differ by {difference:.1e} of the largest"
+    # gelu of TensorRT-LLM is the approximation by tanh, which differs from gelu by up to 5e-4
+    return "" if difference < 1e-3 else f"results differ by {difference:.1e} of the largest"
 
 
 def _encoded(folder: Path, ids: Any) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from ...errors import Error
 from ...json_files import read_object
 from ...source import here
 from .aliases import WithoutEffect
-from .api import RELEASES, api, release
+from .api import RELEASES, api, fields, release
 from .context import current_session
 from .dimensions import OptimizationProfile
 from .engines import Engine as Engine
@@ -147,7 +147,8 @@ def build(model: Any, build_config: BuildConfig | None = None) -> Engine | None:
     network.mapping = model.config.mapping
     with net_guard(network):
         network.set_named_parameters(model.named_parameters())
-        model(**model.prepare_inputs(**_input_options(model.prepare_inputs, config)))
+        inputs = model.prepare_inputs(**_input_options(model.prepare_inputs, config))
+        _ = model(**inputs) if isinstance(inputs, dict) else model(*inputs)
         if config.enable_debug_output:
             for name, tensor in model.named_network_outputs():
                 tensor.mark_output(name)
@@ -165,6 +166,7 @@ _ARGUMENTS = {
     "max_prompt_embedding_table_size": ("prompt_embedding_table_size",),
     "max_seq_len": ("max_seq_len", "max_position_embeddings"),
     "max_output_len": ("max_new_tokens",),
+    "max_input_len": ("max_input_len", "max_decoder_input_len"),
     "kv_cache_type": ("kv_cache_type", "use_cache"),
     "lora_config": ("lora_target_modules",),
 }
@@ -176,7 +178,7 @@ def _input_options(prepare: Any, config: BuildConfig) -> dict[str, Any]:
     for what it does not have."""
     taken = inspect.signature(prepare).parameters
     options: dict[str, Any] = {}
-    initial = BuildConfig()
+    initial = fields("builder.BuildConfig")
     for name, row in settings("build").items():
         value = getattr(config, name)
         arguments = [each for each in _ARGUMENTS.get(name, (name,)) if each in taken]
@@ -186,7 +188,7 @@ def _input_options(prepare: Any, config: BuildConfig) -> dict[str, Any]:
             continue
         if row.use == "refused":
             raise Error(f"BuildConfig: {name} is not supported; {row.why}", loc=here())
-        if value != getattr(initial, name) and name not in ("max_seq_len", "max_output_len"):
+        if value != initial.get(name) and name not in ("max_seq_len", "max_output_len"):
             current_session().note(f"{name} has no effect: prepare_inputs does not take it")
     if "use_cache" in options:
         options["use_cache"] = config.kv_cache_type is not KVCacheType.DISABLED

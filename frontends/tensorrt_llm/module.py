@@ -276,6 +276,11 @@ class ModuleList(base.ModuleList[Any], Module):
     def __setitem__(self, index: int, module: Any) -> None:
         self._items[index] = module
 
+    def __getattr__(self, name: str) -> Any:
+        if not name.isdigit():
+            raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
+        return self[int(name)]
+
 
 register("module.ModuleList", ModuleList)
 

@@ -17,12 +17,15 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from ...errors import Error
+from ...errors import Error, did_you_mean
 from ...ir.core import Module
+from ...json_files import read_object
 from ..script import executed
+from . import builder
 from .aliases import aliases
 from .api import RELEASES, ROOT, suggestion
-from .context import Session, new_session
+from .api import fields as fields_of
+from .context import NEWEST, Session, new_session
 from .engines import merged
 from .lint import find_release, imported, parse_script
 from .main_memory import in_main_memory, nothing, replaced
@@ -74,6 +77,49 @@ def run_script(
             sys.argv = argv
         asks_help = not session.networks and {"-h", "--help"} & {*arguments}
         return Run(session, {} if asks_help else _modules(session, path))
+
+
+# What trtllm-build of releases whose BuildConfig has no defaults builds for.
+_LIMITS = {
+    "max_batch_size": 1,
+    "max_input_len": 256,
+    "max_output_len": 1024,
+    "max_beam_width": 1,
+    "max_num_tokens": None,
+    "max_prompt_embedding_table_size": 0,
+    "gather_all_token_logits": False,
+}
+
+
+def build_folder(
+    folder: str | Path,
+    engine_dir: str | Path | None,
+    sources: Path,
+    fields: Mapping[str, Any],
+    version: str | None = None,
+    **options: Any,
+) -> Run:
+    """Build a checkpoint folder, whose model class is in the sources, and save its engine.
+
+    `fields` are those of BuildConfig; `options` are fields of the session.
+    """
+    root = package_folder(sources)
+    config = read_object(Path(folder) / "config.json")
+    version = version or version_of(root) or RELEASES[NEWEST]
+    with new_session(version, sources=root, **options) as session, aliases(), sources_blamed():
+        build: Any = builder.build  # of every release, whatever arguments the session's has
+        name, classes = str(config.get("architecture")), import_module(f"{ROOT}.models").MODEL_MAP
+        if name not in classes:
+            near = did_you_mean(name, classes)
+            raise Error(f"{root} has no model for the architecture {name!r} of {folder}{near}")
+        limits = {n: value for n, value in _LIMITS.items() if n in fields_of("builder.BuildConfig")}
+        mapping = config.get("mapping") or {}
+        for rank in range(int(mapping.get("world_size", 1))):
+            model = classes[name].from_checkpoint(str(folder), rank=rank)
+            engine = build.__unbound__(model, builder.BuildConfig(**limits | {**fields}))
+            if engine is not None and engine_dir is not None:
+                engine.save(engine_dir)
+        return Run(session, {name: merged(name) for name in session.networks})
 
 
 def _modules(session: Session, path: Path) -> dict[str, Module]:

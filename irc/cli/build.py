@@ -16,7 +16,15 @@ from ..frontends.models.config_reader import ConfigReader
 from ..frontends.tensorrt_llm.settings import BuildConfig, Setting, settings
 from ..ir.mesh import Mesh
 from ..json_files import read_object
-from .arguments import Parser, Usage, add_quantization, quantization_options, whole_number, word_of
+from .arguments import (
+    Parser,
+    Usage,
+    add_quantization,
+    add_tensorrt_llm,
+    quantization_options,
+    whole_number,
+    word_of,
+)
 from .console import table
 
 EXAMPLES = """
@@ -50,6 +58,7 @@ def configure(parser: ArgumentParser) -> None:
     add("--backend", metavar="NAME", default="onnx", help="what to compile for (default: onnx)")
     add("--random-weights", metavar="SEED", type=whole_number(), help="for --model_config")
     add_quantization(parser)
+    add_tensorrt_llm(parser)
     group = parser.add_argument_group("flags of trtllm-build").add_argument
     for flag in FLAGS.values():
         note = {"honoured": "", "refused": "refused: "}.get(flag.use, "no effect: ")
@@ -76,6 +85,8 @@ def run(args: Namespace) -> int:
     _check(given)
     with tempfile.TemporaryDirectory() as folder:
         source = _source(given, args, Path(folder))
+        if args.tensorrt_llm_sources and not _is_own(source):
+            return _build_from_sources(given, args, source)
         request = _Request(given, read_object(source / "config.json"), args)
         words = [str(source), *request.words(source)]
         parser = Parser("compile", "compile", "")
@@ -96,6 +107,37 @@ def run(args: Namespace) -> int:
         path.write_text(json.dumps(rows, indent=2) + "\n", encoding="utf-8")
         add_facts(path.parent, request.facts())
     return status
+
+
+def _is_own(source: Path) -> bool:
+    """Whether irc itself has the model of a folder, or reads it as one of transformers."""
+    from ..frontends.checkpoints.tensorrt_llm import ARCHITECTURES
+
+    architecture = read_object(source / "config.json").get("architecture")
+    return architecture is None or architecture in ARCHITECTURES
+
+
+def _build_from_sources(given: dict[str, Any], args: Namespace, source: Path) -> int:
+    """Trace the model class of the user's copy of TensorRT-LLM, as trtllm-build does."""
+    from ..frontends.tensorrt_llm.script import build_folder
+
+    plugins = {name: given[name] for name in settings("plugin") if name in given}
+    fields = {name: given[name] for name in settings("build") if name in given}
+    output = None if given.get("dry_run") else given.get("output_dir", "engine_outputs")
+    run = build_folder(
+        source,
+        output,
+        Path(args.tensorrt_llm_sources),
+        {**fields, "plugin_config": plugins},
+        args.tensorrt_llm,
+        options={"backend": args.backend},
+        dry_run=output is None,
+    )
+    for name in run.engines:
+        print(f"{name}: {run.session.artifacts.get(name, 'traced, and not compiled')}")
+    for note in run.session.notes:
+        print(f"note: {note}")
+    return 0
 
 
 def _flags_of(path: Path) -> dict[str, Any]:

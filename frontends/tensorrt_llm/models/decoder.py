@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from copy import copy
 from dataclasses import dataclass
+from inspect import signature
 from typing import Any, ClassVar
 
 from ....errors import Error
@@ -367,6 +368,8 @@ class DecoderModelForCausalLM(PretrainedModel):
             "spec_decoding_params": spec_decoding_params,
         }
         given = {name: value for name, value in options.items() if value is not None}
+        if "lora_params" not in signature(self.transformer.forward).parameters:
+            given.pop("lora_params", None)  # that they are off, prepare_inputs has checked
         states = self.transformer(**arguments, **given)
         states, presents = states if use_cache else (states, None)
         result = mark_outputs(self, states, presents, last_token_ids)
