@@ -59,7 +59,7 @@ network = builder.create_network()
 with tensorrt_llm.net_guard(network):
     x = tensorrt_llm.Tensor(name="x", dtype=tensorrt_llm.str_dtype_to_trt("float32"), shape=[3])
     TinyModel()(x, *sys.argv[1:]).mark_output("y")
-builder.build_engine(network, builder.create_builder_config(name="tiny"))
+builder.build_engine(network, builder.create_builder_config("float32", name="tiny"))
 """
 
 
