@@ -220,10 +220,8 @@ def _note_of(path: str) -> Status | None:
 def modules() -> frozenset[str]:
     """Every module with a known name, and the packages around it."""
     load()
-    from .names import modules as listed
-
     paths = [*_OBJECTS, *rows(), *(name for what, name in notes() if what == "names")]
-    names = {name for name, why in listed().items() if name and not why}
+    names: set[str] = set()
     for path in paths:
         parts = path.removesuffix(".*").split(".")
         while parts := parts[:-1]:
@@ -271,19 +269,7 @@ def find(path: str) -> Any:
     """
     load()
     found = (_in_release(_OBJECTS, each) for each in (path, *_exporters(path)))
-    return next((each for each in found if each is not None), None) or _undeclared(path)
-
-
-def _undeclared(path: str) -> Any:
-    """The object of a supported name that no `api` declares yet."""
-    from .names import look_up
-
-    module, _, name = path.rpartition(".")
-    row = look_up(module, name)
-    try:
-        return row.find() if row is not None and row.kind == "supported" else None
-    except AttributeError:
-        return None
+    return next((each for each in found if each is not None), None)
 
 
 @cache
@@ -397,7 +383,7 @@ def api(path: str, *, inner: bool = False, releases: str = "") -> Any:
             bound = _bound(path, function, several, is_method=False, inner=inner)
             return register(path, bound, releases)
         if not issubclass(target, Enum):
-            _bind_methods(path, target, several, inner)
+            bind_methods(path, target, several, inner)
         return register(path, target, releases)
 
     return declare
@@ -414,7 +400,9 @@ def declare(path: str, module: ModuleType, names: str = "") -> None:
             api(f"{path}.{name}")(value)
 
 
-def _bind_methods(path: str, target: type, releases: frozenset[int], inner: bool) -> None:
+def bind_methods(
+    path: str, target: type, releases: frozenset[int] = _ALL, inner: bool = False
+) -> None:
     """Bind the constructor and the methods that have a row, also those that are inherited."""
     for row in [each for each in rows() if each == path or each.rpartition(".")[0] == path]:
         name = "__init__" if row == path else row.rpartition(".")[2]
@@ -555,11 +543,6 @@ def names_of(module: str) -> Iterator[str]:
         yield from _file()["exports"].split()
         return
     prefix = f"{module}."
-    from .names import table
-
-    yield from (
-        name for (m, name), row in table().items() if m == module and row.kind == "supported"
-    )
     for path in _OBJECTS:
         if path.startswith(prefix) and not _is_member(path):
             yield path.rpartition(".")[2]

@@ -1,21 +1,19 @@
-"""What one run of a script collects, the network that it builds, and arguments by dialect."""
+"""What one run of a script collects, and the network that it builds."""
 
 from __future__ import annotations
 
-import inspect
 import re
 import shutil
 import tempfile
 import weakref
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Literal
 
-from ...errors import Error, did_you_mean
+from ...errors import Error
 from ...source import here
 
 if TYPE_CHECKING:
@@ -24,7 +22,6 @@ if TYPE_CHECKING:
 Dialect = Literal["A", "B"]  # keyword constructors (0.5 to 0.7), config objects (0.8 and later)
 NEWEST = 16  # the last release 0.N that api.toml describes
 OLDEST = 5
-Made = TypeVar("Made", bound=Callable[..., Any])
 
 
 @dataclass
@@ -125,11 +122,6 @@ def minor(version: str) -> int:
     return min(number, NEWEST)
 
 
-def dialect() -> Dialect:
-    """The dialect of the session in progress."""
-    return current_session().dialect
-
-
 def active_network() -> Network | None:
     """The network in progress, if there is one."""
     return _network.get()
@@ -154,48 +146,3 @@ def building(network: Network) -> Generator[None]:
         yield
     finally:
         _network.reset(token)
-
-
-def signatures(*, a: str, b: str) -> Callable[[Made], Made]:
-    """Bind positional arguments in the order of the session's dialect.
-
-    `a` and `b` list parameter names, separated by commas. The function gets keywords only. A name
-    that neither the lists nor the function have is an Error.
-    """
-    orders: dict[str, list[str]] = {"A": _names(a), "B": _names(b)}
-
-    def decorate(function: Made) -> Made:
-        signature = inspect.signature(function)
-        parameters = signature.parameters
-        bound = int(next(iter(parameters), "") in ("self", "cls"))
-        takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
-        for name in {*orders["A"], *orders["B"]} - {*parameters} if not takes_any else ():
-            raise TypeError(f"{function.__qualname__} does not take {name}")
-        title = function.__qualname__.removesuffix(".__init__")
-
-        @wraps(function)
-        def call(*args: Any, **kwargs: Any) -> Any:
-            order, given = orders[dialect()], args[bound:]
-            named = dict(zip(order, given, strict=False))
-            for name in kwargs:
-                if name in named:
-                    raise Error(f"{title}: the argument {name} is given twice", loc=here())
-                if name not in parameters and not takes_any:
-                    guess = did_you_mean(name, parameters)
-                    raise Error(f"{title} has no argument {name!r}{guess}", loc=here())
-            named |= kwargs
-            try:
-                if len(given) > len(order):
-                    raise TypeError(f"too many positional arguments, expected {', '.join(order)}")
-                signature.bind(*args[:bound], **named)
-            except TypeError as error:
-                raise Error(f"{title}: {error}", loc=here()) from None
-            return function(*args[:bound], **named)
-
-        return cast("Made", call)
-
-    return decorate
-
-
-def _names(text: str) -> list[str]:
-    return [name.strip() for name in text.split(",") if name.strip()]

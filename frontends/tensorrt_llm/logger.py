@@ -9,11 +9,21 @@ from typing import Any
 
 from ...errors import Error, did_you_mean
 from ...source import here
-from .api import register
+from .api import api, register
 
 _LEVELS = ("internal_error", "error", "warning", "info", "verbose", "debug")
 
 
+def _at(severity: str) -> Any:
+    """The method that prints a message of a severity."""
+
+    def method(self: Any, msg: object = "") -> None:
+        self.log(severity, msg)
+
+    return method
+
+
+@api("logger.Logger")
 class Logger:
     """Prints messages of its level and of more severe ones.
 
@@ -32,21 +42,21 @@ class Logger:
             raise Error(f"no log level is called {min_severity!r}{near}", loc=here())
         self.level = min_severity
 
-    def log(self, severity: str, *parts: object) -> None:
+    def log(self, severity: str, msg: object = "") -> None:
         """Print a message of a severity."""
         if _LEVELS.index(severity) <= _LEVELS.index(self.level):
-            print(f"[{severity}]", *parts, file=sys.stderr)
+            print(f"[{severity}]", msg, file=sys.stderr)
 
     def _log_once(self, severity: str, *parts: object, key: object = None) -> None:
         """Print a message with this key, or text, at most once."""
         text = str(parts if key is None else key)
         if text not in self._said:
             self._said.add(text)
-            self.log(severity, *parts)
+            self.log(severity, " ".join(map(str, parts)))
 
-    error, critical = partialmethod(log, "error"), partialmethod(log, "internal_error")
-    warning, info = partialmethod(log, "warning"), partialmethod(log, "info")
-    verbose, debug = partialmethod(log, "verbose"), partialmethod(log, "debug")
+    error, critical = _at("error"), _at("internal_error")
+    warning, info = _at("warning"), _at("info")
+    verbose, debug = _at("verbose"), _at("debug")
     warning_once, info_once = partialmethod(_log_once, "warning"), partialmethod(_log_once, "info")
 
 
@@ -56,7 +66,6 @@ for _name in ("set_level", "log", "error", "critical", "warning", "info", "verbo
 for _name in ("warning_once", "info_once"):
     register(f"logger.{_name}", getattr(logger, _name))
 register("logger.logger", logger)
-register("logger.Logger", Logger)
 
 
 def __getattr__(name: str) -> Any:

@@ -20,7 +20,7 @@ from .. import module as base
 from ..onnx.builder import numbers
 from ..onnx.entry import Entry
 from ..tensor import Tensor as Inner
-from .api import api, register
+from .api import api
 from .context import current_network, current_session
 from .dtypes import DataType, as_array, data_type, irc_dtype
 from .tensor import Tensor, wrap
@@ -282,7 +282,7 @@ class ModuleList(base.ModuleList[Any], Module):
         return self[int(name)]
 
 
-register("module.ModuleList", ModuleList)
+api("module.ModuleList")(ModuleList)
 
 
 def constant_tensor(values: Any, dtype: Any = None) -> Tensor:

@@ -4,8 +4,9 @@
 from __future__ import annotations
 
 from .. import enums
-from ..api import declare
+from ..api import bind_methods, declare
 from ..enums import *
+from ..tensor import Tensor
 from . import basic, collectives, convolution, lookup, shapes
 from .attention import bert_attention as bert_attention
 from .attention import gpt_attention as gpt_attention
@@ -23,3 +24,4 @@ from .shapes import *
 
 for _module in (basic, collectives, convolution, enums, lookup, shapes):
     declare("functional", _module, "ACT2FN GATED_ACT_2_ACT constants_to_tensors_")
+bind_methods("functional.Tensor", Tensor)  # with the functions that are its methods

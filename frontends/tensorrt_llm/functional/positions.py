@@ -118,6 +118,7 @@ def rope_of(
 
 
 @api("functional.RopeEmbeddingUtils")
+@api("layers.attention.RopeEmbeddingUtils")
 class RopeEmbeddingUtils:
     """Tables of sines and rotations, for scripts that rotate queries and keys themselves."""
 

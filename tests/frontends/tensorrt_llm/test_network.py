@@ -21,7 +21,7 @@ from irc.frontends.tensorrt_llm import (
     net_guard,
     precision,
 )
-from irc.frontends.tensorrt_llm.context import current_session, dialect, new_session, signatures
+from irc.frontends.tensorrt_llm.context import current_session, new_session
 from irc.frontends.tensorrt_llm.mapping import Mapping
 from irc.frontends.tensorrt_llm.tensor import unwrap, wrap
 from irc.weights import FileRef, UnboundRef
@@ -175,43 +175,6 @@ def test_two_parameters_of_one_name_are_refused() -> None:
 def test_a_parameter_without_a_name_is_told_by_its_type() -> None:
     with pytest.raises(irc.Error, match=r"the parameter f32\[4\] has the shape \[4\], but its new"):
         Scale(4).weight.value = np.ones(3, np.float32)
-
-
-@signatures(a="size, width, bias", b="layer, size, width, bias")
-def described(size: int, width: int = 2, bias: bool = True, layer: int = -1) -> tuple[Any, ...]:
-    return size, width, bias, layer
-
-
-class Described:
-    @signatures(a="size, width", b="width, size")
-    def __init__(self, size: int, width: int) -> None:
-        self.sizes = size, width
-
-
-def test_positional_arguments_follow_the_dialect() -> None:
-    with new_session("A"):
-        assert dialect() == "A"
-        assert described(3, 4) == (3, 4, True, -1) and Described(1, 2).sizes == (1, 2)
-    with new_session("B"):
-        three: Any = (7, 3, 4)
-        assert described(*three, bias=False) == (3, 4, False, 7)
-        assert Described(1, 2).sizes == (2, 1)
-        assert described(size=3, layer=1) == (3, 2, True, 1)
-
-
-@pytest.mark.parametrize(
-    "args, kwargs, message",
-    [
-        ((1, 2, 3, 4, 5), {}, "described: too many positional arguments, expected layer, size"),
-        ((1, 2), {"size": 3}, "described: the argument size is given twice"),
-        ((1, 2), {"widht": 3}, "described has no argument 'widht'; did you mean 'width'?"),
-        ((1,), {}, "described: missing a required argument: 'size'"),
-    ],
-)
-def test_wrong_arguments_name_the_function(args: Any, kwargs: Any, message: str) -> None:
-    with new_session("B"), pytest.raises(irc.Error) as error:
-        described(*args, **kwargs)
-    assert message in str(error.value) and "test_network.py" in str(error.value)
 
 
 def test_precision_widens_floats_in_its_block() -> None:
