@@ -72,6 +72,11 @@ def identity(input: Operand) -> Tensor:
     return Tensor.of(tensor(input).entry)
 
 
+def _create_tensor(trt_tensor: Tensor, producer: Any = None) -> Tensor:
+    """The tensor itself; layers of TensorRT's network, which could make it, are refused."""
+    return trt_tensor
+
+
 def _by_name(functions: dict[str, Any], what: str, member: Any) -> Any:
     """The function for a member of an enumeration of TensorRT, or for its name."""
     name = str(getattr(member, "name", member)).upper()

@@ -125,6 +125,7 @@ ARITHMETIC = [
     same("modulo", torch.remainder, NEGATIVE),
     Case("modulo", lambda x: x % 5, lambda x: x % 5, (INTS,)),
     same("pow", torch.pow, (f("B", 5, 7, low=0.1), f(7))),
+    Case("pow", lambda x: x**3 + F.pow(x, 2), lambda x: x**3 + x**2, (INTS,)),
     same("eq", torch.eq, SMALL),
     Case("eq", lambda x, y: x == y, torch.eq, SMALL),
     Case("eq", lambda x: x != 1, lambda x: x != 1, SMALL[:1]),
