@@ -59,7 +59,7 @@ HOMES = {
     "tensorrt": ("irc.backends.tensorrt",),
     "tensorrt_rtx": ("irc.backends.tensorrt",),
     "tokenizers": ("irc.generation",),
-    "torch": (),
+    "torch": ("irc.frontends.checkpoints.meta",),  # reads .pth files
     "transformers": (),
 }
 STRINGS = {"irc.ir.core": "irc.text.printer"}  # str(module) prints it

@@ -351,6 +351,15 @@ def _names_taken(row: Row, parameters: Mapping[str, inspect.Parameter]) -> froze
     return names | (row.names - noted)
 
 
+_BORDER: list[Callable[..., Any]] = []  # calls a function of irc's tensors for a script
+
+
+def border(function: Bound) -> Bound:
+    """Declare how a script calls functions of irc's tensors: (function, self or (), arguments)."""
+    _BORDER.append(function)
+    return function
+
+
 # -- the decorator
 
 
@@ -438,9 +447,7 @@ def _bound(
         given = call.bind(args[int(is_method) :], kwargs)
         if not inner:
             return function(*args[: int(is_method)], **given)
-        from .arithmetic import with_inner_tensors
-
-        return with_inner_tensors(function, args[: int(is_method)], given)
+        return _BORDER[0](function, args[: int(is_method)], given)
 
     cast("Any", bound).__unbound__ = function
     return cast("Bound", bound)

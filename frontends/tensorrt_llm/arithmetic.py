@@ -19,6 +19,7 @@ from ..onnx.fold import folded
 from ..onnx.readings import TABLE
 from ..tensor import Tensor as Inner
 from ..tensor import kind_name, located
+from .api import border
 from .context import current_network
 from .module import Parameter
 from .tensor import (
@@ -106,6 +107,7 @@ def data(x: Any) -> Inner:
     return wrap_entry(entry_of(x))
 
 
+@border
 def with_inner_tensors(
     function: Callable[..., Any], bound: tuple[Any, ...], given: dict[str, Any]
 ) -> Any:

@@ -27,7 +27,7 @@ from ...huggingface.files import Checkpoint
 from ...huggingface.quantized.modelopt import pairs_of_rows
 from ...huggingface.quantized.parts import FLOATS, Tensors
 from ...models.decoder import DecoderConfig
-from ..api import api
+from ..api import api, find
 from ..arrays import ArrayFile
 from ..context import current_session
 from ..dtypes import as_array, irc_dtype, numpy_to_torch, str_dtype
@@ -270,11 +270,9 @@ def _quantize(layer: QuantizedLinear, weight: Array) -> None:
 
 def load_weights(source: Source, config: Any, mapping: RankMapping | None = None) -> dict[str, Any]:
     """The tensors of one rank, of PyTorch, by the names of the parameters of LLaMAForCausalLM."""
-    from .llama import LLaMAForCausalLM
-
     config = copy(config)
     config.mapping = mapping or config.mapping
-    model = LLaMAForCausalLM(config)
+    model = find("models.llama.model.LLaMAForCausalLM")(config)
     bind_llama(model, source)
     return {name: numpy_to_torch(array.copy()) for name, array in _arrays(model)}
 
