@@ -166,3 +166,18 @@ def test_refused(name: str) -> None:
     call, message = REFUSED[name]
     with pytest.raises(irc.Error, match=message):
         call()
+
+
+def test_a_world_of_one_rank_after_a_larger_one(tmp_path: Path) -> None:
+    """In 0.7 the last Mapping that a script makes says which world a network belongs to."""
+    with new_session("0.7", output=tmp_path, options=BACKEND) as session:
+        for world, ranks in (("two", 2), ("one", 1)):
+            for rank in range(ranks):
+                mapping = Mapping(world_size=ranks, rank=rank, tp_size=ranks)
+                builder = Builder()
+                network = builder.create_network()
+                with net_guard(network):
+                    Scale(np.ones(4, np.float32), mapping)(x_input(5))
+                config = builder.create_builder_config("float32", name=world)
+                assert builder.build_engine(network, config).engine == world
+        assert {name: merged(name).mesh.ranks for name in session.networks} == {"two": 2, "one": 1}
