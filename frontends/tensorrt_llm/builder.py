@@ -7,7 +7,7 @@ import json
 import os
 from copy import deepcopy
 from pathlib import Path
-from typing import Any, NoReturn, cast
+from typing import Any, cast
 
 from ...errors import Error
 from ...json_files import read_object
@@ -99,13 +99,9 @@ class Builder:
         current_session().configs[engine.engine] = builder_config
         return engine
 
-    def refit_engine(self, *args: Any, **more: Any) -> NoReturn:
-        """An Error: engines of irc take weights from the checkpoint."""
-        raise Error(
-            "refit_engine is not supported; compile the script again, which keeps engines whose "
-            "weights are outside (--weights outside), or give irc compile --refit",
-            loc=here(),
-        )
+    def refit_engine(self, network: Network, engine_buffer: bytes) -> EngineBuffer:
+        """The engine of a network that differs from another one's by its weights: a new one."""
+        return self.build_engine(network, BuilderConfig())
 
     @staticmethod
     def save_timing_cache(builder_config: BuilderConfig, out_path: Any) -> bool:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from ...errors import Error
 from ...source import here
+from .errors import NetworkError
 
 if TYPE_CHECKING:
     from .network import Network
@@ -131,7 +132,7 @@ def current_network() -> Network:
     """The network in progress; an Error says that there is none."""
     network = _network.get()
     if network is None:
-        raise Error(
+        raise NetworkError(
             "expected a network in progress; write this inside `with net_guard(network):`",
             loc=here(),
         )

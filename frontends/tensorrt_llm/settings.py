@@ -161,6 +161,8 @@ class PluginConfig(_Switches):
         self._values.update(dict.fromkeys(("remove_input_padding", "paged_kv_cache"), False))
 
     def __getattr__(self, name: str) -> Any:
+        if name.startswith("_") and name[1:] in settings("plugin"):
+            return self._values[name[1:]]  # as it was set, "auto" too
         if name == "context_fmha_type":
             is_wide = self.context_fmha_fp32_acc or self.bert_context_fmha_fp32_acc
             return ContextFMHAType((1 + bool(is_wide)) if self.context_fmha else 0)
@@ -178,6 +180,8 @@ class PluginConfig(_Switches):
             if value not in (None, False, *((True,) if row.takes == "SWITCH" else row.words)):
                 expected = " or ".join(row.words)
                 raise ArgumentError(f"{name} is {value!r}; expected {expected}", loc=here())
+        if name == "dtype" and value in (None, False, "auto"):
+            raise ArgumentError(f"dtype is {value!r}; expected that of the model", loc=here())
         if row is not None and row.use == "refused" and value:
             raise Error(f"{name} is not supported; {row.why}", loc=here())
         if row is not None and row.use == "fixed" and value:

@@ -30,7 +30,8 @@ from ...models.decoder import DecoderConfig
 from ..api import api, find
 from ..arrays import ArrayFile
 from ..context import current_session
-from ..dtypes import as_array, irc_dtype, numpy_to_torch, str_dtype
+from ..dtypes import as_array, numpy_to_torch, str_dtype
+from ..functional.quantized import PackedWeight
 from ..layers.quantized import QuantizedLinear
 from ..mapping import Mapping as RankMapping
 from ..module import Parameter
@@ -132,15 +133,13 @@ def _arrays(model: Any) -> Iterator[tuple[str, Array]]:
     if missing:
         listed = ", ".join(missing[:5]) + (", ..." if len(missing) > 5 else "")
         raise Error(f"parameters without values cannot be saved: {listed}", loc=here())
-    layers = dict(model.named_modules())
     for name, parameter in model.named_parameters():
-        value, (path, _, end) = parameter.bound, name.rpartition(".")
-        if end == "weight" and hasattr(layers[path], "stored"):
-            yield name, layers[path].stored
-        elif end == "per_channel_scale":
-            yield name, parameter.raw_value.astype(numpy_dtype(irc_dtype(layers[path].dtype)))
-        else:
-            yield name, reader.read(value, rank) if isinstance(value, Ref) else parameter.raw_value
+        value = parameter.bound
+        array = reader.read(value, rank) if isinstance(value, Ref) else parameter.raw_value
+        if isinstance(parameter, PackedWeight):
+            stored = pack(np.swapaxes(array.astype(np.int8), -1, -2), parameter.bits)
+            array = stored.view(parameter.bytes_type).reshape(parameter.shape)
+        yield name, array
 
 
 # -- checkpoints of transformers
@@ -254,18 +253,15 @@ def bind_llama(model: Any, source: Source) -> None:
         _quantize(layer, reader.read(refs[name], config.mapping.rank))
 
 
-def _quantize(layer: QuantizedLinear, weight: Array) -> None:
+def _quantize(layer: QuantizedLinear, floats: Array) -> None:
     """Set codes and scales of a layer from this rank's weight [N, K] in floats."""
     if layer.recipe.scales != "per_channel_scale" or layer.recipe.inputs:
-        layer.load(weight)
+        layer.load(floats)
         return
-    bits = 4 if layer.recipe.format == "int4" else 8
-    codes, scales = quantize_columns(weight.T, bits)
-    scale: Parameter = getattr(layer, "per_channel_scale")  # noqa: B009 (of weight-only layers)
-    scale.value = scales.astype(numpy_dtype(irc_dtype(layer.dtype)))
-    is_stored = type(layer.weight) is not Parameter  # but one that unpacks its value
-    layer.weight.value = pack(codes, bits) if is_stored else codes.T
-    setattr(layer, "stored", pack(codes, bits))  # noqa: B010
+    weight, scale = cast("PackedWeight", layer.weight), cast("Any", layer).per_channel_scale
+    codes, scales = quantize_columns(floats.T, weight.bits)
+    weight.value = pack(codes, weight.bits)
+    scale.value = scales.astype(numpy_dtype(scale.type.dtype))
 
 
 def load_weights(source: Source, config: Any, mapping: RankMapping | None = None) -> dict[str, Any]:

@@ -67,6 +67,7 @@ def test_setting_switches() -> None:
         config = PluginConfig()
         config.dtype = "bfloat16"
         assert config.gpt_attention_plugin == "bfloat16" and config.gemm_plugin is None
+        assert config._gpt_attention_plugin == "auto"
         config.set_gemm_plugin(dtype="float16").set_nccl_plugin("float32")
         config.set_context_fmha(ContextFMHAType.enabled_with_fp32_acc).enable_qk_half_accum()
         assert config.context_fmha_type is ContextFMHAType.enabled_with_fp32_acc
@@ -94,6 +95,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "a table": (lambda: PluginConfig.from_dict({"gpt_atention_plugin": None}), "'gpt_attention_pl"),
     "a switch": (lambda: setattr(PluginConfig(), "context_fhma", True), "mean 'context_fmha'"),
     "a value": (lambda: PluginConfig().set_gemm_plugin("half"), "gemm_plugin is 'half'; expected"),
+    "no dtype": (lambda: setattr(PluginConfig(), "dtype", "auto"), "expected that of the model"),
     "a window": (lambda: setattr(PluginConfig(), "streamingllm", True), "keep all tokens"),
     "a field": (lambda: setattr(BuildConfig(), "max_batchsize", 3), "mean 'max_batch_size'"),
     "adapters": (
