@@ -7,7 +7,7 @@ import json
 import os
 from copy import deepcopy
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from ...errors import Error
 from ...json_files import read_object
@@ -198,7 +198,7 @@ _OFF: dict[str, Any] = {"lora_dir": [], "lora_target_modules": [], "world_size":
 
 def _asks(value: Any) -> bool:
     """Whether the value of a field asks for something."""
-    own: Any = cast("Any", value) if isinstance(value, dict) else getattr(value, "__dict__", None)
+    own: Any = value if hasattr(value, "keys") else getattr(value, "__dict__", None)
     if own is not None:
         return any(own.get(name, off) not in (off, None) for name, off in _OFF.items())
     return value is True or str(value).lower() not in ("none", "false", "0", "1", "")

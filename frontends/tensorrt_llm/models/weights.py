@@ -30,7 +30,7 @@ from ...models.decoder import DecoderConfig
 from ..api import api, find
 from ..arrays import ArrayFile
 from ..context import current_session
-from ..dtypes import as_array, numpy_to_torch, str_dtype
+from ..dtypes import as_array, irc_dtype, numpy_to_torch, str_dtype
 from ..functional.quantized import PackedWeight
 from ..layers.quantized import QuantizedLinear
 from ..mapping import Mapping as RankMapping
@@ -246,7 +246,7 @@ def bind_llama(model: Any, source: Source) -> None:
         else:
             parameter.value = shards.of(name, parameter.type.dtype)
     module = IrcModule("weights", config.mapping.mesh)
-    refs = {name: shards.of(name, layer.dtype) for name, layer in floats.items()}
+    refs = {name: shards.of(name, irc_dtype(layer.dtype)) for name, layer in floats.items()}
     module.files = {name: str(path) for name, path in session.files.items()}
     reader = Reader(module)
     for name, layer in floats.items():
