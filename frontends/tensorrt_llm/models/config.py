@@ -8,14 +8,13 @@ import os
 from collections.abc import Iterator
 from collections.abc import Mapping as Table
 from copy import deepcopy
-from inspect import signature
 from pathlib import Path
 from typing import Any, cast
 
 from ....errors import Error, did_you_mean
 from ....json_files import read_object
 from ....source import here
-from ..api import api
+from ..api import api, fields, release
 from ..context import current_session
 from ..dtypes import str_dtype
 from ..enums import PositionEmbeddingType
@@ -23,30 +22,32 @@ from ..layers import MoeConfig
 from ..mapping import Mapping
 from ..quantization import QuantConfig, QuantMode
 
+_PATH = "models.modeling_utils.PretrainedConfig"
 _NEEDED = ["architecture", "dtype", "hidden_size", "num_hidden_layers", "num_attention_heads"]
-LLAMA_ARCHITECTURES = [
-    "LlamaForCausalLM",
-    "LLaMAForCausalLM",
-    "MistralForCausalLM",
-    "MixtralForCausalLM",
+_LLAMAS = ["LlamaForCausalLM", "LLaMAForCausalLM", "MistralForCausalLM", "MixtralForCausalLM"]
+_WORLD = ("world_size", "tp_size", "pp_size", "gpus_per_node")  # of a mapping, up to 0.10
+# Keys and values that are not written.
+_UNWRITTEN: list[Any] = [
+    ("max_lora_rank", 64),
+    ("quant_kwargs", None),
+    ("runtime_defaults", None),
+    ("use_prompt_tuning", False),
 ]
 # Keys of a LLaMA's config.json that say nothing about what the model computes.
 _WITHOUT_MEANING = """
-    auto_map builder_name decoder gpus_per_node
-    has_partial_lora_mask is_pruned kv_dtype max_beam_width max_lora_rank model_type moe_tp_mode
-    producer quant_kwargs qwen_type rank rmsnorm runtime_defaults
-    seq_length tie_word_embeddings tokenizer_dir
+    auto_map builder_name decoder has_partial_lora_mask is_pruned max_beam_width model_type
+    moe_tp_mode producer qwen_type rank rmsnorm seq_length tie_word_embeddings tokenizer_dir
 """
 # Keys by which other models compute something else, with the values at which LLaMA is right.
 _NEUTRAL: Table[str, tuple[Any, ...]] = {
-    "attn_logit_softcapping": (None, 0, 0.0),
+    "attn_logit_softcapping": (None, 0),
     "clip_qkv": (None,),
     "dense_context_fmha": (False,),
     "enable_pos_shift": (False,),
-    "final_logit_softcapping": (None, 0, 0.0),
+    "final_logit_softcapping": (None, 0),
     "qk_layernorm": (False,),
     "query_pre_attn_scalar": (None,),
-    "rotary_pct": (None, 1.0),
+    "rotary_pct": (None, 1),
     "sliding_window": (None,),
     "use_logn_attn": (False,),
     "use_parallel_residual": (False,),
@@ -54,7 +55,7 @@ _NEUTRAL: Table[str, tuple[Any, ...]] = {
 }
 
 
-@api("models.modeling_utils.PretrainedConfig")
+@api(_PATH)
 class PretrainedConfig:
     """Sizes and options of a model; a script's own keys become attributes, with a note.
 
@@ -63,80 +64,71 @@ class PretrainedConfig:
     also be given as `world_size`, `tp_size` and `pp_size`.
     """
 
-    def __init__(
-        self,
-        *,
-        architecture: str = "",
-        dtype: Any = "float32",
-        hidden_size: int = 0,
-        num_hidden_layers: int = 0,
-        num_attention_heads: int = 0,
-        vocab_size: int | None = None,
-        hidden_act: str = "gelu",
-        logits_dtype: Any = "float32",
-        norm_epsilon: float = 1e-5,
-        position_embedding_type: PositionEmbeddingType | str = "learned_absolute",
-        max_position_embeddings: int | None = None,
-        rotary_embedding_dim: int | None = None,
-        num_key_value_heads: int | None = None,
-        intermediate_size: int | None = None,
-        mapping: Mapping | Table[str, Any] | None = None,
-        quantization: QuantConfig | Table[str, Any] | None = None,
-        use_parallel_embedding: bool = False,
-        embedding_sharding_dim: int = 0,
-        share_embedding_table: bool = False,
-        head_size: int | None = None,
-        qk_layernorm: bool = False,
-        quant_mode: QuantMode | None = None,
-        world_size: int | None = None,
-        tp_size: int = 1,
-        pp_size: int = 1,
-        gpus_per_node: int = 8,
-        quant_kwargs: Any = None,
-        use_prompt_tuning: bool = False,
-        max_lora_rank: int = 64,
-        runtime_defaults: Any = None,
-        **own_keys: Any,
-    ) -> None:
-        self.architecture = architecture
-        self.dtype, self.logits_dtype = str_dtype(dtype), str_dtype(logits_dtype)
-        self.vocab_size, self.hidden_size, self.hidden_act = vocab_size, hidden_size, hidden_act
-        self.num_hidden_layers, self.num_attention_heads = num_hidden_layers, num_attention_heads
-        self.num_key_value_heads = num_key_value_heads or num_attention_heads
-        self.intermediate_size = intermediate_size or 4 * hidden_size
-        self.norm_epsilon, self.qk_layernorm = norm_epsilon, qk_layernorm
-        self.max_position_embeddings = max_position_embeddings
-        if isinstance(position_embedding_type, str):
-            position_embedding_type = PositionEmbeddingType[
-                str(PositionEmbeddingType.from_string(position_embedding_type))
-            ]
-        self.position_embedding_type: PositionEmbeddingType = position_embedding_type
-        self.head_size = head_size or hidden_size // max(1, num_attention_heads)
-        if rotary_embedding_dim is None:
-            share = float(own_keys.get("rotary_pct") or 1.0)
-            rotary_embedding_dim = own_keys.get("rotary_dim") or int(self.head_size * share)
-        self.rotary_embedding_dim = rotary_embedding_dim
-        self.use_parallel_embedding = use_parallel_embedding
-        self.embedding_sharding_dim = embedding_sharding_dim
-        self.share_embedding_table = share_embedding_table
-        self.quant_kwargs, self.max_lora_rank = quant_kwargs, max_lora_rank
-        self.use_prompt_tuning, self.runtime_defaults = use_prompt_tuning, runtime_defaults
-        if mapping is None and world_size is not None:
-            mapping = Mapping(
-                world_size, gpus_per_node=gpus_per_node, tp_size=tp_size, pp_size=pp_size
-            )
-        self.mapping = mapping if isinstance(mapping, Mapping) else Mapping.from_dict(mapping or {})
-        if not isinstance(quantization, QuantConfig):
-            quantization = QuantConfig.from_dict(quantization or {})
-        self.quantization, self._mode = quantization, quant_mode
-        own_keys.pop("kv_dtype", None)  # which the quantization implies
-        for key, value in own_keys.items():
-            setattr(self, key, value)
-        if own_keys:
+    architecture: str = ""
+    dtype: str = "float32"
+    hidden_size: int = 0
+    num_hidden_layers: int = 0
+    num_attention_heads: int = 0
+    vocab_size: int | None = None
+    hidden_act: str = "gelu"
+    logits_dtype: str = "float32"
+    norm_epsilon: float = 1e-5
+    position_embedding_type: PositionEmbeddingType = PositionEmbeddingType.learned_absolute
+    max_position_embeddings: int | None = None
+    rotary_embedding_dim: int = 0
+    num_key_value_heads: int = 0
+    intermediate_size: int = 0
+    mapping: Mapping
+    quantization: QuantConfig
+    use_parallel_embedding: bool = False
+    embedding_sharding_dim: int = 0
+    share_embedding_table: bool = False
+    head_size: int = 0
+    qk_layernorm: bool = False
+    quant_kwargs: Any = None
+    use_prompt_tuning: bool = False
+    max_lora_rank: int = 64
+    runtime_defaults: Any = None
+
+    def __init__(self, **keys: Any) -> None:
+        self._fill(keys)
+
+    def _fill(self, keys: dict[str, Any]) -> None:
+        """Set the keys, and those that follow from them."""
+        self._mode: QuantMode | None = keys.pop("quant_mode", None)
+        world = {name: keys.pop(name) for name in _WORLD if keys.get(name) is not None}
+        keys.pop("kv_dtype", None)  # which the quantization implies
+        names = self._names()
+        for name, value in keys.items():
+            if value is not None or name not in names:
+                setattr(self, name, value)
+        if own := [name for name in keys if name not in names]:
             current_session().note(
-                f"{type(self).__name__} keeps {', '.join(own_keys)} as attributes for the script's "
-                "model"
+                f"{type(self).__name__} keeps {', '.join(own)} as attributes for the script's model"
             )
+        self.dtype, self.logits_dtype = str_dtype(self.dtype), str_dtype(self.logits_dtype)
+        kind: Any = self.position_embedding_type
+        if isinstance(kind, str):
+            kind = PositionEmbeddingType[str(PositionEmbeddingType.from_string(kind))]
+            self.position_embedding_type = kind
+        heads = self.num_attention_heads
+        self.num_key_value_heads = self.num_key_value_heads or heads
+        self.intermediate_size = self.intermediate_size or 4 * self.hidden_size
+        self.head_size = self.head_size or self.hidden_size // max(1, heads)
+        share = float(getattr(self, "rotary_pct", None) or 1.0)
+        rotary_dim = getattr(self, "rotary_dim", None) or int(self.head_size * share)
+        self.rotary_embedding_dim = self.rotary_embedding_dim or rotary_dim
+        mapping: Any = vars(self).get("mapping") or world
+        self.mapping = mapping if isinstance(mapping, Mapping) else Mapping.from_dict(mapping)
+        algorithms: Any = vars(self).get("quantization") or {}
+        if not isinstance(algorithms, QuantConfig):
+            algorithms = QuantConfig.from_dict(algorithms)
+        self.quantization = algorithms
+
+    @classmethod
+    def _names(cls) -> list[str]:
+        """The keys of the class."""
+        return [name for each in cls.__mro__ for name in vars(each).get("__annotations__", ())]
 
     @property
     def quant_mode(self) -> QuantMode:
@@ -191,9 +183,10 @@ class PretrainedConfig:
         for name in _NEEDED:
             if name not in config:
                 raise Error(f"expected the key {name} in the config, found none", loc=here())
-        if cls is PretrainedConfig and config["architecture"] in LLAMA_ARCHITECTURES:
+        if cls is PretrainedConfig and config["architecture"] in _LLAMAS:
             return LLaMAConfig(**config)
-        return cls(**config)
+        optional = fields(_PATH) if release() < 11 else {}  # whose constructor needs all
+        return cls(**{**optional, **config})
 
     @classmethod
     def from_json_file(cls, config_file: str | os.PathLike[str]) -> Any:
@@ -207,11 +200,12 @@ class PretrainedConfig:
 
     def to_dict(self) -> dict[str, Any]:
         """Every key as JSON has it."""
-        keys = {name: deepcopy(value) for name, value in vars(self).items() if name != "_mode"}
+        names = dict.fromkeys([*self._names(), *vars(self)])
+        keys = {name: deepcopy(getattr(self, name)) for name in names if name != "_mode"}
         keys["position_embedding_type"] = str(self.position_embedding_type)
         keys["mapping"] = {k: v for k, v in self.mapping.to_dict().items() if k != "rank"}
         keys["quantization"] = self.quantization.to_dict()
-        return keys
+        return {n: value for n, value in keys.items() if (n, value) not in _UNWRITTEN}
 
     def to_json_file(self, config_file: str | os.PathLike[str]) -> None:
         """Write the config."""
@@ -231,36 +225,38 @@ class LLaMAConfig(PretrainedConfig):
     to each layer, `fc_after_embed` a layer that reads hidden_states_for_embed besides.
     """
 
-    def __init__(
-        self,
-        *,
-        mlp_bias: bool = False,
-        attn_bias: bool = False,
-        dense_bias: bool | None = None,
-        rotary_base: float = 10000.0,
-        rotary_scaling: dict[str, Any] | None = None,
-        residual_mlp: bool = False,
-        moe: Any = None,
-        moe_num_experts: int = 0,
-        moe_top_k: int = 0,
-        moe_normalization_mode: Any = None,
-        use_fused_mlp: bool = False,
-        remove_duplicated_kv_heads: bool = False,
-        disable_weight_only_quant_plugin: bool = False,
-        fc_after_embed: bool = False,
-        use_input_layernorm_in_first_layer: bool = True,
-        use_last_layernorm: bool = True,
-        layer_idx_offset: int = 0,
-        embedding_multiplier: float = 1.0,
-        residual_multiplier: float = 1.0,
-        attention_multiplier: float = 1.0,
-        output_multiplier_scale: float = 1.0,
-        **keys: Any,
-    ) -> None:
+    mlp_bias: bool = False
+    attn_bias: bool = False
+    dense_bias: bool | None = None
+    rotary_base: float = 10000.0
+    rotary_scaling: dict[str, Any] | None = None
+    residual_mlp: bool = False
+    moe: MoeConfig
+    use_fused_mlp: bool = False
+    remove_duplicated_kv_heads: bool = False
+    disable_weight_only_quant_plugin: bool = False
+    fc_after_embed: bool = False
+    use_input_layernorm_in_first_layer: bool = True
+    use_last_layernorm: bool = True
+    layer_idx_offset: int = 0
+    embedding_multiplier: float = 1.0
+    residual_multiplier: float = 1.0
+    attention_multiplier: float = 1.0
+    output_multiplier_scale: float = 1.0
+
+    def __init__(self, **keys: Any) -> None:
+        experts = {name: keys.pop(f"moe_{name}", None) for name in ("num_experts", "top_k")}
+        experts["normalization_mode"] = keys.pop("moe_normalization_mode", None)
+        given: Any = keys.pop("moe_config", None) or keys.get("moe")
         self._check(keys)
+        if given is None:
+            given = MoeConfig(**{name: value for name, value in experts.items() if value})
+        if isinstance(given, dict):
+            given = MoeConfig.from_dict(cast("Any", given))
+        moe: MoeConfig = given
         keys.setdefault("architecture", "LlamaForCausalLM")
         keys.setdefault("position_embedding_type", "rope_gpt_neox")
-        super().__init__(**keys)
+        self._fill({**keys, "moe": moe.validate()})
         if self.position_embedding_type is PositionEmbeddingType.learned_absolute:
             self.position_embedding_type = PositionEmbeddingType.rope_gpt_neox
         if self.rotary_embedding_dim != self.head_size:
@@ -269,28 +265,9 @@ class LLaMAConfig(PretrainedConfig):
                 f"{self.head_size}, the size of a head",
                 loc=here(),
             )
-        qwen2 = self.architecture in ("Qwen2ForCausalLM", "QWenForCausalLM")
-        self.mlp_bias, self.attn_bias = mlp_bias, attn_bias or qwen2
-        self.dense_bias = attn_bias if dense_bias is None else dense_bias
-        self.rotary_base, self.rotary_scaling = rotary_base, rotary_scaling
-        if moe is None:
-            modes = MoeConfig.ExpertScaleNormalizationMode
-            mode = modes.RENORMALIZE if moe_normalization_mode is None else moe_normalization_mode
-            moe = MoeConfig(num_experts=moe_num_experts, top_k=moe_top_k, normalization_mode=mode)
-        elif isinstance(moe, dict):
-            moe = MoeConfig.from_dict(cast("Any", moe))
-        self.moe = moe.validate()
-        self.residual_mlp, self.fc_after_embed = residual_mlp, fc_after_embed
-        self.use_fused_mlp = use_fused_mlp
-        # what scripts that convert weights read
-        self.remove_duplicated_kv_heads = remove_duplicated_kv_heads
-        self.disable_weight_only_quant_plugin = disable_weight_only_quant_plugin
-        self.use_input_layernorm_in_first_layer = use_input_layernorm_in_first_layer
-        self.use_last_layernorm, self.layer_idx_offset = use_last_layernorm, layer_idx_offset
-        self.embedding_multiplier = embedding_multiplier
-        self.residual_multiplier = residual_multiplier
-        self.attention_multiplier = attention_multiplier
-        self.output_multiplier_scale = output_multiplier_scale
+        self.dense_bias = self.attn_bias if self.dense_bias is None else self.dense_bias
+        if self.architecture in ("Qwen2ForCausalLM", "QWenForCausalLM"):
+            self.attn_bias = True
 
     @classmethod
     def of(cls, config: PretrainedConfig) -> LLaMAConfig:
@@ -300,25 +277,19 @@ class LLaMAConfig(PretrainedConfig):
         keys = {name: value for name, value in vars(config).items() if name != "_mode"}
         return cls(**keys, quant_mode=vars(config).get("_mode"))
 
-    @staticmethod
-    def _check(keys: Table[str, Any]) -> None:
+    @classmethod
+    def _check(cls, keys: Table[str, Any]) -> None:
         """An Error about keys that are unknown, or ask for what LLaMA does not compute."""
-        known = {
-            *signature(PretrainedConfig.__init__).parameters,
-            *signature(LLaMAConfig.__init__).parameters,
-        } - {"self", "keys", "own_keys"}
-        allowed = {*known, *_WITHOUT_MEANING.split()}
+        known = [*cls._names(), *_WORLD, "quant_mode", "kv_dtype", *_WITHOUT_MEANING.split()]
         for key, value in keys.items():
-            if key in _NEUTRAL and value in _NEUTRAL[key]:
-                continue
-            if key in _NEUTRAL:
-                why = f"expected {_NEUTRAL[key][0]}, since LLaMAForCausalLM computes without it"
+            if key in _NEUTRAL and value not in _NEUTRAL[key]:
                 raise Error(
-                    f"LLaMAConfig: {key}={value!r}: {why}; write a model of your own that reads "
+                    f"LLaMAConfig: {key}={value!r}: expected {_NEUTRAL[key][0]}, since "
+                    "LLaMAForCausalLM computes without it; write a model of your own that reads "
                     "the key, or compile the Hugging Face folder with irc compile",
                     loc=here(),
                 )
-            if key not in allowed:
+            if key not in known and key not in _NEUTRAL:
                 raise Error(
                     f"LLaMAConfig has no key {key!r}{did_you_mean(key, known)}; a key of your own "
                     "model belongs into a subclass of PretrainedConfig or LLaMAConfig",

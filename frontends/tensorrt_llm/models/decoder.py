@@ -70,24 +70,13 @@ class DecoderLayerList(ModuleList):
         attention_mask: Tensor | None = None,
         kv_cache_params: KeyValueCacheParams | None = None,
         attention_params: AttentionParams | None = None,
-        mrope_params: Any = None,
-        position_ids: Tensor | None = None,
-        lora_params: Any = None,
-        spec_decoding_params: Any = None,
-        vision_token_mask: Tensor | None = None,
+        **options: Any,
     ) -> Any:
         """hidden_states [B, S, hidden] through all layers; with `use_cache` (the same, caches).
 
-        Layers get the arguments that are not None.
+        Layers get the options that are not None.
         """
-        refuse_lora(getattr(lora_params, "lora_ranks", lora_params))
-        options: dict[str, Any] = {
-            "mrope_params": mrope_params,
-            "position_ids": position_ids,
-            "spec_decoding_params": spec_decoding_params,
-            "vision_token_mask": vision_token_mask,
-        }
-        options = {name: value for name, value in options.items() if value is not None}
+        given = {name: value for name, value in options.items() if value is not None}
         presents: list[Any] = []
         for layer, cache in zip(self, layer_caches(kv_cache_params, len(self)), strict=True):
             result = layer(
@@ -96,7 +85,7 @@ class DecoderLayerList(ModuleList):
                 attention_mask=attention_mask,
                 kv_cache_params=cache,
                 attention_params=attention_params,
-                **options,
+                **given,
             )
             if use_cache:
                 result, present = result
@@ -339,38 +328,23 @@ class DecoderModelForCausalLM(PretrainedModel):
         attention_mask: Tensor | None = None,
         kv_cache_params: KeyValueCacheParams | None = None,
         attention_params: AttentionParams | None = None,
-        mrope_params: Any = None,
-        hidden_states: Tensor | None = None,
-        prompt_embedding_table: Tensor | None = None,
-        prompt_tasks: Tensor | None = None,
-        prompt_vocab_size: Tensor | None = None,
         lora_params: Any = None,
-        spec_decoding_params: Any = None,
+        **options: Any,
     ) -> Any:
         """Logits [B, V] of the last tokens ([B, S, V] of all without last_token_ids), or the hidden
         states for the next stage; with `use_cache` (the same, caches). Of the last stage the hidden
-        states follow (0.8 and later)."""
-        arguments: dict[str, Any] = {
-            "input_ids": input_ids,
-            "position_ids": position_ids,
-            "use_cache": use_cache,
-            "attention_mask": attention_mask,
-            "kv_cache_params": kv_cache_params,
-            "attention_params": attention_params,
-        }
-        options: dict[str, Any] = {
-            "hidden_states": hidden_states,
-            "prompt_embedding_table": prompt_embedding_table,
-            "prompt_tasks": prompt_tasks,
-            "prompt_vocab_size": prompt_vocab_size,
-            "mrope_params": mrope_params,
-            "lora_params": lora_params,
-            "spec_decoding_params": spec_decoding_params,
-        }
-        given = {name: value for name, value in options.items() if value is not None}
-        if "lora_params" not in signature(self.transformer.forward).parameters:
-            given.pop("lora_params", None)  # that they are off, prepare_inputs has checked
-        states = self.transformer(**arguments, **given)
+        states follow (0.8 and later). The transformer gets the options that are not None."""
+        if "lora_params" in signature(self.transformer.forward).parameters:
+            options["lora_params"] = lora_params  # they are off
+        states = self.transformer(
+            input_ids=input_ids,
+            position_ids=position_ids,
+            use_cache=use_cache,
+            attention_mask=attention_mask,
+            kv_cache_params=kv_cache_params,
+            attention_params=attention_params,
+            **{name: value for name, value in options.items() if value is not None},
+        )
         states, presents = states if use_cache else (states, None)
         result = mark_outputs(self, states, presents, last_token_ids)
         results = [result] if presents is None else [result, presents]

@@ -409,6 +409,9 @@ def test_keys_that_llama_does_not_compute(name: str) -> None:
 def test_keys_of_older_configs() -> None:
     config = LLaMAConfig(**SIZES, moe_num_experts=4, moe_top_k=2, hidden_act="swiglu")
     assert (config.moe.num_experts, config.moe.top_k) == (4, 2)
+    assert LLaMAConfig(**SIZES, moe_config=config.moe, hidden_act="swiglu").moe is config.moe
+    written = {*LLaMAConfig(**SIZES).to_dict()}
+    assert not written & {"max_lora_rank", "quant_kwargs", "runtime_defaults", "use_prompt_tuning"}
     config.set_if_not_exist("mlp_bias", True)
     config.set_if_not_exist("own", 1)
     assert (config.mlp_bias, config.own) == (False, 1)
