@@ -84,7 +84,7 @@ class _Finder(MetaPathFinder, Loader):
             return None
         if root == ROOT and (spec := source_spec(module)) is not None:
             return spec
-        if root == ROOT and (not module or is_module(module)):
+        if root == ROOT and (module in ("", "version") or is_module(module)):
             return ModuleSpec(fullname, self, is_package=True)
         near = did_you_mean(module, sorted(modules())) if root == ROOT else ""
         raise ModuleNotFoundError(f"irc has no module {fullname}{near}", name=fullname)
@@ -106,7 +106,7 @@ class _Alias(ModuleType):
         self._definitions = definitions(module, _own, unsupported)
 
     def __getattr__(self, name: str) -> Any:
-        if name == "__version__" and not self._module:
+        if name == "__version__" and self._module in ("", "version"):
             return RELEASES[release()]
         if name.startswith("__"):
             raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
