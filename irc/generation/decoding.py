@@ -15,10 +15,10 @@ from .search import Beams, Hypothesis, Sampled
 
 Array: TypeAlias = np.ndarray[Any, Any]
 Tokens: TypeAlias = list[list[int]]
-# (step, the tokens so far, the logits of the next ones [rows, V]) -> logits to choose from
-Processor: TypeAlias = Callable[[int, Tokens, Array], Array]
+# (step, tokens so far [rows, width], logits of the next ones [rows, V]) -> logits to choose from
+Processor: TypeAlias = Callable[[int, Array, Array], Array]
 # (step, the tokens so far, the logits that they were chosen from) -> whether decoding ends
-Criteria: TypeAlias = Callable[[int, Tokens, Array], bool]
+Criteria: TypeAlias = Callable[[int, Array, Array], bool]
 
 
 class Decoding:
@@ -26,7 +26,8 @@ class Decoding:
 
     `searches` say how each prompt is continued; all have one width. `extra` are inputs of the
     program by name. Logits of tokens from `tokens` on are ignored: they are padding of a sharded
-    table. The hooks see every row of the batch: `width` rows for each prompt.
+    table. The hooks see every row of the batch, as many for each prompt as it has beams. Arrays of
+    tokens have `fill` behind a sequence, up to `width` at least.
     """
 
     def __init__(
@@ -38,9 +39,12 @@ class Decoding:
         tokens: int | None = None,
         processor: Processor | None = None,
         criteria: Criteria | None = None,
+        fill: int = 0,
+        width: int = 0,
     ) -> None:
         self.searches, self.tokens = searches, tokens
         self.processor, self.criteria = processor, criteria
+        self.fill, self.longest = fill, width
         self.prompt_logits: list[Array] | None = None
         self.logits = np.zeros((0, 0))  # [rows, V], from which the last tokens were chosen
         self.width = searches[0].width
@@ -74,7 +78,7 @@ class Decoding:
         while True:
             self.logits = logits[:, : self.tokens]
             if self.processor is not None:
-                self.logits = self.processor(step, self.sequences(), self.logits)
+                self.logits = self.processor(step, self._so_far(), self.logits)
             order: list[int] = []
             for first, search in zip(range(0, len(logits), width), self.searches, strict=True):
                 part = self.logits[first : first + width]
@@ -83,7 +87,7 @@ class Decoding:
             yield step
             if all(search.done for search in self.searches):
                 return
-            if self.criteria is not None and self.criteria(step, self.sequences(), self.logits):
+            if self.criteria is not None and self.criteria(step, self._so_far(), self.logits):
                 return
             step += 1
             if width > 1:
@@ -95,7 +99,10 @@ class Decoding:
         """The continuations of each prompt so far, best first."""
         return [search.results for search in self.searches]
 
-    def arrays(self, width: int, fill: int) -> dict[str, Array]:
+    def _so_far(self) -> Array:
+        return filled(self.sequences(), self.longest, self.fill, np.int32)
+
+    def arrays(self) -> dict[str, Array]:
         """The continuations so far as arrays [prompts, beams], and [prompts, beams, width or more].
 
         `output_ids` with `fill` behind, `sequence_lengths`, the `log_probs` of the new tokens with
@@ -104,7 +111,7 @@ class Decoding:
         rows = [each for results in self.results for each in results]
         limit = max(search.rules.limit for search in self.searches)
         arrays = {
-            "output_ids": filled([each.tokens for each in rows], width, fill, np.int32),
+            "output_ids": filled([each.tokens for each in rows], self.longest, self.fill, np.int32),
             "sequence_lengths": np.array([len(each.tokens) for each in rows], np.int32),
             "log_probs": filled([each.log_probs for each in rows], limit, 0, np.float32),
             "cum_log_probs": np.array([sum(each.log_probs) for each in rows], np.float32),

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 import numpy as np
 
 from ..backends.base import Port, Ports
 from ..errors import Error, did_you_mean
-from ..ir.dims import Dim, DimLike, exact_divide, linear, symbol
+from ..ir.dims import Dim, DimLike, bind, exact_divide, linear, symbol
 from ..ir.dtypes import dtype, integer_range, numpy_dtype
+from ..ir.types import TensorType
 
 Array: TypeAlias = np.ndarray[Any, Any]
 Arrays: TypeAlias = dict[str, Array]
@@ -71,6 +72,32 @@ def check_ranges(
                 )
 
 
+def sizes_of_shapes(
+    ports: Iterable[Port], shapes: Mapping[str, Sequence[int]], dims: Mapping[str, Sequence[int]]
+) -> dict[str, int]:
+    """The sizes of the symbols that inputs of some shapes have; an Error where they do not fit."""
+    from ..backends.reference.inputs import Input, bind_sizes
+
+    known = [port for port in ports if port.name in shapes]
+    zeros = {port.name: np.zeros((), numpy_dtype(port.dtype)) for port in known}
+    arrays = {name: np.broadcast_to(zero, tuple(shapes[name])) for name, zero in zeros.items()}
+    sizes = bind_sizes(
+        [Input(port.name, TensorType(port.dtype, port.shape), arrays[port.name]) for port in known],
+        {},
+    )
+    check_ranges(known, arrays, dims)
+    return sizes
+
+
+def bound_shape(port: Port, sizes: Mapping[str, int]) -> tuple[int, ...]:
+    """The shape of a result for these sizes of symbols."""
+    shape = [bind(dim, sizes) for dim in port.shape]
+    for dim in shape:
+        if isinstance(dim, Dim):
+            raise Error(f"{port.name} has the size {dim}, which the inputs do not tell; give all")
+    return tuple(cast("list[int]", shape))
+
+
 def vocabulary(ports: Ports) -> int | None:
     """The number of tokens of a language model, where its logits tell."""
     size = next((port.shape[-1] for port in ports.outputs if port.name == "logits"), None)
@@ -111,6 +138,19 @@ def check_prompt(prompt: Sequence[int], tokens: int | None) -> None:
     outside = _outside(ids, tokens)
     if outside.size:
         raise Error(f"the prompt has the token {outside[0]}, but the model has {tokens} tokens")
+
+
+def split_prompts(ids: Array, lengths: Sequence[int]) -> list[list[int]]:
+    """The tokens of each prompt, of padded rows [B, S] or of all rows joined, [T] or [1, T]."""
+    known = min(lengths, default=0) > 0
+    if known and ids.ndim == 2 and len(ids) == len(lengths) and max(lengths) <= ids.shape[1]:
+        return [row[:length].tolist() for row, length in zip(ids, lengths, strict=True)]
+    if not known or sum(lengths) != ids.size:
+        raise Error(
+            f"input_ids has the shape {list(ids.shape)} and context_lengths is {list(lengths)}; "
+            "expected rows [B, S] with B lengths of 1 to S, or the prompts of these lengths joined"
+        )
+    return [each.tolist() for each in np.split(ids.reshape(-1), np.cumsum(lengths)[:-1])]
 
 
 def _outside(ids: Array, tokens: int | None) -> Array:

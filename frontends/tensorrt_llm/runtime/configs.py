@@ -6,20 +6,19 @@ import csv
 from collections.abc import Sequence
 from dataclasses import fields as fields_of
 from pathlib import Path
-from typing import Any, TypeAlias, cast
+from typing import Any
 
 import numpy as np
 
 from irc.errors import Error, did_you_mean
 from irc.generation.sampling import Sampling, random_of_row
+from irc.generation.words import WordLists, word_array
 from irc.json_files import read_object
 from irc.source import here
 
 from ..api import api, fields
 from ..dtypes import as_array
 from ..quantization import QuantMode
-
-Words: TypeAlias = list[list[int]]
 
 
 class _Record:
@@ -131,54 +130,17 @@ _NEW_NAMES = {
 }
 
 
-def words_of(given: Any, rows: int) -> list[Words]:
-    """The token sequences of stop or bad words, by row.
-
-    Either lists of lists of tokens, for all rows or per row, or an array [rows, 2, n] or [2, n]:
-    tokens, and behind them the ends of the words, filled with -1.
-    """
-    if given is None:
-        return [[] for _ in range(rows)]
-    items = list(cast("Sequence[Any]", given)) if isinstance(given, (list, tuple)) else []
-    if not items or hasattr(items[0], "shape"):  # an array, or one per row
-        array = as_array(given)
-        words = [_split(*each.tolist()) for each in (array[None] if array.ndim == 2 else array)]
-    elif _is_words(items):
-        words = [[list(word) for word in items]]
-    elif all(_is_words(each) for each in items):
-        words = [[list(word) for word in each] for each in items]
-    else:
-        raise Error("expected stop and bad words as lists of tokens per row, or an array [B, 2, n]")
-    if len(words) not in (1, rows):
-        raise Error(f"there are words for {len(words)} rows, but the batch has {rows}")
-    return words * rows if len(words) == 1 else words
-
-
-def _is_words(given: Any) -> bool:
-    """Whether this is a list of lists of tokens."""
-    lists = (list, tuple)
-    return isinstance(given, lists) and all(
-        isinstance(word, lists) and all(isinstance(n, int | np.integer) for n in cast("Any", word))
-        for word in cast("Sequence[Any]", given)
-    )
-
-
-def _split(tokens: list[int], ends: list[int]) -> Words:
-    ends = [end for end in ends if end > 0]
-    return [tokens[begin:end] for begin, end in zip([0, *ends], ends, strict=False)]
-
-
 @api("runtime.generation.decode_words_list")
 def decode_words_list(
     word_dict: Sequence[Sequence[Any]], tokenizer: Any = None, add_special_tokens: bool = False
-) -> list[Words]:
+) -> list[WordLists]:
     """The tokens of the words of each row; texts are encoded by `tokenizer`."""
     return _encoded_words(word_dict, tokenizer, add_special_tokens)
 
 
 def _encoded_words(
     rows: Sequence[Sequence[Any]], tokenizer: Any, add_special_tokens: bool
-) -> list[Words]:
+) -> list[WordLists]:
 
     def encoded(word: Any) -> list[int]:
         if not isinstance(word, str | bytes):
@@ -203,12 +165,4 @@ def to_word_list_format(
     for row in word_dict:
         text = row[0].decode() if isinstance(row[0], bytes) else row[0]
         split.append(next(csv.reader([text])) if len(row) == 1 and isinstance(text, str) else row)
-    rows = _encoded_words(split, tokenizer, add_special_tokens)
-    width = max([1, *(sum(map(len, words)) for words in rows)])
-    array = np.zeros((len(rows), 2, width), np.int32)
-    array[:, 1] = -1
-    for row, words in enumerate(rows):
-        tokens = [token for word in words for token in word]
-        array[row, 0, : len(tokens)] = tokens
-        array[row, 1, : len(words)] = np.cumsum([len(word) for word in words])
-    return array
+    return word_array(_encoded_words(split, tokenizer, add_special_tokens))

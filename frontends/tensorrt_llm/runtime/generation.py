@@ -14,15 +14,16 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from irc.errors import Error, did_you_mean
-from irc.generation.decoding import Decoding, filled
-from irc.generation.inputs import vocabulary
+from irc.generation.decoding import Decoding
+from irc.generation.inputs import split_prompts, vocabulary
 from irc.generation.rows import check_language_model
 from irc.generation.search import Beams, DecodingRules, Sampled
+from irc.generation.words import WordLists, words_of
 from irc.source import here
 
 from ..api import api, fields, release
 from ..dtypes import as_array, torch_of
-from .configs import ModelConfig, SamplingConfig, Words, words_of
+from .configs import ModelConfig, SamplingConfig
 from .session import Session, like, open_engine
 
 Array: TypeAlias = np.ndarray[Any, Any]
@@ -141,6 +142,7 @@ class GenerationSession:
         beam_width: int = 1,
         max_attention_window_size: Any = None,
         sink_token_length: int | None = None,
+        max_kv_cache_length: Any = None,
     ) -> None:
         """Lengths of the following calls of decode. Buffers are allocated by irc itself.
 
@@ -152,7 +154,8 @@ class GenerationSession:
                 raise Error(f"{name} is {value}; expected {least} or more", loc=here())
         self.max_new_tokens, self.beam_width = int(max_new_tokens), int(beam_width)
         self.max_context_length, self._limits = int(max_context_length), {}
-        self._limit(_WINDOW, max_attention_window_size, max_context_length + max_new_tokens)
+        longest = max_context_length + max_new_tokens
+        self._limit(_WINDOW, max_attention_window_size or max_kv_cache_length, longest)
         self._limit(_SINK, sink_token_length, 0)
 
     def _limit(self, begin: str, given: Any, off: int) -> None:
@@ -220,35 +223,28 @@ class GenerationSession:
                 "build the engine with it",
                 loc=here(),
             )
-        prompts = prompts_of(as_array(input_ids), as_array(context_lengths).reshape(-1).tolist())
-        stop = config.stop_words_list if stop_words_list is None else stop_words_list
-        bad = config.bad_words_list if bad_words_list is None else bad_words_list
-        words = zip(words_of(stop, len(prompts)), words_of(bad, len(prompts)), strict=True)
+        prompts = split_prompts(as_array(input_ids), as_array(context_lengths).reshape(-1).tolist())
+        given_words = (
+            (stop_words_list, config.stop_words_list),
+            (bad_words_list, config.bad_words_list),
+        )
+        lists = [default if own is None else own for own, default in given_words]
+        words = zip(*(words_of(_on_host(each), len(prompts)) for each in lists), strict=True)
         searches = [
             self._search(config, row, prompt, *each)
             for row, (prompt, each) in enumerate(zip(prompts, words, strict=True))
         ]
-        fill = next(iter([*config.ends(), config.pad_id or 0]))
-        longest = self.max_context_length + self.max_new_tokens
 
         def wrapped(array: Array) -> Any:
             return like(array, input_ids)
 
-        def hooked(hook: Hook, step: int, rows: list[list[int]], logits: Array) -> Any:
-            """What a hook of the script returns for its arrays."""
-            return hook(step, wrapped(filled(rows, longest, fill, np.int32)), wrapped(logits))
+        def processor(step: int, ids: Array, logits: Array) -> Array:
+            assert logits_processor is not None
+            return as_array(logits_processor(step, wrapped(ids), wrapped(logits)))
 
-        def processor(step: int, rows: list[list[int]], logits: Array) -> Array:
-            return (
-                as_array(hooked(logits_processor, step, rows, logits))
-                if logits_processor
-                else logits
-            )
-
-        def criteria(step: int, rows: list[list[int]], logits: Array) -> bool:
-            return stopping_criteria is not None and bool(
-                hooked(stopping_criteria, step, rows, logits)
-            )
+        def criteria(step: int, ids: Array, logits: Array) -> bool:
+            assert stopping_criteria is not None
+            return bool(stopping_criteria(step, wrapped(ids), wrapped(logits)))
 
         decoding = Decoding(
             self.artifact.program,
@@ -256,14 +252,16 @@ class GenerationSession:
             searches,
             {**self._limits, **arrays},
             self.vocab_size,
-            processor,
-            criteria,
+            processor if logits_processor else None,
+            criteria if stopping_criteria else None,
+            fill=next(iter([*config.ends(), config.pad_id or 0])),
+            width=self.max_context_length + self.max_new_tokens,
         )
         logits: list[Any] = []
 
         def result() -> Any:
             """The tokens so far, in the form that was asked for."""
-            arrays = decoding.arrays(longest, fill)
+            arrays = decoding.arrays()
             if not (return_dict or config.return_dict):
                 return wrapped(arrays["output_ids"])
             asked = {
@@ -306,7 +304,7 @@ class GenerationSession:
         return self.decode(joined, lengths, sampling_config, streaming=streaming, **more)
 
     def _search(
-        self, config: SamplingConfig, row: int, prompt: list[int], stop: Words, bad: Words
+        self, config: SamplingConfig, row: int, prompt: list[int], stop: WordLists, bad: WordLists
     ) -> Sampled | Beams:
         width = int(config.num_beams)
         if width != self.beam_width:
@@ -323,17 +321,9 @@ class GenerationSession:
         return Beams(prompt, rules, width, float(penalty), bool(early))
 
 
-def prompts_of(ids: Array, lengths: Sequence[int]) -> list[list[int]]:
-    """The tokens of each prompt, of padded rows [B, S] or of all rows joined, [T] or [1, T]."""
-    known = min(lengths, default=0) > 0
-    if known and ids.ndim == 2 and len(ids) == len(lengths) and max(lengths) <= ids.shape[1]:
-        return [row[:length].tolist() for row, length in zip(ids, lengths, strict=True)]
-    if not known or sum(lengths) != ids.size:
-        raise Error(
-            f"input_ids has the shape {list(ids.shape)} and context_lengths is {list(lengths)}; "
-            "expected rows [B, S] with B lengths of 1 to S, or the prompts of these lengths joined"
-        )
-    return [each.tolist() for each in np.split(ids.reshape(-1), np.cumsum(lengths)[:-1])]
+def _on_host(words: Any) -> Any:
+    """Words without tensors of PyTorch."""
+    return as_array(words) if hasattr(words, "shape") else words
 
 
 @api("runtime.generation._prepare_attention_mask")

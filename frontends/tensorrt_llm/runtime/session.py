@@ -11,12 +11,9 @@ import numpy as np
 
 import irc
 from irc.backends.base import Port
-from irc.backends.reference.inputs import Input, bind_sizes
 from irc.errors import Error
 from irc.generation.checks import checked
-from irc.generation.inputs import check_ranges, converted
-from irc.ir.dims import Dim, bind
-from irc.ir.dtypes import numpy_dtype
+from irc.generation.inputs import bound_shape, check_ranges, converted, sizes_of_shapes
 from irc.ir.types import TensorType
 
 from ..api import api
@@ -95,28 +92,13 @@ class Session:
     def infer_shapes(self, inputs: Sequence[TensorInfo], context: Any = None) -> list[TensorInfo]:
         """The outputs for inputs of these shapes, states included in neither."""
         sizes = self.check_shapes({each.name: each.shape for each in inputs})
-        outputs: list[TensorInfo] = []
-        for port in self.engine.outputs.values():
-            shape = [bind(dim, sizes) for dim in port.shape]
-            unknown = [dim for dim in shape if isinstance(dim, Dim)]
-            if unknown:
-                raise Error(
-                    f"the output {port.name} has the size {unknown[0]}, which the inputs "
-                    f"{', '.join(each.name for each in inputs)} do not determine; give all inputs"
-                )
-            shape = tuple(map(int, map(str, shape)))
-            outputs.append(TensorInfo(port.name, data_type(port.dtype), shape))
-        return outputs
+        ports = self.engine.outputs.values()
+        return [TensorInfo(p.name, data_type(p.dtype), bound_shape(p, sizes)) for p in ports]
 
     def check_shapes(self, shapes: Mapping[str, Sequence[int]]) -> dict[str, int]:
         """The sizes of symbols that inputs of these shapes have; an Error if they do not fit."""
-        ports = [port for name, port in self.engine.inputs.items() if name in shapes]
-        zeros = {port.name: np.zeros((), numpy_dtype(port.dtype)) for port in ports}
-        arrays = {name: np.broadcast_to(zero, tuple(shapes[name])) for name, zero in zeros.items()}
-        rows = [Input(p.name, TensorType(p.dtype, p.shape), arrays[p.name]) for p in ports]
-        sizes = bind_sizes(rows, {})
-        check_ranges(ports, arrays, self.artifact.manifest["dims"])
-        return sizes
+        ports = list(self.engine.inputs.values())
+        return sizes_of_shapes(ports, shapes, self.artifact.manifest["dims"])
 
     def set_shapes(self, tensor_dict: Mapping[str, Any], context: Any = None) -> None:
         """Check that the engine takes these shapes; `run` sets them itself."""
