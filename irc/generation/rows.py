@@ -70,7 +70,8 @@ class Rows:
         if found is not None and found[0] in dims:  # backends pad a call of fewer tokens
             self.dims = {**dims, found[0]: (1, *dims[found[0]][1:])}
         self._checked: tuple[int, ...] = ()  # the shape of the last call's tokens
-        self._last_call: tuple[Array, _Call] | None = None  # its logits
+        # logits, tokens and width of the last call; no _Call, which would keep these rows alive
+        self._all_logits: tuple[Array, Array, int] | None = None
         lengths = {len(prompt) for prompt in prompts}
         if self.growing and len(lengths) > 1 and not any(p.name == _MASK for p in self.inputs):
             raise Error(
@@ -170,21 +171,21 @@ class Rows:
                 "as an output, and compile without --next-tokens"
             )
         logits = results["logits"]
-        self._last_call = (logits, call)
+        self._all_logits = logits, call.counts, call.width
         return call.last(logits) if self.packed or logits.ndim == 3 else logits
 
     def logits_of_tokens(self) -> list[Array] | None:
         """[tokens, V] of the last call for each row, where the program returns all logits."""
-        if self._last_call is None:
+        if self._all_logits is None:
             return None
-        logits, call = self._last_call
+        logits, counts, width = self._all_logits
         if self.packed:
             logits = logits.reshape(-1, logits.shape[-1])
-            ends = np.cumsum(call.counts)
+            ends = np.cumsum(counts)
             return np.split(logits, ends[:-1]) if len(logits) == ends[-1] else None
-        if logits.ndim != 3 or logits.shape[1] != call.ids.shape[1]:
+        if logits.ndim != 3 or logits.shape[1] != width:
             return None
-        return [row[:count] for row, count in zip(logits, call.counts, strict=True)]
+        return [row[:count] for row, count in zip(logits, counts, strict=True)]
 
     def _zeros(self, port: Port, slots: int) -> Array:
         return np.zeros(state_shape(port, self.count, slots), numpy_dtype(port.dtype))
