@@ -45,8 +45,8 @@ class BuilderConfig:
 
     def __init__(self, **given: Any) -> None:
         self.plugin_config: Any = None
-        vars(self).update(given)
         self._tensorrt = TensorrtConfig()
+        vars(self).update(given)
 
     @property
     def trt_builder_config(self) -> TensorrtConfig:
@@ -69,13 +69,9 @@ class Builder:
     strongly_typed = True
 
     @property
-    def trt_builder(self) -> Builder:
-        """Itself: there is no builder of TensorRT below."""
-        return self
-
-    def create_optimization_profile(self) -> OptimizationProfile:
-        """An empty profile."""
-        return OptimizationProfile()
+    def trt_builder(self) -> TensorrtBuilder:
+        """TensorRT's own builder."""
+        return TensorrtBuilder()
 
     def create_network(self) -> Network:
         """An empty network; its plugins are those of the script's version."""
@@ -116,6 +112,31 @@ class Builder:
         path.parent.mkdir(parents=True, exist_ok=True)
         text = json.dumps(builder_config.to_dict(), indent=2, default=str)
         path.write_text(text, encoding="utf-8")
+
+
+class TensorrtBuilder:
+    """What scripts ask of TensorRT's own builder."""
+
+    def create_optimization_profile(self) -> OptimizationProfile:
+        """An empty profile."""
+        return OptimizationProfile()
+
+    def create_builder_config(self, **_: Any) -> TensorrtConfig:
+        """A config whose flags have no effect."""
+        return TensorrtConfig()
+
+    def create_network(self, flags: int = 0) -> Network:
+        """An empty network."""
+        return Network()
+
+    def build_engine(
+        self, network: Network, config: TensorrtConfig | BuilderConfig
+    ) -> EngineBuffer:
+        """Bytes that name the engine of this rank."""
+        own = config if isinstance(config, BuilderConfig) else BuilderConfig(_tensorrt=config)
+        return Builder().build_engine(network=network, builder_config=own)
+
+    build_serialized_network = build_engine
 
 
 @api("builder.get_engine_version")

@@ -181,3 +181,14 @@ def test_a_world_of_one_rank_after_a_larger_one(tmp_path: Path) -> None:
                 engine = builder.build_engine(network, config)
                 assert engine.engine == world
         assert {name: merged(name).mesh.ranks for name in session.networks} == {"two": 2, "one": 1}
+
+
+def test_the_builder_of_tensorrt() -> None:
+    builder = Builder().trt_builder
+    config = builder.create_builder_config()
+    config.set_flag("REFIT")
+    network = builder.create_network(1)
+    with net_guard(network):
+        (Tensor("x", "float32", [2]) + 1.0).mark_output("y")
+    engine = builder.build_serialized_network(network, config)
+    assert engine.artifact.run({"x": np.ones(2, np.float32)})["y"].tolist() == [2, 2]
