@@ -2,15 +2,19 @@
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
+import irc
 from irc.backends.base import Port, Ports
 from irc.generation.model import Model
+from irc.generation.sampling import Sampling
 from irc.generation.tokenizer import Tokenizer
 from irc.ir.dims import symbol
-from tests.tiny_checkpoint import write_tokenizer
+from tests.fresh import session_seed
+from tests.tiny_checkpoint import write_checkpoint, write_tokenizer
 
 B, S, C = map(symbol, "BSC")
 VOCAB = 300
@@ -69,3 +73,48 @@ def test_states_that_the_model_created_are_not_returned(folder: Path) -> None:
     assert list(model.run({"input_ids": ids})) == ["logits"]
     cache = np.zeros((1, 1, 8, 4), np.float32)
     assert list(model.run({"input_ids": ids, "k0": cache})) == ["logits", "k0"]
+
+
+@pytest.mark.parametrize(
+    ("own", "other"),
+    [
+        ({}, {}),
+        ({"beams": 2}, {"num_beams": 2, "num_return_sequences": 2, "early_stopping": True}),
+        ({"sampling": Sampling(repetition_penalty=1.5)}, {"repetition_penalty": 1.5}),
+    ],
+)
+def test_batches_are_continued_as_by_transformers(
+    own: dict[str, Any], other: dict[str, Any], tmp_path: Path
+) -> None:
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    checkpoint = write_checkpoint(tmp_path / "checkpoint", session_seed())
+    oracle = transformers.AutoModelForCausalLM.from_pretrained(checkpoint)
+    irc.compile(checkpoint, tmp_path / "model", backend="reference")
+    prompts, end = [[5, 7, 2], [250], [11, 12, 13, 14]], 299
+    batch = irc.load(tmp_path / "model").model.generate_batch(prompts, 8, **own)
+    for prompt, results in zip(prompts, batch, strict=True):
+        ids = torch.tensor([prompt])
+        settings = {"max_new_tokens": 8, "do_sample": False, "pad_token_id": end, **other}
+        rows = oracle.generate(ids, attention_mask=torch.ones_like(ids), **settings).tolist()
+        for result, tokens in zip(results, rows, strict=True):
+            assert result.tokens == tokens[: len(result.tokens)]
+            assert {*tokens[len(result.tokens) :]} <= {end}
+            assert len(result.log_probs) == len(result.tokens) - len(prompt)
+
+
+def test_hooks_of_a_batch(tmp_path: Path) -> None:
+    irc.compile(write_checkpoint(tmp_path / "checkpoint"), tmp_path / "m", backend="reference")
+    model, seen = irc.load(tmp_path / "m").model, list[list[list[int]]]()
+
+    def processor(step: int, ids: np.ndarray, logits: np.ndarray) -> np.ndarray:
+        seen.append(ids.tolist())
+        return np.eye(VOCAB)[[step + 10] * len(logits)]
+
+    batch = model.generate_batch(
+        [[1], [2, 3]], 9, processor=processor, criteria=lambda step, ids, logits: step == 2
+    )
+    assert [results[0].tokens for results in batch] == [[1, 10, 11, 12], [2, 3, 10, 11, 12]]
+    assert seen[1] == [[1, 10, 0], [2, 3, 10]]
+    bad = model.generate_batch([[1]], 2, bad=[[10]], processor=processor)
+    assert 10 not in bad[0][0].tokens

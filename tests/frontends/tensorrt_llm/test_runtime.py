@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-import irc
 from irc.cli.main import main
 from irc.errors import Error
 from irc.frontends.tensorrt_llm.context import new_session
@@ -23,7 +22,6 @@ from irc.frontends.tensorrt_llm.runtime import (
 from irc.generation.sampling import log_probabilities
 from tests.fresh import fresh, session_seed
 from tests.frontends.tensorrt_llm.decoders import HIDDEN, VOCAB, Oracle, artifact
-from tests.tiny_checkpoint import write_checkpoint
 
 SEED = session_seed()
 KINDS = ("own", "fixed", "growing")
@@ -277,15 +275,6 @@ def test_hooks_see_and_change_the_tokens(runner: ModelRunner, prompt: list[int])
     assert new(ids[0, 0], prompt)[:3] == [1, 6, 11]
 
 
-def test_results_are_tensors_where_the_prompts_are(
-    runner: ModelRunner, oracle: Oracle, batch: list[list[int]]
-) -> None:
-    torch = pytest.importorskip("torch")
-    ids = runner.generate([torch.tensor(each) for each in batch], end_id=-1, max_new_tokens=2)
-    assert isinstance(ids, torch.Tensor)
-    assert ids[0, 0, : len(batch[0]) + 2].tolist() == oracle.greedy(batch[0], 2)
-
-
 def test_the_rows_of_a_prompt_table_have_ids_behind_the_vocabulary(tmp_path: Path) -> None:
     runner = ModelRunner.from_dir(artifact("fixed", SEED, tmp_path / "e", tuned=True))
     table = fresh(2).standard_normal((1, 2, HIDDEN), np.float32)
@@ -317,22 +306,6 @@ def test_inputs_that_the_caller_gives(beams: int, tmp_path: Path, batch: list[li
     ]
     with pytest.raises(Error, match="no value for bias; use irc run, or give arrays by name"):
         session.decode_batch(list(map(np.array, batch)), config)
-
-
-@pytest.mark.parametrize("beams", [1, 2])
-def test_an_artifact_of_several_ranks(beams: int, tmp_path: Path) -> None:
-    checkpoint = write_checkpoint(tmp_path / "model", SEED)
-    settings: dict[str, Any] = {"end_id": -1, "max_new_tokens": 4, "num_beams": beams}
-    found: list[list[list[int]]] = []
-    for mesh in ("", "tp=2,pp=2"):
-        folder = tmp_path / f"engine{mesh}"
-        irc.compile(checkpoint, folder, mesh=mesh, backend="reference")
-        found.append(
-            ModelRunner.from_dir(folder)
-            .generate([[5, 7, 2], [250], [11, 12, 13, 14]], **settings)
-            .tolist()
-        )
-    assert found[0] == found[1]
 
 
 def test_prompts_of_one_length_without_a_mask(tmp_path: Path, oracle: Oracle) -> None:
