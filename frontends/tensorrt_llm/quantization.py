@@ -39,7 +39,7 @@ def _with(*names: str) -> Callable[[QuantMode], QuantMode]:
 @api(_MODE)
 class QuantMode(IntFlag):
     """What is quantized, as flags. Their numbers differ between versions of TensorRT-LLM: those
-    here are of 0.16, with the later flags behind, so config files should hold names."""
+    here are of 0.16, so config files should hold names."""
 
     INT4_WEIGHTS = auto()
     INT8_WEIGHTS = auto()
@@ -53,13 +53,6 @@ class QuantMode(IntFlag):
     FP8_ROWWISE = auto()
     W4A8_QSERVE = auto()
     COUNT = auto()
-    FP8_1x128_128x128 = auto()
-    NVFP4 = auto()
-    NVFP4_KV_CACHE = auto()
-    W4A8_NVFP4_FP8 = auto()
-    W4A8_MXFP4_FP8 = auto()
-    W4A8_MXFP4_MXFP8 = auto()
-    W4A16_MXFP4 = auto()
     WEIGHTS_AND_ACTIVATIONS = INT4_WEIGHTS | INT8_WEIGHTS | ACTIVATIONS
     VALID_FLAGS = COUNT - 1
 
@@ -152,11 +145,9 @@ class QuantMode(IntFlag):
     has_per_group_scaling = _has("PER_GROUP")
     has_int8_kv_cache = _has("INT8_KV_CACHE")
     has_fp8_kv_cache = _has("FP8_KV_CACHE")
-    has_nvfp4_kv_cache = _has("NVFP4_KV_CACHE")
-    has_kv_cache_quant = _has("INT8_KV_CACHE", "FP8_KV_CACHE", "NVFP4_KV_CACHE")
+    has_kv_cache_quant = _has("INT8_KV_CACHE", "FP8_KV_CACHE")
     has_fp8_qdq = _has("FP8_QDQ")
     has_fp8_rowwise = _has("FP8_ROWWISE")
-    has_nvfp4 = _has("NVFP4")
     set_int8_kv_cache = _with("INT8_KV_CACHE")
     set_fp8_kv_cache = _with("FP8_KV_CACHE")
     set_fp8_qdq = _with("FP8_QDQ")
@@ -180,7 +171,7 @@ class QuantMode(IntFlag):
 
     def has_any_quant(self, exclude_kv_cache: bool = False) -> bool:
         """Whether anything is quantized."""
-        caches = self.INT8_KV_CACHE | self.FP8_KV_CACHE | self.NVFP4_KV_CACHE
+        caches = self.INT8_KV_CACHE | self.FP8_KV_CACHE
         how = self.PER_CHANNEL | self.PER_TOKEN | self.PER_GROUP | self.COUNT
         return bool(self & ~(how | caches if exclude_kv_cache else how))
 
@@ -235,14 +226,8 @@ class QuantAlgo(StrEnum):
     W4A8_QSERVE_PER_CHANNEL = "W4A8_QSERVE_PER_CHANNEL", _QSERVE
     FP8 = "FP8", QuantMode.FP8_QDQ
     FP8_PER_CHANNEL_PER_TOKEN = "FP8_PER_CHANNEL_PER_TOKEN", _NONE.set_fp8_rowwise()
-    FP8_BLOCK_SCALES = "FP8_BLOCK_SCALES", QuantMode.FP8_1x128_128x128
     INT8 = "INT8", _NONE
     MIXED_PRECISION = "MIXED_PRECISION", _NONE
-    NVFP4 = "NVFP4", QuantMode.NVFP4
-    W4A8_NVFP4_FP8 = "W4A8_NVFP4_FP8", QuantMode.W4A8_NVFP4_FP8
-    W4A8_MXFP4_FP8 = "W4A8_MXFP4_FP8", QuantMode.W4A8_MXFP4_FP8
-    W4A8_MXFP4_MXFP8 = "W4A8_MXFP4_MXFP8", QuantMode.W4A8_MXFP4_MXFP8
-    W4A16_MXFP4 = "W4A16_MXFP4", QuantMode.W4A16_MXFP4
 
     mode: QuantMode
 

@@ -219,7 +219,7 @@ def cache_codes(mode: Any, scale: Tensor | None) -> CacheQuantization:
     """How a cache of a QuantMode holds keys and values, with the scale of its codes [1]."""
     if mode is None or not mode.has_kv_cache_quant():
         return CacheQuantization()
-    if scale is None or mode.has_nvfp4_kv_cache():
+    if scale is None:
         raise Error(
             f"a KV cache of {mode!r} is not supported; expected INT8_KV_CACHE or FP8_KV_CACHE, "
             "with its scale",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from copy import copy
 from pathlib import Path
 from typing import Any, ClassVar, NoReturn, cast
@@ -27,7 +27,7 @@ from ...huggingface.files import Checkpoint
 from ...huggingface.quantized.modelopt import pairs_of_rows
 from ...huggingface.quantized.parts import FLOATS, Tensors
 from ...models.decoder import DecoderConfig
-from ..api import api, find
+from ..api import api
 from ..arrays import ArrayFile
 from ..context import current_session
 from ..dtypes import as_array, irc_dtype, numpy_to_torch, str_dtype
@@ -115,11 +115,7 @@ def save_rank(model: Any, output_dir: str | os.PathLike[str], save_config: bool 
     """Write rankN.safetensors with every parameter and, unless told not to, config.json."""
     folder, rank = Path(output_dir), model.config.mapping.rank
     folder.mkdir(parents=True, exist_ok=True)
-    file = ArrayFile(folder, f"rank{rank}")
-    file.path = folder / f"rank{rank}.safetensors"
-    for name, array in _arrays(model):
-        file.add(name, array)
-    file.write(IrcModule("weights"))
+    _write(folder / f"rank{rank}.safetensors", _arrays(model))
     if save_config:
         model.config.to_json_file(folder / "config.json")
 
@@ -204,19 +200,31 @@ def _folder_of(source: Source) -> Path:
         return Path(cast("str", source))
     tensors: dict[str, Any] = source.state_dict()
     key = tuple((name, each.data_ptr(), each._version) for name, each in tensors.items())
-    copies = current_session().copies
-    if key not in copies:
-        copies[key] = current_session().folder / f"model-{len(copies)}"
-        _write_arrays(copies[key], {name: as_array(each) for name, each in tensors.items()})
-    return copies[key]
+    return _written(key, lambda: tensors)
 
 
-def _write_arrays(folder: Path, arrays: Mapping[str, Array]) -> None:
-    """Write a folder with arrays as model.safetensors."""
-    folder.mkdir(parents=True)
-    file = ArrayFile(folder, "model")
-    file.path = folder / "model.safetensors"
-    for name, array in arrays.items():
+def _meta_folder(folder: str | os.PathLike[str], config: Any) -> Path:
+    """The tensors of a folder of Meta under the names of transformers, in one of the session."""
+    key = str(Path(folder).absolute())
+    return _written(key, lambda: meta.tensors(folder, config.head_size, config.vocab_size))
+
+
+def _written(key: Any, tensors: Callable[[], dict[str, Any]]) -> Path:
+    """A folder of the session with tensors as model.safetensors, written once per key."""
+    session = current_session()
+    if key not in session.copies:
+        folder = session.copies[key] = session.folder / f"model-{len(session.copies)}"
+        folder.mkdir()
+        arrays = {name: as_array(each) for name, each in tensors().items()}
+        _write(folder / "model.safetensors", arrays.items())
+    return session.copies[key]
+
+
+def _write(path: Path, arrays: Iterable[tuple[str, Array]]) -> None:
+    """Write arrays as a file of safetensors."""
+    file = ArrayFile(path.parent, path.stem)
+    file.path = path
+    for name, array in arrays:
         file.add(name, array)
     file.write(IrcModule("weights"))
 
@@ -262,25 +270,6 @@ def _quantize(layer: QuantizedLinear, floats: Array) -> None:
     codes, scales = quantize_columns(floats.T, weight.bits)
     weight.value = pack(codes, weight.bits)
     scale.value = scales.astype(numpy_dtype(scale.type.dtype))
-
-
-def load_weights(source: Source, config: Any, mapping: RankMapping | None = None) -> dict[str, Any]:
-    """The tensors of one rank, of PyTorch, by the names of the parameters of LLaMAForCausalLM."""
-    config = copy(config)
-    config.mapping = mapping or config.mapping
-    model = find("models.llama.model.LLaMAForCausalLM")(config)
-    bind_llama(model, source)
-    return {name: numpy_to_torch(array.copy()) for name, array in _arrays(model)}
-
-
-def _meta_folder(folder: str | os.PathLike[str], config: Any) -> Path:
-    """The tensors of a folder of Meta under the names of transformers, in one of the session."""
-    key, copies = str(Path(folder).absolute()), current_session().copies
-    if key not in copies:
-        copies[key] = current_session().folder / f"model-{len(copies)}"
-        tensors = meta.tensors(folder, config.head_size, config.vocab_size)
-        _write_arrays(copies[key], {name: as_array(each) for name, each in tensors.items()})
-    return copies[key]
 
 
 # -- methods of models
@@ -463,33 +452,27 @@ def load_hf_llama(model_dir: str) -> str:
 
 
 @api("models.llama.convert.load_weights_from_hf_model")
-def load_weights_from_hf_model(hf_model: Source, config: Any) -> dict[str, Any]:
-    """The tensors of one rank, of PyTorch, of a model of transformers or a folder."""
-    return load_weights(hf_model, config)
-
-
-@api("models.llama.weight.load_from_hf_llama")
-def load_from_hf_llama(
-    tensorrt_llm_llama: Any, hf_llama: Source, mapping: RankMapping | None = None
-) -> dict[str, Any]:
-    """The tensors of one rank, of PyTorch, of a model of transformers."""
-    return load_weights(hf_llama, tensorrt_llm_llama.config, mapping)
-
-
 @api("models.llama.convert.load_weights_from_hf_by_shard")
 @api("models.llama.convert.load_weights_from_hf_safetensors")
-@api("models.llama.weight.load_from_hf_checkpoint")
-def load_weights_from_folder(
-    model_dir: str, config: Any, mapping: RankMapping | None = None
-) -> dict[str, Any]:
-    """The tensors of one rank, of PyTorch, of a folder."""
-    return load_weights(model_dir, config, mapping)
-
-
 @api("models.llama.convert.load_weights_from_meta_ckpt")
+@api("models.llama.weight.load_from_hf_checkpoint")
+@api("models.llama.weight.load_from_hf_llama")
 @api("models.llama.weight.load_from_meta_llama")
-def load_weights_from_meta_ckpt(
-    meta_ckpt_dir: str, config: Any, mapping: RankMapping | None = None
+def load_weights(
+    config: Any = None,
+    mapping: RankMapping | None = None,
+    hf_model: Source = None,
+    model_dir: Source = None,
+    hf_llama: Source = None,
+    tensorrt_llm_llama: Any = None,
+    meta_ckpt_dir: str | None = None,
 ) -> dict[str, Any]:
-    """The tensors of one rank, of PyTorch, of a folder of Meta."""
-    return load_weights(_meta_folder(meta_ckpt_dir, config), config, mapping)
+    """The tensors of one rank, of PyTorch, by the names of the parameters of LLaMAForCausalLM."""
+    from .llama import LLaMAForCausalLM
+
+    config = copy(config or tensorrt_llm_llama.config)
+    config.mapping = mapping or config.mapping
+    model = LLaMAForCausalLM(config)
+    source = next((x for x in (hf_model, hf_llama, model_dir) if x is not None), None)
+    bind_llama(model, source if meta_ckpt_dir is None else _meta_folder(meta_ckpt_dir, config))
+    return {name: numpy_to_torch(array.copy()) for name, array in _arrays(model)}

@@ -144,7 +144,7 @@ def test_arguments_of_0_9(llama: Llama, tmp_path: Path) -> None:
             preloaded_model=llama.torch,
         )
         assert model.transformer.vocab_embedding.weight.shape == (53, 16)
-        tensors = weights.load_weights_from_hf_model(llama.torch, model.config)
+        tensors = weights.load_weights(hf_llama=llama.torch, tensorrt_llm_llama=model)
         assert tensors["transformer.layers.0.mlp.fc.weight"].shape == (32, 32)
         LLaMAForCausalLM.quantize(
             llama.folder,

@@ -40,14 +40,8 @@ ALGOS = {
     ),
     "FP8": ("FP8_QDQ", "fp8"),
     "FP8_PER_CHANNEL_PER_TOKEN": ("FP8_ROWWISE|PER_TOKEN|PER_CHANNEL", "fp8_rowwise"),
-    "FP8_BLOCK_SCALES": ("FP8_1x128_128x128", "fp8_block"),
     "INT8": ("", Error("it is for caches")),
     "MIXED_PRECISION": ("", Error("give a table of scopes")),
-    "NVFP4": ("NVFP4", "nvfp4"),
-    "W4A8_NVFP4_FP8": ("W4A8_NVFP4_FP8", "w4a8_nvfp4_fp8"),
-    "W4A8_MXFP4_FP8": ("W4A8_MXFP4_FP8", "w4a8_mxfp4_fp8"),
-    "W4A8_MXFP4_MXFP8": ("W4A8_MXFP4_MXFP8", "w4a8_mxfp4_mxfp8"),
-    "W4A16_MXFP4": ("W4A16_MXFP4", "w4a16_mxfp4"),
 }
 
 
@@ -123,7 +117,6 @@ PREDICATES = {
     "has_per_group_scaling": "W4A16_AWQ W4A8_AWQ W4A16_GPTQ W8A16_GPTQ W4A8_QSERVE_PER_GROUP",
     "has_fp8_qdq": "FP8",
     "has_fp8_rowwise": "FP8_PER_CHANNEL_PER_TOKEN",
-    "has_nvfp4": "NVFP4",
 }
 
 
