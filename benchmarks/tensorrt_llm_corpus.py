@@ -100,9 +100,8 @@ def session(release: str) -> Any:
 class Plugin:
     """Pytest's hooks: a session for every test, a sample of the cases, and a row for each."""
 
-    def __init__(self, release: str, cases: int) -> None:
-        self.release, self.cases = release, cases
-        self.rows: list[Row] = []
+    def __init__(self, release: str, cases: int, as_json: bool) -> None:
+        self.release, self.cases, self.as_json = release, cases, as_json
 
     def pytest_collection_modifyitems(self, items: list[Any]) -> None:
         """Keep some cases of every function, evenly spread."""
@@ -128,7 +127,9 @@ class Plugin:
             self._add(report.nodeid, "skipped", reason[:200])
 
     def _add(self, node: str, *verdict: str) -> None:
-        self.rows.append(Row(self.release, node.replace("::", " ").split("tests/")[-1], *verdict))
+        row = Row(self.release, node.replace("::", " ").split("tests/")[-1], *verdict)
+        text = "@row " + json.dumps(asdict(row)) if self.as_json else str(row)
+        print(f"\n{text}", file=sys.__stdout__, flush=True)  # at once: a test may end the process
 
 
 def _function_of(item: Any) -> Any:
@@ -170,12 +171,11 @@ def places(error: BaseException) -> str:
     return ", ".join(inner.values())
 
 
-def run_test(release: str, file: str, cases: int, options: list[str]) -> list[Row]:
-    """Run one file of tests in this process."""
+def run_tests(release: str, files: list[str], cases: int, as_json: bool, more: list[str]) -> None:
+    """Run files of tests of one folder in this process, and print rows."""
     import pytest
 
     simulate()
-    plugin = Plugin(release, cases)
 
     class Sessions:
         @pytest.hookimpl(wrapper=True)
@@ -183,13 +183,15 @@ def run_test(release: str, file: str, cases: int, options: list[str]) -> list[Ro
             with session(release):
                 return (yield)
 
-    path = SOURCES / release / "tests" / file
-    options = [str(path), "-c", os.devnull, "--rootdir", str(SOURCES / release / "tests"), "-q",
-               "-p", "no:cacheprovider", "--noconftest", "-W", "ignore",
-               "--timeout", str(SECONDS), *options]  # fmt: skip
+    root = SOURCES / release / "tests"
+    options = ["-c", os.devnull, "--rootdir", str(root), "-q", "-p", "no:cacheprovider",
+               "--noconftest", "-W", "ignore", "--timeout", str(SECONDS),
+               "--continue-on-collection-errors"]  # fmt: skip
     with world(release):
-        pytest.main(options, plugins=[plugin, Sessions()])
-    return plugin.rows
+        names = [str(root / file) for file in files]
+        pytest.main(
+            [*names, *options, *more], plugins=[Plugin(release, cases, as_json), Sessions()]
+        )
 
 
 # ---- scripts: the commands that a user would type
@@ -269,36 +271,43 @@ def _verdict_of_text(printed: str) -> tuple[str, str, str]:
     return "refused" if is_sentence else "stops", text, where
 
 
-def in_child(command: list[str], release: str) -> subprocess.CompletedProcess[str]:
-    """Run Python with the libraries of a release."""
+def in_child(command: list[str], release: str, times: int = 1) -> subprocess.CompletedProcess[str]:
+    """Run Python with the libraries of a release, for 5 * SECONDS, or some times as long."""
     first, last = libraries(release)
     path = [first, *filter(None, [os.environ.get("PYTHONPATH")]), last]
     variables = {"PYTHONPATH": os.pathsep.join(path), "PYTHONDONTWRITEBYTECODE": "1"}
-    options: dict[str, Any] = {"capture_output": True, "text": True, "timeout": 5 * SECONDS}
+    options: dict[str, Any] = {"capture_output": True, "text": True, "timeout": 5 * SECONDS * times}
     try:
         return subprocess.run(
             [sys.executable, *command], env={**os.environ, **variables}, **options
         )
-    except subprocess.TimeoutExpired:
-        return subprocess.CompletedProcess(command, 1, "", f"error: no end after {5 * SECONDS} s")
+    except subprocess.TimeoutExpired as end:
+        printed = (end.stdout or b"").decode(errors="replace")
+        return subprocess.CompletedProcess(command, 124, printed, "error: it did not end")
 
 
 # ---- the table
 
 
 def rows_of_tests(own: argparse.Namespace) -> Iterator[Row]:
-    """A row for every test of the files whose path begins with `name`."""
+    """A row for every test of the files whose path begins with `name`; a process for a folder."""
     folder = SOURCES / own.release / "tests"
-    files = [str(p.relative_to(folder)) for each in TESTS for p in sorted(folder.glob(each))]
-    for file in files:
-        if not file.startswith(own.name):
-            continue
-        command = ["-m", _MODULE, "test", own.release, file, "--json", "--cases", str(own.cases)]
-        done = in_child(command, own.release)
-        lines = [line for line in done.stdout.splitlines() if line.startswith("@row ")]
-        yield from (Row(**json.loads(line[5:])) for line in lines)
-        if not lines:
-            yield Row(own.release, file, "stops", (done.stdout + done.stderr).strip()[-200:])
+    for pattern in TESTS:
+        files = [str(path.relative_to(folder)) for path in sorted(folder.glob(pattern))]
+        files = [file for file in files if file.startswith(own.name)]
+        while files:
+            command = ["-m", _MODULE, "test", own.release, ",".join(files), "--json"]
+            done = in_child([*command, "--cases", str(own.cases), "--tb=no"], own.release, 6)
+            found = [
+                json.loads(each[5:]) for each in done.stdout.splitlines() if each[:5] == "@row "
+            ]
+            yield from (Row(**each) for each in found)
+            if done.returncode in (0, 1):
+                break
+            # a test has ended the process: go on behind its file
+            last = found[-1]["name"].split(" ")[0] if found else files[0]
+            files = files[files.index(last) + 1 :] if last in files else []
+            yield Row(own.release, last, "stops", (done.stdout + done.stderr).strip()[-200:])
 
 
 def main() -> None:
@@ -324,8 +333,7 @@ def main() -> None:
     elif not (SOURCES / own.release).is_dir():
         parser.error(f"set IRC_TENSORRT_LLM_SOURCES to a folder that has {own.release}")
     elif own.kind == "test":
-        for row in run_test(own.release, own.name, own.cases, options):
-            print("@row " + json.dumps(asdict(row)) if own.json else row)
+        run_tests(own.release, own.name.split(","), own.cases, own.json, options)
     else:
         _write(own)
 
