@@ -80,10 +80,6 @@ class OptimizationProfile:
         """The smallest, most frequent and largest shape of an input."""
         self.shapes[input] = [tuple(min), tuple(opt), tuple(max)]
 
-    def get_shape(self, input: str) -> list[Sequence[int]]:
-        """(min, opt, max) of an input; empty if none are set."""
-        return self.shapes.get(input, [])
-
     def set_shape_input(
         self, input: str, min: Sequence[int], opt: Sequence[int], max: Sequence[int]
     ) -> None:
@@ -97,7 +93,7 @@ class OptimizationProfile:
 
 def per_dimension(sizes: Any, count: int, least: int = 0) -> tuple[int, ...]:
     """A number per dimension, each at least `least`."""
-    numbers = (sizes,) * count if isinstance(sizes, (int, float)) else tuple(sizes)
+    numbers: tuple[Any, ...] = (sizes,) * count if isinstance(sizes, (int, float)) else tuple(sizes)
     if len(numbers) != count or min(numbers) < least:
         expected = f"expected {count} numbers of at least {least}, or one for all"
         raise Error(f"{expected}, found {sizes}", loc=here())

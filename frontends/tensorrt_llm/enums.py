@@ -45,17 +45,9 @@ class PositionEmbeddingType(_Named):
         """Whether queries and keys are rotated; `chatglm` is rotated by positions of its own."""
         return self.name in ("rope_gptj", "rope_gpt_neox", "long_rope", "yarn", "mrope")
 
-    def is_mrope(self) -> bool:
-        """Whether the angles come from positions of several dimensions."""
-        return self is PositionEmbeddingType.mrope
-
     def is_alibi(self) -> bool:
         """Whether distances are added to the scores with fixed slopes."""
         return self.name in ("alibi", "alibi_with_scale")
-
-    def is_deferred(self) -> bool:
-        """Whether learned biases are added to the scores."""
-        return self is PositionEmbeddingType.relative
 
 
 class RotaryScalingType(_Named):

@@ -241,14 +241,6 @@ class Module(base.Module):
         """Assign a parameter, or None for one that this layer does without."""
         setattr(self, name, param)
 
-    def update_parameters(self, torch_module: Any) -> None:
-        """Set the values from a module of PyTorch that has the same paths."""
-        own, values = dict(self.named_parameters()), dict(torch_module.named_parameters())
-        for name, parameter in own.items():
-            if name not in values:
-                raise Error(f"expected the parameter {name}, found none of that name", loc=here())
-            parameter.value = values[name]
-
     def register_network_output(self, name: str, value: Tensor) -> None:
         """Keep a tensor for debugging; `named_network_outputs` lists those of all modules."""
         self.network_outputs = {**self.network_outputs, name: value}

@@ -146,10 +146,6 @@ class Tensor:
         """Whether its elements are known sizes and numbers."""
         return self.entry.content is not None
 
-    def get_dimension_name(self, dim: int) -> str:
-        """The symbol of a dynamic size; "" for a static one."""
-        return "" if self.shape[dim] != -1 else str(self.entry.shape[dim])
-
     @property
     def shape(self) -> tuple[int, ...]:
         """The sizes, -1 where they are dynamic; `type.shape` has their symbols."""
@@ -229,15 +225,6 @@ def add_methods(**methods: Callable[..., Any]) -> None:
 def wrap(inner: Inner) -> Tensor:
     """The tensor of a script over one of irc."""
     return Tensor.of(current_network().builder.entry(inner.value))
-
-
-def unwrap(x: Operand) -> Any:
-    """irc's tensor under a Tensor or a Parameter; numbers and None are returned unchanged."""
-    inner = getattr(x, "inner", x)
-    if isinstance(x, Tensor) or not isinstance(inner, Inner) or active_network() is None:
-        return inner
-    wide = widened(current_network().builder.entry(inner.value))
-    return inner if wide.value is inner.value else wrap_entry(wide)
 
 
 def wrap_entry(entry: Entry) -> Inner:

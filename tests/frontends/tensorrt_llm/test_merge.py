@@ -13,13 +13,13 @@ from irc.analysis.spmd import verify_spmd
 from irc.frontends import functional as F
 from irc.frontends.tensor import one
 from irc.frontends.tensorrt_llm import Network, Parameter, Tensor, default_net, net_guard
-from irc.frontends.tensorrt_llm.arithmetic import binary
+from irc.frontends.tensorrt_llm.arithmetic import binary, unwrapped
 from irc.frontends.tensorrt_llm.context import new_session
 from irc.frontends.tensorrt_llm.engines import merged
 from irc.frontends.tensorrt_llm.functional import allreduce, chunk, matmul, recv, relu, send
 from irc.frontends.tensorrt_llm.mapping import Mapping
 from irc.frontends.tensorrt_llm.module import constant_tensor
-from irc.frontends.tensorrt_llm.tensor import unwrap, wrap
+from irc.frontends.tensorrt_llm.tensor import wrap
 from irc.weights import UnboundRef, ZerosRef
 from tests.fresh import fresh
 
@@ -29,13 +29,13 @@ Build = Callable[[Mapping], None]
 
 
 def linear(x: Tensor, weight: Parameter) -> Tensor:
-    return wrap(F.linear(unwrap(x), unwrap(weight.value)))
+    return wrap(F.linear(unwrapped(x), unwrapped(weight.value)))
 
 
 def gathered(x: Tensor, axis: str, size: int) -> Tensor:
     """The values of all ranks, one after the other in a new first dimension."""
-    tall = wrap(F.unsqueeze(unwrap(x), dims=(0,)))
-    return wrap(F.all_gather(unwrap(tall), axis=axis, dim=0, group_size=size))
+    tall = wrap(F.unsqueeze(unwrapped(x), dims=(0,)))
+    return wrap(F.all_gather(unwrapped(tall), axis=axis, dim=0, group_size=size))
 
 
 def columns(array: np.ndarray, m: Mapping) -> np.ndarray:
@@ -132,7 +132,7 @@ def test_numbers_may_differ_by_rank(
 ) -> None:
     def build(m: Mapping) -> None:
         y = constant_tensor(number(m))
-        y = y if y.type.dtype != "bool" else wrap(F.cast(unwrap(y), "i32"))
+        y = y if y.type.dtype != "bool" else wrap(F.cast(unwrapped(y), "i32"))
         y = gathered(y, "tp", m.tp_size)
         y = gathered(y, "cp", m.cp_size) if m.cp_size > 1 else y
         y.mark_output("y")
@@ -158,7 +158,7 @@ def test_slices_may_begin_elsewhere_on_every_rank(step: int) -> None:
 
     def build(m: Mapping) -> None:
         start = 4 * m.tp_rank
-        y = F.slice(unwrap(source(size=12)), dim=1, start=start, stop=start + 4, step=step)
+        y = F.slice(unwrapped(source(size=12)), dim=1, start=start, stop=start + 4, step=step)
         gathered(wrap(y), "tp", m.tp_size).mark_output("y")
 
     wanted = [x[:, 4 * i : 4 * i + 4 : step] for i in range(3)]
@@ -286,8 +286,8 @@ def growing(m: Mapping) -> None:
         token = default_net().receive(Tensor("h", "float32", [-1, 2, 4, 1, 3], other), m.rank - 2)
     heads = 4 // m.tp_size
     first = heads * m.tp_rank
-    own = wrap(F.slice(unwrap(token), dim=2, start=first, stop=first + heads))
-    present = wrap(F.concat([unwrap(past), unwrap(own)], dim=3))
+    own = wrap(F.slice(unwrapped(token), dim=2, start=first, stop=first + heads))
+    present = wrap(F.concat([unwrapped(past), unwrapped(own)], dim=3))
     present.mark_output(f"present_key_value_{m.pp_rank}")
     if not m.is_last_pp_rank():
         default_net().send(token * 2.0, m.rank + 2).mark_output("hidden_states_output")

@@ -9,11 +9,11 @@ import pytest
 import irc
 from irc.frontends import functional as F
 from irc.frontends.tensorrt_llm import Network, Parameter, Tensor, default_net, merge, net_guard
-from irc.frontends.tensorrt_llm.arithmetic import binary
+from irc.frontends.tensorrt_llm.arithmetic import binary, unwrapped
 from irc.frontends.tensorrt_llm.context import new_session
 from irc.frontends.tensorrt_llm.functional import recv, send
 from irc.frontends.tensorrt_llm.mapping import Mapping
-from irc.frontends.tensorrt_llm.tensor import unwrap, wrap
+from irc.frontends.tensorrt_llm.tensor import wrap
 
 from .traced import source, trace
 
@@ -22,13 +22,13 @@ Build = Callable[[Mapping], None]
 
 def other_operand(m: Mapping) -> Tensor:
     x = source()
-    y = wrap(F.exp(unwrap(x)))
+    y = wrap(F.exp(unwrapped(x)))
     return (y if m.rank else x) * 2.0
 
 
 def other_count(m: Mapping) -> Tensor:
     x = source() * 2.0
-    return wrap(F.exp(unwrap(x))) if m.rank else x
+    return wrap(F.exp(unwrapped(x))) if m.rank else x
 
 
 def other_name(m: Mapping) -> Tensor:
@@ -38,8 +38,8 @@ def other_name(m: Mapping) -> Tensor:
 
 
 def other_optional_operand(m: Mapping) -> Tensor:
-    x = unwrap(Tensor("x", "float32", [2, 3, 4]))
-    lengths = {"past" if m.rank else "lengths": unwrap(Tensor("n", "int32", [2]))}
+    x = unwrapped(Tensor("x", "float32", [2, 3, 4]))
+    lengths = {"past" if m.rank else "lengths": unwrapped(Tensor("n", "int32", [2]))}
     return wrap(F.attention(x, x, x, head_dim=4, **lengths))
 
 
@@ -58,7 +58,7 @@ def array_on_one_rank(m: Mapping) -> Tensor:
             "rank 1 has add(%x, full), and rank 0 has mul(%x, full) at ",
         ),
         (
-            lambda m: wrap(F.softmax(unwrap(source()), dim=m.rank)),
+            lambda m: wrap(F.softmax(unwrapped(source()), dim=m.rank)),
             "rank 1 has softmax(%x, dim=1), and rank 0 has softmax(%x, dim=0)",
         ),
         (other_operand, "rank 1 has mul(exp, full), and rank 0 has mul(%x, full)"),
@@ -93,7 +93,7 @@ def test_other_differences_are_refused(build: Callable[..., Tensor], message: st
 def test_differences_show_the_lines_of_both_ranks() -> None:
     def build(m: Mapping) -> None:
         x = source()
-        y = wrap(F.exp(unwrap(x))) if m.rank else wrap(F.log(unwrap(x)))
+        y = wrap(F.exp(unwrapped(x))) if m.rank else wrap(F.log(unwrapped(x)))
         y.mark_output("y")
 
     with new_session(), pytest.raises(irc.Error) as error:

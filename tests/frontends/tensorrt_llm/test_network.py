@@ -21,9 +21,10 @@ from irc.frontends.tensorrt_llm import (
     net_guard,
     precision,
 )
+from irc.frontends.tensorrt_llm.arithmetic import unwrapped
 from irc.frontends.tensorrt_llm.context import current_session, new_session
 from irc.frontends.tensorrt_llm.mapping import Mapping
-from irc.frontends.tensorrt_llm.tensor import unwrap, wrap
+from irc.frontends.tensorrt_llm.tensor import wrap
 from irc.weights import FileRef, UnboundRef
 from tests.fresh import fresh
 
@@ -37,7 +38,7 @@ class Scale(Module):
         self.register_parameter("bias", None)
 
     def forward(self, x: Tensor) -> Tensor:
-        return x * wrap(unwrap(self.weight.value))
+        return x * wrap(unwrapped(self.weight.value))
 
 
 class Stack(Module):
@@ -153,18 +154,6 @@ def test_modules_are_listed_by_path() -> None:
         assert str(default_net().get_outputs()[0].type) == "f16[b, 4]"
 
 
-def test_values_of_pytorch_are_set_by_path() -> None:
-    class Torch:
-        def named_parameters(self) -> Any:
-            return {"weight": np.ones(4, np.float32)}.items()
-
-    layer = Scale(4)
-    layer.update_parameters(Torch())
-    assert layer.weight.raw_value.tolist() == [1.0] * 4
-    with pytest.raises(irc.Error, match=r"expected the parameter layers.0.weight, found none"):
-        Stack().update_parameters(Torch())
-
-
 def test_two_parameters_of_one_name_are_refused() -> None:
     first, second = Scale(4), Scale(4)
     network = Network()
@@ -187,9 +176,9 @@ def test_precision_widens_floats_in_its_block() -> None:
         given = Tensor("x", "float16", [2, 4])
         with precision("float32"):
             square = given * given
-            mean = wrap(F.reduce_mean(unwrap(square), dims=(1,), keep=True))
+            mean = wrap(F.reduce_mean(unwrapped(square), dims=(1,), keep=True))
             assert str(mean.type) == "f32[2, 1]"
-            y = given / wrap(F.sqrt(unwrap(mean)))
+            y = given / wrap(F.sqrt(unwrapped(mean)))
         assert str(y.type) == "f16[2, 4]"
         (y * given).mark_output("y")
 
@@ -218,5 +207,5 @@ def test_notes_are_kept_once() -> None:
 
 def test_lines_of_a_refused_operation_are_those_of_the_script() -> None:
     with net_guard(Network()), pytest.raises(irc.Error) as error:
-        wrap(F.add(unwrap(source()), unwrap(Tensor("y", "int32", [3]))))
+        wrap(F.add(unwrapped(source()), unwrapped(Tensor("y", "int32", [3]))))
     assert "test_network.py" in str(error.value)

@@ -10,7 +10,7 @@ import pytest
 import irc
 from irc.frontends import functional as F
 from irc.frontends.tensorrt_llm import DataType, Network, Parameter, Tensor, functional, net_guard
-from irc.frontends.tensorrt_llm.arithmetic import binary
+from irc.frontends.tensorrt_llm.arithmetic import binary, unwrapped
 from irc.frontends.tensorrt_llm.context import new_session
 from irc.frontends.tensorrt_llm.dimensions import OptimizationProfile
 from irc.frontends.tensorrt_llm.dtypes import (
@@ -24,14 +24,7 @@ from irc.frontends.tensorrt_llm.dtypes import (
 )
 from irc.frontends.tensorrt_llm.module import constant_tensor
 from irc.frontends.tensorrt_llm.network import default_trtnet
-from irc.frontends.tensorrt_llm.tensor import (
-    content_of,
-    shape_of,
-    tensor_of_sizes,
-    type_of,
-    unwrap,
-    wrap,
-)
+from irc.frontends.tensorrt_llm.tensor import content_of, shape_of, tensor_of_sizes, type_of, wrap
 from irc.ir.dims import DimLike, symbol
 from tests.fresh import fresh
 
@@ -184,7 +177,7 @@ def test_division_of_integers_truncates_and_that_of_floats_does_not() -> None:
         a = source()
         (a / 7).mark_output("whole")
         (a / -7).mark_output("negative")
-        (wrap(F.cast(unwrap(a), "f32")) / 8.0).mark_output("real")
+        (wrap(F.cast(unwrapped(a), "f32")) / 8.0).mark_output("real")
 
     got = run(build, {"x": x})
     assert np.array_equal(got["whole"], np.trunc(x / 7).astype(np.int32))
@@ -323,7 +316,7 @@ def test_ranges_may_come_from_profiles_and_sizes_from_each_other() -> None:
 
     def build(_: Any) -> None:
         x, y, v = (Tensor(name, "float32", [-1, -1]) for name in "xyv")
-        wrap(unwrap(x) + unwrap(v)).mark_output("sum")  # of irc's own tensors
+        wrap(unwrapped(x) + unwrapped(v)).mark_output("sum")  # of irc's own tensors
         w = Tensor("w", "float32", [-1, 6])
         total = functional.where(x > 0.0, x, y) + functional.cast(functional.shape(x, 1), "float32")
         functional.matmul(functional.concat([total, y], 0), w).mark_output("z")
