@@ -27,7 +27,7 @@ from .tensor import Tensor, wrap
 
 
 class Weight(base.Parameter):
-    """irc's parameter under a Parameter of the dialect; its reference is made at the end."""
+    """irc's parameter under a Parameter of a script; its reference is made at the end."""
 
     __slots__ = ("owner",)
 
