@@ -205,7 +205,8 @@ def _input_options(prepare: Any, config: BuildConfig) -> dict[str, Any]:
             continue
         if row.use == "refused":
             raise Error(f"BuildConfig: {name} is not supported; {row.why}", loc=here())
-        if value != initial.get(name) and name not in ("max_seq_len", "max_output_len"):
+        own = ("max_seq_len", "max_output_len", "kv_cache_type")  # which build() sets
+        if value != initial.get(name) and name not in own:
             current_session().note(f"{name} has no effect: prepare_inputs does not take it")
     if "use_cache" in options:
         options["use_cache"] = config.kv_cache_type is not KVCacheType.DISABLED
@@ -219,7 +220,8 @@ _OFF: dict[str, Any] = {"lora_dir": [], "lora_target_modules": [], "world_size":
 
 def _asks(value: Any) -> bool:
     """Whether the value of a field asks for something."""
-    own: Any = value if hasattr(value, "keys") else getattr(value, "__dict__", None)
-    if own is not None:
-        return any(own.get(name, off) not in (off, None) for name, off in _OFF.items())
+    if hasattr(value, "keys"):
+        return any(value.get(name, off) not in (off, None) for name, off in _OFF.items())
+    if names := [name for name in _OFF if hasattr(value, name)]:
+        return any(getattr(value, name) not in (_OFF[name], None) for name in names)
     return value is True or str(value).lower() not in ("none", "false", "0", "1", "")

@@ -17,6 +17,7 @@ from ...source import here
 from .api import api, release, rows
 from .api import fields as fields_of
 from .context import current_session
+from .dtypes import DataType, str_dtype
 from .errors import ArgumentError
 
 Use = Literal["honoured", "ignored", "refused", "fixed"]
@@ -174,6 +175,8 @@ class PluginConfig(_Switches):
             self.context_fmha, self.context_fmha_fp32_acc = bool(value), int(value) == 2
             return
         row = settings("plugin").get(name)
+        if row is not None and row.takes == "DTYPE" and isinstance(value, DataType):
+            value = str_dtype(value)
         if row is not None and row.takes in ("SWITCH", "DTYPE"):
             words = {"enable": True, "disable": False if row.takes == "SWITCH" else None}
             value = words.get(value, value)

@@ -13,6 +13,7 @@ import pytest
 import irc
 from irc.frontends.tensorrt_llm.builder import _input_options, build
 from irc.frontends.tensorrt_llm.context import current_session, new_session
+from irc.frontends.tensorrt_llm.dtypes import DataType
 from irc.frontends.tensorrt_llm.mapping import Mapping
 from irc.frontends.tensorrt_llm.settings import (
     BuildConfig,
@@ -68,7 +69,7 @@ def test_setting_switches() -> None:
         config.dtype = "bfloat16"
         assert config.gpt_attention_plugin == "bfloat16" and config.gemm_plugin is None
         assert config._gpt_attention_plugin == "auto"
-        config.set_gemm_plugin(dtype="float16").set_nccl_plugin("float32")
+        config.set_gemm_plugin(dtype=DataType.HALF).set_nccl_plugin("float32")
         config.set_context_fmha(ContextFMHAType.enabled_with_fp32_acc).enable_qk_half_accum()
         assert config.context_fmha_type is ContextFMHAType.enabled_with_fp32_acc
         assert (config.gemm_plugin, config.nccl_plugin) == ("float16", "float32")
@@ -87,6 +88,12 @@ def test_kinds_of_caches() -> None:
     assert legacy(False, True) is KVCacheType.DISABLED
 
 
+class Adapters:
+    """A LoraConfig of a script's own."""
+
+    lora_dir = ("x",)
+
+
 def _built(**fields: Any) -> Any:
     return build(Scale(np.ones(4, np.float32), Mapping()), BuildConfig(**fields))
 
@@ -99,7 +106,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "a window": (lambda: setattr(PluginConfig(), "streamingllm", True), "keep all tokens"),
     "a field": (lambda: setattr(BuildConfig(), "max_batchsize", 3), "mean 'max_batch_size'"),
     "adapters": (
-        lambda: _built(lora_config=SimpleNamespace(lora_dir=["x"], lora_target_modules=[])),
+        lambda: _built(lora_config=Adapters()),
         "lora_config is not supported; merge the adapters",
     ),
     "mrope": (lambda: _built(use_mrope=True), "use_mrope is not supported"),
