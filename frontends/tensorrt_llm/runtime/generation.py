@@ -198,9 +198,9 @@ class GenerationSession:
         i32 [B, beams, max_context_length + max_new_tokens]. `input_ids` is [B, S] padded behind,
         or all prompts joined, with `context_lengths` [B]. With `return_dict` the result is a dict
         of `output_ids`, `sequence_lengths` [B, beams], and the log-probabilities and logits that
-        were asked for. With `streaming` it is an iterator of such results, one after each token.
-        `inputs` are further inputs of the engine by name. Results are tensors of PyTorch where
-        `input_ids` is one.
+        were asked for, `generation_logits` [B, beams, steps, V] among them. With `streaming` it is
+        an iterator of such results, one after each token. `inputs` are further inputs of the
+        engine by name. Results are tensors of PyTorch where `input_ids` is one.
         """
         if self.max_context_length == 0:
             raise Error("call setup(batch_size, max_context_length, max_new_tokens) first")
@@ -257,7 +257,7 @@ class GenerationSession:
             fill=next(iter([*config.ends(), config.pad_id or 0])),
             width=self.max_context_length + self.max_new_tokens,
         )
-        logits: list[Any] = []
+        logits: list[Array] = []
 
         def result() -> Any:
             """The tokens so far, in the form that was asked for."""
@@ -274,14 +274,16 @@ class GenerationSession:
             if self.gather_context_logits and decoding.prompt_logits is not None:
                 results["context_logits"] = [wrapped(each) for each in decoding.prompt_logits]
             if self.gather_generation_logits:
-                results["generation_logits"] = logits
+                rows = np.stack(logits, 1) if logits else decoding.logits[:, None][:, :0]
+                shape = (len(prompts), decoding.width, *rows.shape[1:])
+                results["generation_logits"] = wrapped(rows.reshape(shape))
             return results
 
         def steps() -> Iterator[int]:
             """Decode, and keep the logits that were asked for; up to 0.7 not the first."""
             for step in decoding.steps():
                 if self.gather_generation_logits and (step or release() > 7):
-                    logits.append(wrapped(decoding.logits))
+                    logits.append(decoding.logits)
                 yield step
 
         if streaming:

@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 import torch
 
+from irc.cli.main import main
 from irc.errors import Error
-from irc.frontends.tensorrt_llm.builder import BuildConfig, build
+from irc.frontends.tensorrt_llm.builder import BuildConfig, build, get_engine_version
 from irc.frontends.tensorrt_llm.context import new_session
 from irc.frontends.tensorrt_llm.mapping import Mapping
 from irc.frontends.tensorrt_llm.models.llama import LLaMAForCausalLM
@@ -23,6 +24,7 @@ from irc.frontends.tensorrt_llm.runtime import (
     Session,
 )
 from irc.frontends.tensorrt_llm.runtime.generation import _prepare_attention_mask, _Runtime
+from irc.json_files import read_object
 from tests.fresh import fresh
 
 from .llamas import LLAMA, VOCAB, Llama, made
@@ -103,7 +105,7 @@ def test_greedy_tokens_and_logits(
         tokens = answer(llama, prompt)
         assert results["output_ids"][row, 0, : len(tokens)].tolist() == tokens
         wanted = logits(llama, tokens)
-        chosen = torch.stack([each[row] for each in results["generation_logits"]])
+        chosen = results["generation_logits"][row, 0]
         torch.testing.assert_close(chosen, wanted[len(prompt) - 1 : -1], rtol=1e-4, atol=1e-4)
         if name == "padded":
             prefill = results["context_logits"][row]
@@ -178,6 +180,17 @@ def test_the_attributes_that_scripts_read(engine: Engine) -> None:
     }  # fmt: skip
     assert {name: getattr(runner, name) for name in wanted} == wanted
     assert not hasattr(runner, "num_headz")
+
+
+def test_a_folder_of_irc_build_is_an_engine(llama: Llama, tmp_path: Path) -> None:
+    words = ["--checkpoint_dir", str(llama.folder), "--output_dir", str(tmp_path / "e")]
+    assert main(["build", *words, "--mesh", "tp=2", "--max_batch_size", "2"]) == 0
+    assert get_engine_version(tmp_path / "e") == "0.16.0"
+    assert read_object(tmp_path / "e" / "config.json")["pretrained_config"]["architecture"]
+    runner = ModelRunner.from_dir(tmp_path / "e")
+    assert (runner.num_heads, runner.num_layers, runner.max_batch_size) == (2, 3, 2)
+    ids = runner.generate([[5, 7, 2]], end_id=-1, pad_id=0, max_new_tokens=4)
+    assert ids[0, 0].tolist() == answer(llama, [5, 7, 2], max_new_tokens=4)
 
 
 def test_the_private_runtime_fills_buffers_in_place(engine: Engine, llama: Llama) -> None:
