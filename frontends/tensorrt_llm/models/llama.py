@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from copy import copy
 from typing import Any, ClassVar
 
 from ..api import api
+from ..dtypes import numpy_to_torch
 from ..enums import AttentionMaskType
 from ..functional.collectives import send
 from ..functional.shapes import concat
@@ -20,12 +22,13 @@ from ..layers import (
     PromptTuningEmbedding,
     RmsNorm,
 )
+from ..mapping import Mapping
 from ..module import Module
 from ..tensor import Tensor
 from ..utilities import pad_vocab_size
 from .config import LLaMAConfig, PretrainedConfig
 from .decoder import DecoderLayerList, DecoderModelForCausalLM, from_stage_before
-from .weights import LlamaCheckpointMixin
+from .weights import LlamaCheckpointMixin, Source, arrays_of, bind_llama, meta_folder
 
 _UNGATED = {"swiglu": "silu", "geglu": "gelu"}  # what a gated MLP applies to its gate
 
@@ -275,3 +278,28 @@ class LLaMAForCausalLM(LlamaCheckpointMixin, DecoderModelForCausalLM):
         config = LLaMAConfig.of(config)
         self.quant_mode, self.mapping = config.quant_mode, config.mapping
         super().__init__(config, LLaMAModel(config), head(config))
+
+
+@api("models.llama.convert.load_weights_from_hf_model")
+@api("models.llama.convert.load_weights_from_hf_by_shard")
+@api("models.llama.convert.load_weights_from_hf_safetensors")
+@api("models.llama.convert.load_weights_from_meta_ckpt")
+@api("models.llama.weight.load_from_hf_checkpoint")
+@api("models.llama.weight.load_from_hf_llama")
+@api("models.llama.weight.load_from_meta_llama")
+def load_weights(
+    config: Any = None,
+    mapping: Mapping | None = None,
+    hf_model: Source = None,
+    model_dir: Source = None,
+    hf_llama: Source = None,
+    tensorrt_llm_llama: Any = None,
+    meta_ckpt_dir: str | None = None,
+) -> dict[str, Any]:
+    """The tensors of one rank, of PyTorch, by the names of the parameters of LLaMAForCausalLM."""
+    config = copy(config or tensorrt_llm_llama.config)
+    config.mapping = mapping or config.mapping
+    model = LLaMAForCausalLM(config)
+    source = next((x for x in (hf_model, hf_llama, model_dir) if x is not None), None)
+    bind_llama(model, source if meta_ckpt_dir is None else meta_folder(meta_ckpt_dir, config))
+    return {name: numpy_to_torch(array.copy()) for name, array in arrays_of(model)}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from copy import copy
 from pathlib import Path
 from typing import Any, ClassVar, NoReturn, cast
 
@@ -115,12 +114,12 @@ def save_rank(model: Any, output_dir: str | os.PathLike[str], save_config: bool 
     """Write rankN.safetensors with every parameter and, unless told not to, config.json."""
     folder, rank = Path(output_dir), model.config.mapping.rank
     folder.mkdir(parents=True, exist_ok=True)
-    _write(folder / f"rank{rank}.safetensors", _arrays(model))
+    _write(folder / f"rank{rank}.safetensors", arrays_of(model))
     if save_config:
         model.config.to_json_file(folder / "config.json")
 
 
-def _arrays(model: Any) -> Iterator[tuple[str, Array]]:
+def arrays_of(model: Any) -> Iterator[tuple[str, Array]]:
     """(name, array) of every parameter on this rank."""
     module = IrcModule("weights", model.config.mapping.mesh)
     module.files = {name: str(path) for name, path in current_session().files.items()}
@@ -203,7 +202,7 @@ def _folder_of(source: Source) -> Path:
     return _written(key, lambda: tensors)
 
 
-def _meta_folder(folder: str | os.PathLike[str], config: Any) -> Path:
+def meta_folder(folder: str | os.PathLike[str], config: Any) -> Path:
     """The tensors of a folder of Meta under the names of transformers, in one of the session."""
     key = str(Path(folder).absolute())
     return _written(key, lambda: meta.tensors(folder, config.head_size, config.vocab_size))
@@ -378,7 +377,7 @@ class LlamaCheckpointMixin:
             meta_ckpt_dir, dtype, mapping, quant_config, **fields
         )
         model: Any = cast("Any", cls)(config)
-        bind_llama(model, _meta_folder(meta_ckpt_dir, config))
+        bind_llama(model, meta_folder(meta_ckpt_dir, config))
         return model
 
     @classmethod
@@ -449,30 +448,3 @@ def has_safetensors(model_dir: str | os.PathLike[str]) -> bool:
 def load_hf_llama(model_dir: str) -> str:
     """The folder itself, which `from_hugging_face` and `load_weights_from_hf_model` read."""
     return model_dir
-
-
-@api("models.llama.convert.load_weights_from_hf_model")
-@api("models.llama.convert.load_weights_from_hf_by_shard")
-@api("models.llama.convert.load_weights_from_hf_safetensors")
-@api("models.llama.convert.load_weights_from_meta_ckpt")
-@api("models.llama.weight.load_from_hf_checkpoint")
-@api("models.llama.weight.load_from_hf_llama")
-@api("models.llama.weight.load_from_meta_llama")
-def load_weights(
-    config: Any = None,
-    mapping: RankMapping | None = None,
-    hf_model: Source = None,
-    model_dir: Source = None,
-    hf_llama: Source = None,
-    tensorrt_llm_llama: Any = None,
-    meta_ckpt_dir: str | None = None,
-) -> dict[str, Any]:
-    """The tensors of one rank, of PyTorch, by the names of the parameters of LLaMAForCausalLM."""
-    from .llama import LLaMAForCausalLM
-
-    config = copy(config or tensorrt_llm_llama.config)
-    config.mapping = mapping or config.mapping
-    model = LLaMAForCausalLM(config)
-    source = next((x for x in (hf_model, hf_llama, model_dir) if x is not None), None)
-    bind_llama(model, source if meta_ckpt_dir is None else _meta_folder(meta_ckpt_dir, config))
-    return {name: numpy_to_torch(array.copy()) for name, array in _arrays(model)}

@@ -18,7 +18,7 @@ from irc.frontends.checkpoints.mixed_gemm import quantize_columns
 from irc.frontends.tensorrt_llm.context import new_session
 from irc.frontends.tensorrt_llm.mapping import Mapping
 from irc.frontends.tensorrt_llm.models import weights
-from irc.frontends.tensorrt_llm.models.llama import LLaMAConfig, LLaMAForCausalLM
+from irc.frontends.tensorrt_llm.models.llama import LLaMAConfig, LLaMAForCausalLM, load_weights
 from irc.frontends.tensorrt_llm.quantization import QuantConfig
 
 from .llamas import Llama, made
@@ -144,7 +144,7 @@ def test_arguments_of_0_9(llama: Llama, tmp_path: Path) -> None:
             preloaded_model=llama.torch,
         )
         assert model.transformer.vocab_embedding.weight.shape == (53, 16)
-        tensors = weights.load_weights(hf_llama=llama.torch, tensorrt_llm_llama=model)
+        tensors = load_weights(hf_llama=llama.torch, tensorrt_llm_llama=model)
         assert tensors["transformer.layers.0.mlp.fc.weight"].shape == (32, 32)
         LLaMAForCausalLM.quantize(
             llama.folder,
