@@ -17,6 +17,7 @@ from ...source import here
 from .api import RELEASES, ROOT, find, is_module, modules, names_of, release, status, suggestion
 from .context import current_session
 from .sources import definitions, source_spec
+from .torch_ops import register
 
 _TENSORRT = "tensorrt"
 
@@ -94,6 +95,7 @@ class _Finder(MetaPathFinder, Loader):
 
     def exec_module(self, module: ModuleType) -> None:
         """Names are found when they are used."""
+        register()
 
 
 class _Alias(ModuleType):
@@ -110,6 +112,7 @@ class _Alias(ModuleType):
             return RELEASES[release()]
         if name.startswith("__"):
             raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
+        register()
         path = f"{self._module}.{name}".lstrip(".")
         if path in modules() or source_spec(path) is not None:
             return import_module(f"{ROOT}.{path}")

@@ -5,6 +5,7 @@ Products of integer codes are exact: they are summed in f32, and scaled once.
 
 from __future__ import annotations
 
+import sys
 from typing import Any, cast
 
 import numpy as np
@@ -14,28 +15,29 @@ from ....ir.dtypes import dtype_of, numpy_dtype
 from ....source import here
 from ....weights import Ref
 from ... import functional as F
-from ...checkpoints.mixed_gemm import unpack
+from ...checkpoints.mixed_gemm import pack, unpack
 from ...tensor import Tensor
 from ..api import api
 from ..arithmetic import unwrapped
 from ..context import current_network
 from ..dtypes import as_array, irc_dtype
 from ..module import Parameter, Weight
+from ..torch_ops import register
 from . import layer_norm, rms_norm
 
 
 class PackedWeight(Parameter):
     """Integer codes in the order of TensorRT-LLM's kernels, held as [..., outputs, inputs].
 
-    Scripts see `shape` [..., inputs, outputs * bits / 8] of i8 (or f16, of half as many numbers),
+    Scripts see `shape` [..., inputs, outputs * bits / 8] of i8 (or f16 or f32, of fewer numbers),
     and set such arrays.
     """
 
     def __init__(self, shape: tuple[int, ...], bits: int, dtype: Any = "int8") -> None:
         self.bits, self.packed = bits, shape
-        self.bytes_type = numpy_dtype(irc_dtype(dtype))
+        self.stored = numpy_dtype(irc_dtype(dtype))
         *front, k, n = shape
-        outputs = n * (16 if irc_dtype(dtype) == "f16" else 8) // bits
+        outputs = n * self.stored.itemsize * 8 // bits
         super().__init__(shape=(*front, outputs, k), dtype="i4" if bits == 4 else "i8")
 
     @property
@@ -54,7 +56,8 @@ class PackedWeight(Parameter):
             self.bound = value  # of codes as the graph has them
             return
         array = as_array(value)
-        if array.shape == self.packed and array.dtype.itemsize <= 2:
+        fits = array.dtype.itemsize == self.stored.itemsize and dtype_of(array) not in ("i4", "u4")
+        if array.shape == self.packed and fits:
             packed = np.ascontiguousarray(array).view(np.int8).reshape(*array.shape[:-1], -1)
             self.bound = codes_of(packed, self.bits)
             return
@@ -65,6 +68,12 @@ class PackedWeight(Parameter):
             "torch.ops.trtllm.symmetric_quantize_last_axis_of_batched_matrix does",
             loc=here(),
         )
+
+    @property
+    def raw_value(self) -> np.ndarray[Any, Any]:
+        """The packed array."""
+        codes = np.swapaxes(super().raw_value.astype(np.int8), -1, -2)
+        return pack(codes, self.bits).view(self.stored)
 
 
 def codes_of(packed: np.ndarray[Any, Any], bits: int) -> np.ndarray[Any, Any]:
@@ -77,10 +86,15 @@ def codes_of(packed: np.ndarray[Any, Any], bits: int) -> np.ndarray[Any, Any]:
     return codes.astype(ml_dtypes.int4)
 
 
+def owner_of(tensor: Tensor) -> Parameter | None:
+    """The parameter or constant whose tensor this is."""
+    value, named = tensor.value, current_network().tracer.weights
+    return next((cast("Weight", w).owner for w in named if named[w] is value), None)
+
+
 def code_tensor(weights: Tensor, bits: int) -> Tensor:
-    """The codes [outputs, inputs] of a parameter of a layer, or of a constant of packed bytes."""
-    value, named = weights.value, current_network().tracer.weights
-    owner = next((cast("Weight", each).owner for each in named if named[each] is value), None)
+    """The codes [outputs, inputs] of a parameter of a layer, or of packed bytes."""
+    value, owner = weights.value, owner_of(weights)
     if isinstance(owner, PackedWeight):
         return weights
     array = None if owner is None else owner.bound
@@ -89,17 +103,57 @@ def code_tensor(weights: Tensor, bits: int) -> Tensor:
         sizes: Any = weights.shape
         array = np.full(sizes, producer.attributes["value"], np.int8)
     if not isinstance(array, np.ndarray):
-        raise Error(
-            f"expected packed codes as a constant or a parameter, found {weights.type}, which is "
-            "computed",
-            loc=here(),
-        )
-    packed = PackedWeight(array.shape, bits, "float16" if array.dtype.itemsize == 2 else "int8")
+        return _computed_codes(weights, bits)
+    packed = PackedWeight(array.shape, bits, dtype_of(array))
     packed.value = array
     return packed.inner
 
 
+def _computed_codes(weights: Tensor, bits: int) -> Tensor:
+    """The codes of bytes that are computed, or inputs."""
+    if weights.dtype != "i8":
+        raise Error(f"expected packed codes i8, found {weights.type}", loc=here())
+    inputs, outputs = weights.shape[-2], weights.shape[-1] * 8 // bits
+    if bits == 8:
+        return weights.reshape((outputs, inputs))
+    pairs = weights.reshape((outputs, inputs // 2, 1)).cast("f32")
+    high = F.floor(pairs / 16.0)
+    low = pairs - high * 16.0
+    signed = low - F.floor(low / 8.0) * 16.0
+    return F.concat((signed, high), dim=-1).reshape((outputs, inputs)).cast("i8")
+
+
 # -- what scripts call
+
+
+@api("quantization.functional.symmetric_quantize_last_axis_of_batched_matrix")
+def symmetric_quantize_last_axis_of_batched_matrix(weight: Any, quant_mode: Any) -> Any:
+    """(stored bytes, scales) of a weight [inputs, outputs] of torch."""
+    return _operation("symmetric_quantize_last_axis_of_batched_matrix")(weight, quant_mode)
+
+
+@api("quantization.functional.preprocess_weights_for_mixed_gemm")
+def preprocess_weights_for_mixed_gemm(weight: Any, quant_mode: Any) -> Any:
+    """The stored bytes of codes [inputs, outputs] of torch, of four bits two to a byte."""
+    return _operation("preprocess_weights_for_mixed_gemm")(weight, quant_mode)
+
+
+@api("quantization.functional.unpack_int32_into_int8")
+def unpack_int32_into_int8(w_packed: Any, autoawq_reorder: bool = False) -> Any:
+    """Codes 0 to 15 [..., K, N] of integers [..., K, N / 8] of torch that hold eight, lowest
+    first; autoawq_reorder takes them in the order of AutoAWQ."""
+    torch: Any = sys.modules["torch"]
+    halves = w_packed.contiguous().view(torch.uint8)
+    codes = torch.stack((halves & 15, halves >> 4), -1).flatten(-2).to(torch.int8)
+    if autoawq_reorder:
+        codes = codes.view(-1, 8)[:, [0, 4, 1, 5, 2, 6, 3, 7]].view(codes.shape)
+    return codes.contiguous()
+
+
+def _operation(name: str) -> Any:
+    register()
+    torch: Any = sys.modules["torch"]
+    return getattr(torch.ops.trtllm, name)
 
 
 @api("quantization.functional.quantize", inner=True)
@@ -214,8 +268,15 @@ def fp8_rowwise_gemm(
 def weight_only_quant_matmul(
     input: Any, weights: Any, scales: Any, weightTypeId: int, dtype: Any = None
 ) -> Any:
-    """input [..., K] times codes of 8 bits (weightTypeId 1) or 4 (2), times a scale per output."""
-    codes = code_tensor(weights, 8 // weightTypeId)
+    """input [..., K] times codes of 8 bits (weightTypeId 1) or 4 (2), times a scale per output.
+
+    Without the plugin codes of 8 bits, but for those of layers, are plain ones [K, N].
+    """
+    plain = not current_network().plugin_config.weight_only_quant_matmul_plugin
+    if plain and weightTypeId == 1 and not isinstance(owner_of(weights), PackedWeight):
+        codes = weights.transpose(0, 1)
+    else:
+        codes = code_tensor(weights, 8 // weightTypeId)
     kind: Any = input.dtype
     return F.linear(input, F.dequantize(codes, scales.reshape(-1, 1), dtype=kind))
 
@@ -277,10 +338,19 @@ def smooth_quant_rms_norm(
     clamp_val: Any = None,
     eps: float = 1e-05,
     dynamic_act_scaling: bool = False,
+    scale_dtype: Any = "float32",
+    sum_per_token: bool = False,
+    sum_dtype: Any = "float32",
 ) -> Any:
-    """rms_norm as codes i8, times `scale`; or (codes, scales) of every token."""
+    """rms_norm as codes i8, times `scale`; or what quantize_per_token gives."""
     y = unwrapped(rms_norm(input, normalized_shape, weight=weight, eps=eps))
     y = y if bias is None else y + bias.cast(y.dtype)
     if dynamic_act_scaling:
-        return quantize_per_token(x=y, clamp_val=clamp_val)
+        return quantize_per_token(
+            x=y,
+            clamp_val=clamp_val,
+            scale_dtype=scale_dtype,
+            sum_per_token=sum_per_token,
+            sum_dtype=sum_dtype,
+        )
     return quantize_tensor(x=clamped(y, clamp_val), scale=scale)

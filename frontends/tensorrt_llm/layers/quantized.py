@@ -15,6 +15,7 @@ from ....errors import Error
 from ....quantization.formats import encode
 from ....source import here
 from ... import functional as F
+from ...checkpoints.mixed_gemm import pack, quantize_columns
 from ...tensor import Tensor
 from ..api import api, register, release
 from ..functional import quantized as q
@@ -81,6 +82,12 @@ class WeightOnly(QuantizedLinear):
     def recipe(self) -> Recipe:
         return Recipe(f"int{8 // self.weight_only_quant_mode}", "per_channel_scale")
 
+    def load(self, weight: Any) -> None:
+        bits = 8 // self.weight_only_quant_mode
+        codes, scales = quantize_columns(np.asarray(weight).T, bits)
+        self.weight.value = pack(codes, bits)
+        self.per_channel_scale.value = scales
+
     def multiply(self, x: Tensor) -> Tensor:
         scales = self.per_channel_scale.inner
         return q.weight_only_quant_matmul(
@@ -105,7 +112,8 @@ def packed(
 class Groupwise(QuantizedLinear):
     """x · (codes * scales + zeros), whose scales hold for `group_size` inputs (AWQ, GPTQ).
 
-    Per rank the codes are [inputs, outputs / 4] of f16, up to 0.8 [inputs, outputs / 2] of i8.
+    Per rank the codes are [inputs, outputs / 4] of f16; in 0.6 and 0.7 [inputs, outputs / 2] of i8,
+    in 0.5 [inputs, outputs / 8] of f32.
     """
 
     group_size: int = 128
@@ -123,12 +131,13 @@ class Groupwise(QuantizedLinear):
                 "rank; choose a group_size that does, or a smaller tp_size",
                 loc=here(),
             )
-        old, bits = release() < 9, 8 if self.use_int8_weight else 4
+        old, bits = release() < 8, 8 if self.use_int8_weight else 4
         factors, zeros = vars(self).pop("pre_quant_scale"), vars(self).pop("zero")
         self.names = ("qweight", "scale", "pre_quant_scale") if old else (
             "weight", "weights_scaling_factor", "prequant_scaling_factor")  # fmt: skip
         self.quant_algo = 2 * zeros + 4 * factors + 8 * self.use_w4a8_awq + 16 * (bits == 8)
-        shape, kind = ((k, n // 2), "int8") if old else ((k, n * bits // 16), "float16")
+        kind = "float16" if not old else "float32" if release() == 5 else "int8"
+        shape = k, n * bits // {"float16": 16, "float32": 32, "int8": 8}[kind]
         group = k // size, n
         values = (
             packed(self, shape, bits, kind),
@@ -333,11 +342,12 @@ class SmoothQuantNorm(Norm):
 
     def forward(self, x: Any) -> Any:
         """Codes i8, or (codes, scales)."""
-        function: Any = (
-            q.smooth_quant_layer_norm
-            if isinstance(self, SmoothQuantLayerNorm)
-            else q.smooth_quant_rms_norm
-        )
+        more: Any = {}
+        function: Any = q.smooth_quant_layer_norm
+        if isinstance(self, SmoothQuantRmsNorm):
+            limits = tuple(self.clamp_val or ())
+            function = q.smooth_quant_rms_norm
+            more = {"clamp_val": F.constant(limits, dtype="f32") if limits else None}
         return function(
             x,
             self.normalized_shape,
@@ -346,6 +356,7 @@ class SmoothQuantNorm(Norm):
             scale=self.scale_to_int.inner,
             eps=self.eps,
             dynamic_act_scaling=self.quant_mode.has_per_token_dynamic_scaling(),
+            **more,
         )
 
 

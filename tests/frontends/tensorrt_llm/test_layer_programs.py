@@ -13,6 +13,7 @@ import irc
 from irc.frontends.tensorrt_llm import layers
 from irc.frontends.tensorrt_llm.context import new_session
 from irc.frontends.tensorrt_llm.functional import AllReduceFusionOp, AllReduceParams
+from irc.frontends.tensorrt_llm.functional.quantized import PackedWeight, quantize_per_token
 from irc.frontends.tensorrt_llm.layers import quantized
 from irc.frontends.tensorrt_llm.mapping import Mapping
 from irc.frontends.tensorrt_llm.module import Module
@@ -21,7 +22,7 @@ from tests.fresh import fresh
 from tests.frontends.tensorrt_llm.worlds import Array, module_of
 
 K, N = 32, 16
-SMOOTH = {"quant_mode": QuantMode.use_smooth_quant(True, True)}
+SMOOTH: Any = {"quant_mode": QuantMode.use_smooth_quant(True, True)}
 INT4 = {"quant_mode": QuantMode.use_weight_only(True)}
 GROUPS = {"group_size": 8, "pre_quant_scale": True, "zero": True}
 IDS = fresh(41).integers(-2, 23, (2, 3)).astype("int32")
@@ -33,6 +34,10 @@ def filled(layer: Any) -> Any:
     rng = fresh(43)
     for name, parameter in layer.named_parameters():
         kind = parameter.type.dtype
+        if isinstance(parameter, PackedWeight):
+            packed = rng.integers(-128, 128, (parameter.shape[0], parameter.type.shape[0] // 2))
+            parameter.value = packed.astype("int8").view(parameter.stored)
+            continue
         value: Any = rng.integers(-7, 8, parameter.shape)
         if kind.startswith("f32"):
             value = rng.uniform(0.01, 0.1, parameter.shape)
@@ -56,6 +61,8 @@ class Pair(Module):
         self.second = row(in_features=K, out_features=K, **both)
 
     def forward(self, x: Any, params: Any = None) -> Any:
+        if isinstance(self.first, quantized.SmoothQuantLinear):
+            return self.second(quantize_per_token(self.first(quantize_per_token(x))))
         return self.second(self.first(x), **({"all_reduce_params": params} if params else {}))
 
 

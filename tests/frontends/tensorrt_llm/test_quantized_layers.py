@@ -11,7 +11,7 @@ import pytest
 
 from irc.errors import Error
 from irc.frontends.checkpoints.mixed_gemm import pack, quantize_columns
-from irc.frontends.tensorrt_llm.context import new_session
+from irc.frontends.tensorrt_llm.context import current_network, new_session
 from irc.frontends.tensorrt_llm.functional import quantized as functions
 from irc.frontends.tensorrt_llm.layers import (
     MOE,
@@ -180,7 +180,7 @@ def filled(layer: Any, case: Case, w: Whole, mapping: Mapping, row: bool) -> Any
     weight, scales, codes = getattr(layer, case.weight), getattr(layer, case.scales), own(w.codes)
     if isinstance(weight, functions.PackedWeight):
         packed = pack(codes.T.astype(np.int8), weight.bits)
-        weight.value = packed.view(weight.bytes_type)
+        weight.value = packed.view(weight.stored)
     elif case.floats:
         weight.value = codes.astype("float32") * own(w.scales)
     else:
@@ -231,6 +231,7 @@ def test_constants_of_packed_codes(bits: int) -> None:
     for values in (codes, np.full_like(codes, 3)):
 
         def build(mapping: Mapping, x: Any, values: Array = values) -> Any:
+            current_network().plugin_config.weight_only_quant_matmul_plugin = "auto"
             packed = Parameter(pack(values, bits)).value
             return functions.weight_only_quant_matmul(x, packed, Parameter(scales).value, 8 // bits)
 
@@ -336,9 +337,8 @@ def test_smooth_quant_of_a_layer(token: bool) -> None:
         models.quantize_model(block, mode)
         for name, parameter in block.named_parameters():
             path, _, end = name.rpartition(".")
-            steps = (
-                floats.get(f"{path}.weight", np.ones((1, 1))).max(-1, keepdims=True) / 127 + 1e-3
-            )
+            weight = np.abs(floats.get(f"{path}.weight", np.ones((1, 1))))
+            steps = weight.max(-1, keepdims=True) / 127
             if end == "weight" and parameter.type.dtype == "i8":
                 parameter.value = np.rint(floats[name] / steps).clip(-128, 127).astype("int8")
             elif end == "per_channel_scale":
@@ -350,9 +350,9 @@ def test_smooth_quant_of_a_layer(token: bool) -> None:
                 parameter.value = floats.get(name, np.ones(parameter.shape, "float32"))
         return block(x)
 
-    ((exact,),) = every_rank(lambda m, x: build(m, x, False), {"x": x}, 1, "B")
-    ((found,),) = every_rank(lambda m, x: build(m, x, True), {"x": x}, 1, "B")
-    assert 1e-5 < np.linalg.norm(found - exact) / np.linalg.norm(exact) < (0.2 if token else 0.5)
+    ((exact,),) = every_rank(lambda m, x: build(m, x, False), {"x": x}, 1, "0.16")
+    ((found,),) = every_rank(lambda m, x: build(m, x, True), {"x": x}, 1, "0.16")
+    assert 1e-5 < np.linalg.norm(found - exact) / np.linalg.norm(exact) < (0.1 if token else 0.5)
 
 
 @pytest.mark.parametrize("name", ["Fp8RowwiseMLP", "Fp8RowwiseGatedMLP", "Fp8RowwiseFusedGatedMLP"])
