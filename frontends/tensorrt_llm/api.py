@@ -272,6 +272,13 @@ def find(path: str) -> Any:
     return next((each for each in found if each is not None), None)
 
 
+def alias_of(path: str) -> str | None:
+    """The path with a row of the object that another path, as of ColumnLinear, stands for."""
+    target = find(path)
+    others = (each for each in rows() if target is not None and each in _OBJECTS)
+    return next((each for each in others if _in_release(_OBJECTS, each) is target), None)
+
+
 @cache
 def _by_name() -> dict[str, list[str]]:
     paths: dict[str, list[str]] = {}

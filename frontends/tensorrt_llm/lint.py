@@ -220,7 +220,9 @@ def _row(path: str) -> Row | None:
         ]
         releases = frozenset[int]().union(*(each.releases for each in having))
         return Row(path, releases) if having else None
-    exported = rows.get(next(iter(_exported(owner, name)), ""))
+    exported = rows.get(next(iter(_exported(owner, name)), "")) or rows.get(
+        api.alias_of(path) or ""
+    )
     return None if exported is None else replace(exported, releases=frozenset(RELEASES))
 
 
@@ -438,14 +440,17 @@ class _Scan(ast.NodeVisitor):
 
     def visit_Call(self, node: ast.Call) -> None:
         path = self._path(node.func)
+        kind = self._type_of(node.func) if path is None else None
+        if kind and f"{kind}.forward" in api.rows():  # a layer is called
+            path = f"{kind}.forward"
         if path is None:
             self.generic_visit(node)
             if isinstance(node.func, ast.Attribute):
                 line, name = node.func.end_lineno or node.lineno, f".{node.func.attr}"
                 self.references.append(Reference(line, name, True, None, tuple(node.keywords)))
             return
-        if isinstance(node.func, ast.Attribute):
-            self.visit(node.func.value)
+        if isinstance(node.func, (ast.Attribute, ast.Call)):
+            self.visit(node.func.value if isinstance(node.func, ast.Attribute) else node.func)
         hidden = any(isinstance(each, ast.Starred) for each in node.args)
         count = None if hidden else len(node.args)
         line = node.func.end_lineno or node.lineno
