@@ -190,7 +190,7 @@ def test_a_script_that_runs_an_engine(script: Path, tmp_path: Path) -> None:
     assert found.stdout == "[[3.0, 3.0, 3.0, 3.0]]\n" * 3
     found = subprocess.run([*words, "x"], capture_output=True, text=True, check=False, cwd=ROOT)
     assert found.returncode == 1
-    assert found.stderr.startswith(f"error: {use}:11: the output y has the size B")
+    assert found.stderr.startswith(f"error: {use}:11: y has the size B")
     use.write_text("import sys, tensorrt_llm\nsys.exit(3)\n")
     found = subprocess.run(words, capture_output=True, text=True, check=False, cwd=ROOT)
     assert (found.returncode, found.stderr) == (3, "")
