@@ -45,6 +45,7 @@ class Session:
     configs: dict[str, Any] = field(default_factory=dict[str, Any])  # EngineConfig..., by engine
     mapping: Any = None  # the last Mapping that the script made
     notes: list[str] = field(default_factory=list[str])
+    times: dict[str, list[float]] = field(default_factory=dict[str, "list[float]"])  # of profiler
     files: dict[str, Path] = field(default_factory=dict[str, Path])  # of weight references, by name
     _folder: Path | None = None
 

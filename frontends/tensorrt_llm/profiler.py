@@ -4,63 +4,58 @@ from __future__ import annotations
 
 import os
 import time
-from contextvars import ContextVar
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 from ...errors import Error, did_you_mean
 from ...source import here
 from .api import api
+from .context import current_session
 from .logger import logger
 
 _POWERS = {"G": 30, "M": 20, "K": 10}  # of 2, by the first letter of a unit
-Seconds: TypeAlias = dict[str, float]
-_times: ContextVar[tuple[Seconds, Seconds] | None] = ContextVar("irc_profiler", default=None)
 
 
-def _tables() -> tuple[Seconds, Seconds]:
-    """When each running interval began, and the seconds of those that ended, by their tags."""
-    tables = _times.get()
-    if tables is None:
-        _times.set(tables := (Seconds(), Seconds()))
-    return tables
+def _times() -> dict[str, list[float]]:
+    """By tag: when the running interval began, and the seconds of those that ended."""
+    return current_session().times
 
 
 @api("profiler.start")
 def start(tag: str) -> None:
     """Begin an interval."""
-    _tables()[0][tag] = time.perf_counter()
+    _times().setdefault(tag, [])[:1] = [time.perf_counter()]
 
 
 @api("profiler.stop")
 def stop(tag: str) -> float:
     """End an interval; returns its seconds."""
-    begun, elapsed = _tables()
-    if tag not in begun:
-        near = did_you_mean(tag, begun)
+    if tag not in _times():
+        near = did_you_mean(tag, _times())
         raise Error(f"profiler.stop({tag!r}) without profiler.start({tag!r}){near}", loc=here())
-    seconds = time.perf_counter() - begun[tag]
-    elapsed[tag] = elapsed.get(tag, 0.0) + seconds
-    return seconds
+    begin, *seconds = _times()[tag]
+    _times()[tag] = [begin, *seconds, time.perf_counter() - begin]
+    return _times()[tag][-1]
 
 
 @api("profiler.elapsed_time_in_sec")
 def elapsed_time_in_sec(tag: str) -> float | None:
     """The seconds of all ended intervals with a tag; None where there is none."""
-    return _tables()[1].get(tag)
+    seconds = _times().get(tag, [])[1:]
+    return sum(seconds) if seconds else None
 
 
 @api("profiler.reset")
 def reset() -> None:
     """Forget all intervals."""
-    _times.set(None)
+    _times().clear()
 
 
 @api("profiler.summary")
 def summary() -> None:
     """Log the seconds of every tag."""
-    for tag, seconds in _tables()[1].items():
-        logger.info(f"{tag}: {seconds:.6f} s")
+    for tag, (_, *seconds) in _times().items():
+        logger.info(f"{tag}: {sum(seconds):.6f} s")
 
 
 @api("profiler.host_memory_info")

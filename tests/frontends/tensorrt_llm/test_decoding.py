@@ -13,6 +13,7 @@ import torch
 
 from irc.cli.main import main
 from irc.errors import Error
+from irc.frontends.tensorrt_llm import profiler
 from irc.frontends.tensorrt_llm.builder import BuildConfig, build, get_engine_version
 from irc.frontends.tensorrt_llm.context import new_session
 from irc.frontends.tensorrt_llm.mapping import Mapping
@@ -235,6 +236,17 @@ def test_outputs_that_do_not_fit(engine: Engine) -> None:
         session.run(inputs, {"nothing": np.zeros(1)})
     with pytest.raises(Error, match=r"logits has the shape .*, but the buffer for it \[1, 2\]"):
         session.run(inputs, {"logits": np.zeros((1, 2))})
+
+
+def test_profiler() -> None:
+    with new_session():
+        seconds = [profiler.start("x") or profiler.stop("x") for _ in range(2)]
+        assert profiler.elapsed_time_in_sec("x") == sum(seconds) > 0
+        assert profiler.elapsed_time_in_sec("y") is None
+        used, free, total = profiler.host_memory_info()
+        assert 0 < used < total and free < total
+        with pytest.raises(Error, match="without profiler.start"):
+            profiler.stop("y")
 
 
 @pytest.mark.parametrize(
