@@ -24,6 +24,7 @@ _ABSENT = """
     host_kv_cache_pool_pointers host_kv_cache_pool_mapping host_sink_token_length
     host_runtime_perf_knobs host_context_progress
 """
+_ROWS = "batch_size_beam_width"  # the symbol of B
 _HELD = ("sequence_length", "host_past_key_value_lengths")  # lengths of what caches hold
 _LENGTHS = (*_HELD, "context_lengths", "host_context_lengths", "host_request_types")
 _PROMPT = ("prompt_embedding_table", "tasks", "prompt_vocab_size")
@@ -83,8 +84,8 @@ class GenerationMixin:
         hidden = hidden_size or (num_heads or 0) * head_size
         kind = irc_dtype(dtype if dtype is not None else kv_dtype)
         rows = _rows(max_batch_size * max_beam_width, opt_batch_size)
-        dims: dict[str, Any] = {"batch_size": rows, "input_len": _range(max_input_len)}
-        tasks: dict[str, Any] = {"batch_size": rows, "one": 1}
+        dims: dict[str, Any] = {_ROWS: rows, "input_len": _range(max_input_len)}
+        tasks: dict[str, Any] = {_ROWS: rows, "one": 1}
         if remove_input_padding:
             most = max_num_tokens or rows[2] * max_input_len
             dims = {"num_tokens": (1, min(most, opt_num_tokens or rows[2]), most)}
@@ -100,7 +101,7 @@ class GenerationMixin:
             raise Error("a pipeline stage needs hidden_size, or num_heads", loc=here())
         inputs["position_ids"] = _input("position_ids", "i32", **dims)
         if world.is_last_pp_rank() and not gather_context_logits and not gather_all_token_logits:
-            inputs["last_token_ids"] = _input("last_token_ids", "i32", batch_size=rows)
+            inputs["last_token_ids"] = _input("last_token_ids", "i32", **{_ROWS: rows})
         if prompt_embedding_table_size and world.is_first_pp_rank():
             sizes = {"prompt_rows": _range(prompt_embedding_table_size), "hidden_size": hidden}
             inputs["prompt_embedding_table"] = _input("prompt_embedding_table", kind, **sizes)
@@ -160,19 +161,19 @@ class GenerationMixin:
         if use_gpt_attention_plugin:
             length: dict[str, Any] = {"max_seq_len": (1, total, total)}
             names = _LENGTHS if caching else _LENGTHS[len(_HELD) :]
-            inputs |= {name: _input(name, "i32", batch_size=rows) for name in names}
+            inputs |= {name: _input(name, "i32", **{_ROWS: rows}) for name in names}
         else:
             length = {"past_key_len": (0, total, total)}
             keys = symbol("input_len") + (symbol("past_key_len") if caching else 0)
-            shape = [symbol("batch_size"), keys]
+            shape = [symbol(_ROWS), keys]
             inputs["attention_mask"] = Tensor(name="attention_mask", dtype="i32", shape=shape)
         if use_gpt_attention_plugin and caching:
-            sizes = {"batch_size": rows, "beam_width": max_beam_width, **length}
+            sizes = {_ROWS: rows, "beam_width": max_beam_width, **length}
             inputs["cache_indirection"] = _input("cache_indirection", "i32", **sizes)
         caches: list[Any] = [None] * len(stage)
         for place, layer in enumerate(stage if caching else ()):
             if count := -(-heads.get(layer, 0) // world.tp_size):
-                sizes = {"batch_size": rows, "kv": 2, f"heads_{count}": count}
+                sizes = {_ROWS: rows, "kv": 2, f"heads_{count}": count}
                 sizes |= {**length, "head_size": head_size}
                 name = f"past_key_value_{layer}"
                 caches[place] = _input(name, irc_dtype(kv_dtype), **sizes)

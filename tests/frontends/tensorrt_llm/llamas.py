@@ -205,7 +205,7 @@ class Steps:
             array = self.caches.get(name)
         if array is None:
             layout = self.module.main.layouts.get(f"%{name}", type)
-            sizes = {"batch_size": ROWS, "max_seq_len": CAPACITY, "past_key_len": 0}
+            sizes = {"batch_size_beam_width": ROWS, "max_seq_len": CAPACITY, "past_key_len": 0}
             array = np.zeros(
                 [sizes[str(n)] if str(n) in sizes else int(str(n)) for n in layout.shape]
             )

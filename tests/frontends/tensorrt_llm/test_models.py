@@ -206,7 +206,7 @@ def test_tokens_whose_logits_are_wanted(form: str, tmp_path: Path) -> None:
     def changed(mapping: Mapping) -> Any:
         found = build(mapping)
         inner = found.forward
-        ranges = OrderedDict([("batch_size", [[1, 2, ROWS]]), ("wanted", [3])])
+        ranges = OrderedDict([("batch_size_beam_width", [[1, 2, ROWS]]), ("wanted", [3])])
 
         def forward(**inputs: Any) -> Any:
             if np.ndim(given) == 2:
@@ -282,7 +282,7 @@ def test_inputs_and_outputs_of_every_stage(dialect: Any, plugin: bool, tmp_path:
     assert not first & {"hidden_states_input", "last_token_ids", "past_key_value_2"}
     assert "hidden_states_output" in networks[0].outputs
     assert set(networks[2].outputs) == {"logits", "present_key_value_2"}
-    ranges = {"batch_size": (1, 2, 2), "input_len": (1, 8, 16)}
+    ranges = {"batch_size_beam_width": (1, 2, 2), "input_len": (1, 8, 16)}
     ranges["max_seq_len" if plugin else "past_key_len"] = (int(plugin), CAPACITY, CAPACITY)
     assert ranges.items() <= dict(run.module.dims).items()
 
@@ -292,10 +292,12 @@ def test_sizes_with_two_ranges(tmp_path: Path) -> None:
     build = of_hugging_face(model, Conversion())
 
     def more(mapping: Mapping) -> Any:
-        Tensor("mine", "float32", [-1], OrderedDict([("batch_size", [[1, 4, 8]])]))
+        Tensor("mine", "float32", [-1], OrderedDict([("batch_size_beam_width", [[1, 4, 8]])]))
         return build(mapping)
 
-    message = "'batch_size' has different ranges(?s:.*)mine.*1, 4, 8(?s:.*)input_ids.*1, 2, 2"
+    message = (
+        "'batch_size_beam_width' has different ranges(?s:.*)mine.*1, 4, 8(?s:.*)input_ids.*1, 2, 2"
+    )
     with pytest.raises(irc.Error, match=message):
         steps_of(more, Conversion())
 
