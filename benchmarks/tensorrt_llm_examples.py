@@ -114,6 +114,8 @@ def _of_build_scripts(number: tuple[int, ...]) -> Iterator[Example]:
     for family in ("gptj", "gptneox", "falcon"):
         for name, flags in (("plain", ""), ("plugins", _PLUGINS)):
             commands = (f"{_BUILD} {flags}".replace("{family}", family),)
+            if family == "gptj":
+                commands = (commands[0] + " --rotary_dim 8",)
             if family == "falcon":
                 commands = (commands[0] + " --parallel_attention",)
             yield Example(f"{family}/build.py {name}", family, commands, "logits", sources=True)

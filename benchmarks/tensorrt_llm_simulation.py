@@ -88,6 +88,10 @@ _TORCH_CUDA: dict[str, Any] = {
 }  # fmt: skip
 
 
+def _same(dtype: Any, *_: Any) -> Any:
+    return dtype
+
+
 def _add_modules() -> None:
     """cuda-python with one device, and polygraphy, as far as they are used."""
     results = IntEnum("Result", {"CUDA_SUCCESS": 0, "NVRTC_SUCCESS": 0, "cudaSuccess": 0})
@@ -122,7 +126,9 @@ def _add_modules() -> None:
     )
     backend = _module("polygraphy.backend", trt=trt)
     logger = _module("polygraphy.logger", G_LOGGER=SimpleNamespace(module_severity=0))
-    datatype = _module("polygraphy.datatype", DataType=SimpleNamespace(from_dtype=lambda d, *_: d))
+    datatype = _module(
+        "polygraphy.datatype", DataType=SimpleNamespace(from_dtype=_same, to_dtype=_same)
+    )
     _module("polygraphy", backend=backend, logger=logger, datatype=datatype)
 
 

@@ -162,6 +162,9 @@ def build(model: Any, build_config: BuildConfig | None = None) -> Engine | None:
     network = Network()
     network.plugin_config = config.plugin_config
     network.mapping = model.config.mapping
+    for part in model.modules():  # biases come from the buckets, not from a precomputed table
+        if getattr(part, "relative_attention", False) and not part.max_distance:
+            part.max_distance = getattr(model.config, "max_distance", 0)
     with net_guard(network):
         network.set_named_parameters(model.named_parameters())
         inputs = model.prepare_inputs(**_input_options(model.prepare_inputs, config))

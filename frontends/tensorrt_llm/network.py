@@ -206,13 +206,18 @@ class Network:
                 if x.type.shape[place] != y.type.shape[place]:
                     self.unify(x.type.shape[place], y.type.shape[place])
 
-    def unify(self, left: DimLike, right: DimLike) -> bool:
-        """Take two sizes for one, where one of them is a symbol that the script did not name.
+    def unify(self, left: DimLike, right: DimLike, named: bool = False) -> bool:
+        """Take two sizes for one, where one of them is a symbol that the script did not name, or
+        `named` allows those that it did.
 
         TensorRT compares sizes when it runs; so does irc then, by the symbol of the inputs.
         """
         for size, other in ((right, left), (left, right)):
-            if isinstance(size, Dim) and str(size) in self.unnamed and other != 1:
+            if (
+                isinstance(size, Dim)
+                and (named or str(size) in self.unnamed)
+                and other not in (1, size)
+            ):
                 if isinstance(other, Dim) and str(size) in other.symbols():
                     continue
                 self._substitute({str(size): other})

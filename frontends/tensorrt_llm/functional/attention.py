@@ -173,6 +173,9 @@ def run_cross_attention(
     `lengths` i32 [B] are the lengths of that sequence.
     """
     settings = replace(settings, mask_type=AttentionMaskType.padding)
+    for other in (*kv, lengths, mask):  # inputs may call the rows by different names
+        if other is not None:
+            current_network().unify(q.shape[0], other.shape[0], named=True)
     cache, keys, values = grow(settings.heads, None, *kv, settings.codes)
     return attend_with(settings, q, keys, values, lengths=lengths, mask=mask), cache
 

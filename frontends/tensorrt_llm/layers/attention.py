@@ -268,6 +268,7 @@ class Attention(AttentionBase):
         cross_qkv_reuse: Any = None,
         all_reduce_params: Any = None,
         reduce_fusion_params: Any = None,
+        attention_packed_mask: Any = None,
     ) -> Any:
         """hidden_states [B, S, hidden_size] to the same; with `use_cache` to (the same, cache).
 
@@ -275,6 +276,12 @@ class Attention(AttentionBase):
         `attention_mask` is over all keys. With it the cache has a capacity, and
         host_past_key_value_lengths says how much of it is filled.
         """
+        if attention_packed_mask is not None and attention_mask is None:
+            raise Error(
+                "attention_packed_mask has the bits of attention_mask, which irc reads: give "
+                "attention_mask, one number per query and key",
+                loc=here(),
+            )
         caches = kv_cache_params or KeyValueCacheParams()
         sizes = attention_params or AttentionParams()
         prompt = unwrapped(sizes.context_lengths)
