@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
+from threading import RLock
 from typing import TYPE_CHECKING, Any, Literal
 
 from ...errors import Error
@@ -41,6 +42,7 @@ class Session:
     artifacts: dict[str, Path] = field(default_factory=dict[str, Path])  # those written, by engine
     saved: dict[Path, str] = field(default_factory=dict[Path, str])  # engines by folder
     copies: dict[Any, Path] = field(default_factory=dict[Any, Path])  # of models in memory
+    lock: Any = field(default_factory=RLock)  # of threads of the script that add files
     networks: dict[str, dict[int, Network]] = field(default_factory=dict[str, "dict[int, Network]"])
     configs: dict[str, Any] = field(default_factory=dict[str, Any])  # EngineConfig..., by engine
     mapping: Any = None  # the last Mapping that the script made
@@ -51,11 +53,12 @@ class Session:
 
     def add_file(self, name: str, path: Path) -> str:
         """The name under which weight references read a file."""
-        known = next((each for each, other in self.files.items() if other == path), None)
-        if known is None:
-            count = sum(each.startswith(name) for each in self.files)
-            known = f"{name}_{count}" if count else name
-            self.files[known] = path
+        with self.lock:
+            known = next((each for each, other in self.files.items() if other == path), None)
+            if known is None:
+                count = sum(each.startswith(name) for each in self.files)
+                known = f"{name}_{count}" if count else name
+                self.files[known] = path
         return known
 
     def note(self, text: str) -> None:

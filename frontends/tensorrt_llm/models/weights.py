@@ -211,12 +211,13 @@ def meta_folder(folder: str | os.PathLike[str], config: Any) -> Path:
 def _written(key: Any, tensors: Callable[[], dict[str, Any]]) -> Path:
     """A folder of the session with tensors as model.safetensors, written once per key."""
     session = current_session()
-    if key not in session.copies:
-        folder = session.copies[key] = session.folder / f"model-{len(session.copies)}"
-        folder.mkdir()
-        arrays = {name: as_array(each) for name, each in tensors().items()}
-        _write(folder / "model.safetensors", arrays.items())
-    return session.copies[key]
+    with session.lock:  # ranks may be converted by several threads
+        if key not in session.copies:
+            folder = session.copies[key] = session.folder / f"model-{len(session.copies)}"
+            folder.mkdir()
+            arrays = {name: as_array(each) for name, each in tensors().items()}
+            _write(folder / "model.safetensors", arrays.items())
+        return session.copies[key]
 
 
 def _write(path: Path, arrays: Iterable[tuple[str, Array]]) -> None:

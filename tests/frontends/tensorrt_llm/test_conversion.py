@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
 from copy import deepcopy
 from pathlib import Path
 from types import SimpleNamespace
@@ -61,6 +63,22 @@ def convert(source: Any, out: Path, tp: int = 1, pp: int = 1, **options: Any) ->
         mapping = Mapping(tp * pp, rank, tp_size=tp, pp_size=pp)
         given = {"dtype": "float32", "mapping": mapping, **options}
         LLaMAForCausalLM.from_hugging_face(source, **given).save_checkpoint(out, rank == 0)
+
+
+def test_ranks_of_several_threads(llama: Llama, tmp_path: Path) -> None:
+    """As convert_checkpoint.py with --workers does."""
+    table = {"dtype": "float32"}
+    with new_session("0.16"), ThreadPoolExecutor(4) as workers:
+
+        def one(rank: int) -> None:
+            mapping = Mapping(4, rank, tp_size=4)
+            model = LLaMAForCausalLM.from_hugging_face(llama.torch, mapping=mapping, **table)
+            model.save_checkpoint(tmp_path / "ranks", save_config=rank == 0)
+
+        done = [workers.submit(copy_context().run, one, rank) for rank in range(4)]
+        assert all(each.result() is None for each in done)
+    found = logits_of(tmp_path / "ranks", tmp_path / "out")
+    np.testing.assert_allclose(found, wanted(llama.torch), atol=2e-4)
 
 
 @pytest.mark.parametrize(("tp", "pp"), [(1, 1), (2, 1), (2, 2), (4, 1)])
