@@ -129,12 +129,10 @@ def arrays_of(model: Any) -> Iterator[tuple[str, Array]]:
         listed = ", ".join(missing[:5]) + (", ..." if len(missing) > 5 else "")
         raise Error(f"parameters without values cannot be saved: {listed}", loc=here())
     for name, parameter in model.named_parameters():
+        if isinstance(parameter.bound, Ref) and isinstance(parameter, PackedWeight):
+            parameter.bound = reader.read(parameter.bound, rank)
         value = parameter.bound
-        array = reader.read(value, rank) if isinstance(value, Ref) else parameter.raw_value
-        if isinstance(parameter, PackedWeight):
-            stored = pack(np.swapaxes(array.astype(np.int8), -1, -2), parameter.bits)
-            array = stored.view(parameter.bytes_type).reshape(parameter.shape)
-        yield name, array
+        yield name, reader.read(value, rank) if isinstance(value, Ref) else parameter.raw_value
 
 
 # -- checkpoints of transformers
