@@ -245,7 +245,7 @@ def test_profiler() -> None:
         assert profiler.elapsed_time_in_sec("y") is None
         used, free, total = profiler.host_memory_info()
         assert 0 < used < total and free < total
-        with pytest.raises(Error, match="without profiler.start"):
+        with pytest.raises(Error, match=r"without profiler\.start"):
             profiler.stop("y")
 
 
