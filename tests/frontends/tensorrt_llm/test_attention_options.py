@@ -313,7 +313,7 @@ def test_inputs_that_are_refused() -> None:
         layer(inputs["x"], **more).mark_output("out")
 
     cases = {
-        "attention_packed_mask is not supported": {"attention_packed_mask": "extra"},
+        "attention_packed_mask has the bits of attention_mask": {"attention_packed_mask": "extra"},
         "skip_attn is not supported": {"skip_attn": "extra"},
         "merge the adapters": {"lora_layer_params": 1},
     }
