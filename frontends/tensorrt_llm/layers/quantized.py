@@ -74,8 +74,11 @@ class WeightOnly(QuantizedLinear):
     def make_parameters(self) -> None:
         bits = 4 if self.quant_mode.is_int4_weight_only() else 8
         self.weight_only_quant_mode = 8 // bits
-        shape = self.in_features, self.out_features * bits // 8
-        self.weight = packed(self, shape, bits)
+        per_row = self.out_features * bits // 8
+        if release() < 6:  # the same bytes as floats
+            self.weight = packed(self, (self.in_features, per_row // 4), bits, "float32")
+        else:
+            self.weight = packed(self, (self.in_features, per_row), bits)
         self.per_channel_scale = self.parameter((self.out_features,), self.dtype, 0)
 
     @property
