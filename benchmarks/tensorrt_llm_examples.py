@@ -291,8 +291,12 @@ def _differing_logits(model: Any, out: Path, family: str) -> str:
         ids = torch.tensor([PROMPTS[0], PROMPTS[0][::-1]])
         extra["encoder_output"] = _encoded(out / "encoder", ids)["encoder_output"]
         extra["encoder_input_lengths"] = np.full(2, ids.shape[1], np.int32)
+        extra["cross_attention_mask"] = np.ones((2, ids.shape[1]), bool)
+        extra["encoder_max_input_length"] = np.zeros(ids.shape[1], np.int32)
         prompts, out = [[0], [0]], out / "decoder"
     artifact = find_artifact(out)
+    inputs = {port.name for port in artifact.program.ports.inputs}
+    extra = {name: array for name, array in extra.items() if name in inputs}
     if any(port.name.startswith("past_key") for port in artifact.program.ports.inputs):
         prompts = [prompts[0], prompts[0][::-1]]  # without plugins, rows have one length
     rows = Rows(artifact.program, artifact.manifest["dims"], prompts, 48, extra)
@@ -302,7 +306,7 @@ def _differing_logits(model: Any, out: Path, family: str) -> str:
             sequence = torch.tensor([prompt])
             call = (
                 {"input_ids": ids[row : row + 1], "decoder_input_ids": sequence}
-                if extra
+                if family == "t5"
                 else {"input_ids": sequence}
             )
             if difference := _differing(logits[row], model(**call).logits[0, -1]):

@@ -364,6 +364,7 @@ def gather_last_token_logits(
     if remove_input_padding and batches in ([], [1]):
         return index_select(view(hidden_states, (tokens, hidden)), 0, ids - 1)
     (batch,) = batches
+    current_network().unify(batch, ids.type.shape[0], named=True)
     per_row = ids.rank() == 1
     kind = ids.entry.dtype
     length = tensor_of_sizes(tokens, kind)
