@@ -113,7 +113,7 @@ def build_folder(
             near = did_you_mean(name, classes)
             raise Error(f"{root} has no model for the architecture {name!r} of {folder}{near}")
         limits = {n: value for n, value in _LIMITS.items() if n in fields_of("builder.BuildConfig")}
-        mapping = config.get("mapping") or {}
+        mapping: dict[str, Any] = config.get("mapping") or {}
         for rank in range(int(mapping.get("world_size", 1))):
             model = classes[name].from_checkpoint(str(folder), rank=rank)
             engine = build.__unbound__(model, builder.BuildConfig(**limits | {**fields}))
