@@ -12,7 +12,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
 from threading import RLock
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from ...errors import Error
 from ...source import here
@@ -21,7 +21,6 @@ from .errors import NetworkError
 if TYPE_CHECKING:
     from .network import Network
 
-Dialect = Literal["A", "B"]  # keyword constructors (0.5 to 0.7), config objects (0.8 and later)
 NEWEST = 16  # the last release 0.N that api.toml describes
 OLDEST = 5
 
@@ -73,11 +72,6 @@ class Session:
             raise Error(f"engine {engine!r} has two networks for rank {rank}", loc=here())
         ranks[rank] = network
         network.finish()
-
-    @property
-    def dialect(self) -> Dialect:
-        """A for the classes of 0.5 to 0.7, B for those of 0.8 and later."""
-        return "A" if self.release < 8 else "B"
 
     @property
     def folder(self) -> Path:

@@ -1,4 +1,4 @@
-"""Every example of every operation in TensorRT's dialect of ONNX, built and read back."""
+"""Every example of every operation in TensorRT's version of ONNX, built and read back."""
 
 from __future__ import annotations
 

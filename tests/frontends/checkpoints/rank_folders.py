@@ -42,7 +42,7 @@ def write_folder(
     `pack` gives the tensors in place of one of a rank; `changes` are keys of config.json.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.json").write_text(json.dumps(dialect_config(config, how) | changes))
+    (folder / "config.json").write_text(json.dumps(config_of(config, how) | changes))
     for rank in range(how.tp * how.pp):
         found = dict(_rank(config, tensors, how, *divmod(rank, how.tp)))
         if pack is not None:
@@ -51,7 +51,7 @@ def write_folder(
     return folder
 
 
-def dialect_config(config: Mapping[str, Any], how: Conversion) -> dict[str, Any]:
+def config_of(config: Mapping[str, Any], how: Conversion) -> dict[str, Any]:
     """The config.json of the folder."""
     heads = config["num_attention_heads"]
     rope = config.get("rope_parameters") or ROPE

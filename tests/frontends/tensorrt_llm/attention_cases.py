@@ -1,4 +1,4 @@
-"""Attention layers of the dialect with weights drawn at random, run call by call on all ranks."""
+"""Attention layers of TensorRT-LLM with weights drawn at random, run call by call on all ranks."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 import irc
-from irc.frontends.tensorrt_llm.context import Dialect, new_session
+from irc.frontends.tensorrt_llm.context import new_session
 from irc.frontends.tensorrt_llm.enums import AttentionMaskType, PositionEmbeddingType
 from irc.frontends.tensorrt_llm.layers.attention import Attention
 from irc.frontends.tensorrt_llm.layers.attention_params import AttentionParams, KeyValueCacheParams
@@ -32,7 +32,7 @@ class Case:
     settings: dict[str, Any] = field(default_factory=dict[str, Any])
     call: Any = None
     window: Any = None
-    dialect: Dialect = "B"
+    version: str = "0.16"
     by_head: bool = False
 
     @property
@@ -116,7 +116,7 @@ class Case:
             )
             out.mark_output("out")
 
-        return run(build, given, tp, dialect=self.dialect)["out"]
+        return run(build, given, tp, version=self.version)["out"]
 
     def grown(self, x: Array, tp: int, ends: list[int]) -> Array:
         """The result of calls up to each of `ends`, with a cache that grows."""
@@ -169,7 +169,7 @@ class Case:
         def step(given: dict[str, Array]) -> dict[str, Array]:
             given = given | {"x": given["x"].astype(np.float32)}
             if not made_of:
-                with new_session(self.dialect) as session:
+                with new_session(self.version) as session:
                     module = trace(lambda mapping: self.call_of(mapping, given, plugin), tp)
                     made_of[:] = [module, session]
             return irc.evaluate(made_of[0], used(made_of[0], given))

@@ -77,7 +77,7 @@ def made(folder: Path, keys: dict[str, Any]) -> Llama:
 
 
 def keywords(config: dict[str, Any], how: Conversion, mapping: Mapping) -> dict[str, Any]:
-    """The arguments of LLaMAForCausalLM in dialect A."""
+    """The arguments of LLaMAForCausalLM in 0.5 to 0.7."""
     rope = config["rope_parameters"]
     scaling = {"type": rope["rope_type"], "factor": rope.get("factor", 1.0)}
     experts = config.get("num_local_experts", 0)
@@ -108,7 +108,7 @@ def keywords(config: dict[str, Any], how: Conversion, mapping: Mapping) -> dict[
 
 
 def steps_of(
-    model: Any, how: Conversion, plugin: bool = False, dialect: Any = "B", **inputs: Any
+    model: Any, how: Conversion, plugin: bool = False, version: Any = "0.16", **inputs: Any
 ) -> Steps:
     """The module of all ranks of `model(mapping)`; `inputs` are options of prepare_inputs."""
 
@@ -116,17 +116,17 @@ def steps_of(
         made = model(mapping)
         network = current_network()
         network.plugin_config.set_gpt_attention_plugin("float32" if plugin else None)
-        limits = [ROWS, 16, CAPACITY - 16 if dialect == "A" else CAPACITY]
+        limits = [ROWS, 16, CAPACITY - 16 if version == "0.7" else CAPACITY]
         found = made.prepare_inputs(*limits, **inputs)
-        made(**found) if dialect == "B" else made(*found)
+        made(**found) if version == "0.16" else made(*found)
 
-    with new_session(dialect) as session:
+    with new_session(version) as session:
         module = trace(build, how.tp, how.pp, moe_ep_size=how.moe_ep)
     return Steps(module, session)
 
 
 def of_keywords(source: Llama, how: Conversion, **more: Any) -> Any:
-    """The model of dialect A of a rank, with the weights of the rank's file."""
+    """The model of 0.5 to 0.7 of a rank, with the weights of the rank's file."""
 
     def model(mapping: Mapping) -> Any:
         given = keywords(source.config, how, mapping) | more
@@ -146,13 +146,13 @@ def of_keywords(source: Llama, how: Conversion, **more: Any) -> Any:
 
 
 def of_ranks(source: Llama, how: Conversion, **more: Any) -> Any:
-    """The model of dialect B of a checkpoint folder of TensorRT-LLM."""
+    """The model of 0.8 and later of a checkpoint folder of TensorRT-LLM."""
     folder = source.ranks(how, **more)
     return lambda mapping: llama.LLaMAForCausalLM.from_checkpoint(folder, rank=mapping.rank)
 
 
 def of_hugging_face(source: Llama, how: Conversion, **more: Any) -> Any:
-    """The model of dialect B of the folder of transformers."""
+    """The model of 0.8 and later of the folder of transformers."""
     table = {
         "use_parallel_embedding": how.table_dim is not None,
         "embedding_sharding_dim": how.table_dim or 0,

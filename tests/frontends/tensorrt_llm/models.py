@@ -105,7 +105,7 @@ def gpt(weights: Weights, ids: Array, layers: int = 2, heads: int = 4) -> Array:
 
 
 def bert_shapes(layers: int = 2, width: int = 32, vocab: int = 120) -> dict[str, Any]:
-    """The shapes of the encoder of dialect A."""
+    """The shapes of the encoder of 0.5 to 0.7."""
     shapes: dict[str, tuple[int, ...]] = {
         "embedding.vocab_embedding.weight": (vocab, width),
         "embedding.position_embedding.weight": (64, width),
@@ -120,7 +120,7 @@ def bert_shapes(layers: int = 2, width: int = 32, vocab: int = 120) -> dict[str,
 
 
 def bert(weights: Weights, ids: Array, types: Array, lengths: Array, layers: int = 2) -> Any:
-    """(hidden states [B, S, width], pooled [B, width]) of the encoder of dialect A."""
+    """(hidden states [B, S, width], pooled [B, width]) of the encoder of 0.5 to 0.7."""
     reader = Reader(weights)
     part = reader.inside("embedding")
     x = part.get("vocab_embedding.weight")[torch.from_numpy(ids).long()]
@@ -144,7 +144,7 @@ def padding(lengths: Array, size: int) -> Any:
 
 
 def encoder_shapes(layers: int = 2, width: int = 32, inner: int = 80) -> dict[str, Any]:
-    """The shapes of the encoder of dialect B."""
+    """The shapes of the encoder of 0.8 and later."""
     shapes: dict[str, tuple[int, ...]] = {
         "embedding.weight": (120, width),
         "positions.weight": (64, width),
@@ -163,7 +163,7 @@ def encoder_shapes(layers: int = 2, width: int = 32, inner: int = 80) -> dict[st
 
 
 def encoder(weights: Weights, ids: Array, lengths: Array, layers: int = 2) -> Array:
-    """The embedding [B, width] of each row of the encoder of dialect B."""
+    """The embedding [B, width] of each row of the encoder of 0.8 and later."""
     reader = Reader(weights)
     x = reader.get("embedding.weight")[torch.from_numpy(ids).long()]
     x = x + reader.get("positions.weight")[: ids.shape[1]]

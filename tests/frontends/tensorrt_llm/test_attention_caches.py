@@ -1,4 +1,4 @@
-"""Cross attention of the dialect, and KV caches that hold codes."""
+"""Cross attention of TensorRT-LLM, and KV caches that hold codes."""
 
 from __future__ import annotations
 

@@ -268,17 +268,17 @@ def test_arguments_that_gpt_attention_ignores_or_refuses() -> None:
 # -- functions of positions
 
 
-@pytest.mark.parametrize("dialect", ["A", "B"])
-def test_slopes_and_biases_of_alibi(dialect: Any) -> None:
+@pytest.mark.parametrize("version", ["0.7", "0.16"])
+def test_slopes_and_biases_of_alibi(version: Any) -> None:
     def build(mapping: Mapping, x: Any) -> Any:
         place: Any = (2, mapping.tp_rank, 0.5)
-        types: Any = () if dialect == "B" else ("float32",)
+        types: Any = () if version == "0.16" else ("float32",)
         made = generate_alibi_slopes(6, *types, *place, alibi_bias_max=4)
-        assert isinstance(made, np.ndarray) == (dialect == "B")
-        slopes = Parameter(made).value if dialect == "B" else made
+        assert isinstance(made, np.ndarray) == (version == "0.16")
+        slopes = Parameter(made).value if version == "0.16" else made
         return generate_alibi_biases(slopes, 5)
 
-    ranks = every_rank(build, {"x": np.zeros(1, np.float32)}, 2, dialect=dialect)
+    ranks = every_rank(build, {"x": np.zeros(1, np.float32)}, 2, version=version)
     wanted = np.array(slopes_of(6, 4)).reshape(2, 1, 3, 1, 1) * 0.5 * np.arange(5)
     for (found,), each in zip(ranks, wanted, strict=True):
         close(found, each)

@@ -1,4 +1,4 @@
-"""`Attention` of the dialect on 1, 2 and 4 ranks against the definitions, call by call."""
+"""`Attention` of TensorRT-LLM on 1, 2 and 4 ranks against the definitions, call by call."""
 
 from __future__ import annotations
 

@@ -243,8 +243,8 @@ def test_dynamic_sizes_need_no_mask_of_all_positions() -> None:
         assert any(isinstance(op, ops.CacheUpdate) for op in module.ops()) == plugin
 
 
-def test_positional_arguments_of_dialect_a() -> None:
-    with new_session("A"):
+def test_positional_arguments_of_0_7() -> None:
+    with new_session("0.7"):
         layer = any_attention(24, 4, 2, 64, use_int8_kv_cache=True)
     assert layer.kv_quant_orig_scale is not None and layer.kv_cache_scaling_factor is None
     assert (layer.hidden_size, layer.heads.query_heads, layer.heads.kv_heads) == (24, 4, 2)
@@ -365,7 +365,7 @@ def test_masks_up_to_0_7_are_added_to_the_scores_of_bert(hidden: float) -> None:
 
     bias = np.where(seen, 0, hidden).astype(np.float32)[:, None, None]
     given = {"x": x.astype(np.float32), "bias": bias, "seen": seen.astype(np.int32)}
-    outs = run(build, given, 2, dialect="A")
+    outs = run(build, given, 2, version="0.7")
     close(outs["by_bias"], found(x))
     close(outs["expanded"], found(x))
 
@@ -376,5 +376,5 @@ def test_cross_attention_up_to_0_7_sees_all_keys_whatever_the_mask_of_the_decode
         "encoder_output": source.astype(np.float32),
         "attention_mask": np.eye(2, dtype=np.int32),
     }
-    crossed = Case(found, {"cross_attention": True}, lambda *_: given, dialect="A")
+    crossed = Case(found, {"cross_attention": True}, lambda *_: given, version="0.7")
     close(crossed.whole(x, 2), found(x, source))

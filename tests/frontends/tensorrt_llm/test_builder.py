@@ -53,7 +53,7 @@ def x_input(most: int) -> Tensor:
 
 
 def old_script(folder: Path, factors: np.ndarray, ranks: int = 1, count: int = 1) -> None:
-    """What build.py of dialect A does, for some ranks of a world."""
+    """What build.py of 0.5 to 0.7 does, for some ranks of a world."""
     builder = Builder()
     for rank in range(count):
         mapping = Mapping(ranks, rank, tp_size=ranks)

@@ -1,4 +1,4 @@
-"""`embedding` and the layers over it: every branch, dialect and kind of ids, on every rank.
+"""`embedding` and the layers over it: every branch, release and kind of ids, on every rank.
 
 Tables have distinct rows and ids the full range, so that a row of another rank, a wrong offset and
 a missing mask all show.
@@ -13,7 +13,7 @@ import pytest
 
 from irc.backends.reference.evaluate import evaluate_ranks
 from irc.errors import Error
-from irc.frontends.tensorrt_llm.context import Dialect, new_session
+from irc.frontends.tensorrt_llm.context import new_session
 from irc.frontends.tensorrt_llm.functional import recv, send
 from irc.frontends.tensorrt_llm.layers import Embedding, PromptTuningEmbedding, RowLinear
 from irc.frontends.tensorrt_llm.mapping import Mapping
@@ -74,10 +74,10 @@ def layer(table: Array, dim: int, **more: Any) -> Any:
 
 
 def check(
-    build: Any, ids: Array, want: Array, tp: int, dialect: Dialect = "B", dynamic: int = 0
+    build: Any, ids: Array, want: Array, tp: int, version: str = "0.16", dynamic: int = 0
 ) -> None:
     """Every rank has the rows, bit for bit but for the sign of zeros."""
-    ranks = every_rank(build, {"ids": ids}, tp, dialect, dynamic=dynamic)
+    ranks = every_rank(build, {"ids": ids}, tp, version, dynamic=dynamic)
     for rank, (found,) in enumerate(ranks):
         assert found.dtype == want.dtype
         np.testing.assert_array_equal(found, want, err_msg=f"rank {rank} of {tp}")
@@ -135,8 +135,8 @@ def test_both_orders_of_positional_arguments(dim: int) -> None:
     check(new, ids, expected(table, ids), 2, "B")
 
 
-@pytest.mark.parametrize("dialect", ["A", "B"])
-def test_without_a_group_the_weight_is_that_of_all(dialect: Dialect) -> None:
+@pytest.mark.parametrize("version", ["0.7", "0.16"])
+def test_without_a_group_the_weight_is_that_of_all(version: str) -> None:
     table, ids = table_of(6, 4), np.array([5, 0, 6, -1], "int64")
 
     def build(mapping: Mapping, ids: Any) -> Any:
@@ -144,7 +144,7 @@ def test_without_a_group_the_weight_is_that_of_all(dialect: Dialect) -> None:
 
     module = module_of(build, {"ids": ids}, 2)
     assert {op.opname for op in module.ops()} == {"embedding", "return"}
-    check(build, ids, expected(table, ids), 2, dialect)
+    check(build, ids, expected(table, ids), 2, version)
 
 
 def test_a_group_that_does_not_begin_at_rank_0() -> None:
@@ -269,10 +269,10 @@ def test_ids_are_free_again_in_another_network() -> None:
         check(layer(table, 0, instance_id=3), ids, expected(table, ids), 2, "A")
 
 
-@pytest.mark.parametrize("dialect", ["A", "B"])
+@pytest.mark.parametrize("version", ["0.7", "0.16"])
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize(("tp", "dim"), [(1, 0), (2, 0), (4, 0), (2, 1)])
-def test_prompt_tuning(tp: int, dim: int, packed: bool, dialect: Dialect) -> None:
+def test_prompt_tuning(tp: int, dim: int, packed: bool, version: str) -> None:
     rng, rows, prompts = fresh(7), 11, 3
     table = rng.normal(size=(rows, 4)).astype("float32")
     prompt = rng.normal(size=(2 * prompts, 4)).astype("float32")
@@ -299,5 +299,5 @@ def test_prompt_tuning(tp: int, dim: int, packed: bool, dialect: Dialect) -> Non
         layer.weight.value = shard(table, dim, mapping)
         return layer(tokens, prompt, tasks, size)
 
-    for (found,) in every_rank(build, inputs, tp, dialect):
+    for (found,) in every_rank(build, inputs, tp, version):
         np.testing.assert_array_equal(found, want)

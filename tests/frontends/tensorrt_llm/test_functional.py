@@ -14,7 +14,7 @@ import pytest
 import irc
 from irc.errors import Error
 from irc.frontends.tensorrt_llm.aliases import aliases
-from irc.frontends.tensorrt_llm.context import Dialect, current_session, new_session
+from irc.frontends.tensorrt_llm.context import current_session, new_session
 from irc.frontends.tensorrt_llm.dtypes import DataType
 from irc.frontends.tensorrt_llm.functional import basic, convolution, shapes
 from irc.frontends.tensorrt_llm.network import Network, net_guard, precision
@@ -56,7 +56,7 @@ def test_a_function(case: Case, rng: np.random.Generator, tmp_path: Path) -> Non
             found.mark_output(f"y{i}")
 
     wanted = [x.numpy() for x in _listed(case.meaning(*map(torch.from_numpy, arrays.values())))]
-    with new_session(case.dialect):
+    with new_session(case.version):
         module = trace(build)
         arrays = used(module, arrays)
         found = list(irc.evaluate(module, arrays).values())
@@ -102,9 +102,9 @@ def _listed(found: Any) -> Sequence[Any]:
     return found if isinstance(found, (list, tuple)) else [found]
 
 
-@pytest.mark.parametrize(("dialect", "dtype"), [("A", "INT32"), ("B", "INT64")])
-def test_the_dtype_of_sizes(dialect: Dialect, dtype: str) -> None:
-    with new_session(dialect), net_guard(Network()):
+@pytest.mark.parametrize(("version", "dtype"), [("0.7", "INT32"), ("0.16", "INT64")])
+def test_the_dtype_of_sizes(version: str, dtype: str) -> None:
+    with new_session(version), net_guard(Network()):
         assert F.shape(Tensor("x", "float32", [5, 7])).dtype is DataType[dtype]
 
 

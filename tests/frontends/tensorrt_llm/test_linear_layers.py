@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from irc.errors import Error
-from irc.frontends.tensorrt_llm.context import Dialect, new_session
+from irc.frontends.tensorrt_llm.context import new_session
 from irc.frontends.tensorrt_llm.functional import AllReduceFusionOp, AllReduceParams
 from irc.frontends.tensorrt_llm.layers import (
     MLP,
@@ -85,19 +85,19 @@ def held(array: Array, mapping: Mapping) -> Any:
     return Parameter(shard(array, -1, mapping)).value
 
 
-@pytest.mark.parametrize("dialect", ["A", "B"])
+@pytest.mark.parametrize("version", ["0.7", "0.16"])
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("tp", WORLDS)
-def test_rows_add_the_bias_once_after_the_sum(tp: int, bias: bool, dialect: Dialect) -> None:
+def test_rows_add_the_bias_once_after_the_sum(tp: int, bias: bool, version: str) -> None:
     x, weight = drawn(2, 3, K), drawn(N, K)
     added = drawn(N) * 10 if bias else None
 
     def build(mapping: Mapping) -> Any:
-        if dialect == "A":
+        if version == "0.7":
             return row(mapping, weight, added, instance_id=4)(held(x, mapping), None)
         return row(mapping, weight, added)(held(x, mapping))
 
-    for (found,) in every_rank(build, {}, tp, dialect):
+    for (found,) in every_rank(build, {}, tp, version):
         close(found, linear(x, weight, added))
 
 
@@ -112,10 +112,10 @@ def test_experts_leave_the_sum_and_add_a_part_of_the_bias(tp: int) -> None:
     close(np.sum([each for (each,) in found], axis=0), linear(x, weight, bias))
 
 
-@pytest.mark.parametrize("dialect", ["A", "B"])
+@pytest.mark.parametrize("version", ["0.7", "0.16"])
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("tp", WORLDS)
-def test_rows_with_residual_and_norm(tp: int, bias: bool, dialect: Dialect) -> None:
+def test_rows_with_residual_and_norm(tp: int, bias: bool, version: str) -> None:
     x, weight, residual = drawn(3, K), drawn(N, K), drawn(3, N)
     norm, added = drawn(N), drawn(N) if bias else None
     params: list[AllReduceParams] = []
@@ -137,7 +137,7 @@ def test_rows_with_residual_and_norm(tp: int, bias: bool, dialect: Dialect) -> N
     normed = torch.nn.functional.rms_norm(
         torch.from_numpy(total), (N,), torch.from_numpy(norm), eps=1e-4
     )
-    for found in every_rank(build, {"residual": residual}, tp, dialect):
+    for found in every_rank(build, {"residual": residual}, tp, version):
         close(found[0], normed.numpy())
         close(found[1], total)
 

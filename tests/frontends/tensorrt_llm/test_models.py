@@ -1,4 +1,4 @@
-"""LLaMA of both dialects, on every number of ranks, against transformers."""
+"""LLaMA of both generations, on every number of ranks, against transformers."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def close(found: Any, wanted: Any) -> None:
     np.testing.assert_allclose(found, wanted, rtol=1e-3, atol=1e-4 * np.abs(wanted).max())
 
 
-# Dialect A has one switch for all biases of attention; experts of Hugging Face are irc's own.
+# str A has one switch for all biases of attention; experts of Hugging Face are irc's own.
 SKIPPED = {("A", "qwen2"), ("Hugging Face", "experts"), ("Hugging Face", "experts by rank")}
 
 
@@ -98,8 +98,8 @@ def test_logits_of_a_prompt_and_of_single_tokens(source: str, name: str, tmp_pat
     if source == "ranks" and how.fused:
         more = {"use_fused_mlp": True}
     plugin = (list(CASES).index(name) + list(SOURCES).index(source)) % 2 == 0
-    dialect = "A" if source == "A" else "B"
-    run = steps_of(SOURCES[source](model, how, **more), how, plugin, dialect)
+    version = "0.7" if source == "0.7" else "0.16"
+    run = steps_of(SOURCES[source](model, how, **more), how, plugin, version)
     wanted = model.states(ids)[-1]
     for begin, end in ((0, 5), (5, 6), (6, 7)):
         found = run(ids[:, begin:end])["logits"]
@@ -230,9 +230,9 @@ def test_last_tokens_of_packed_states() -> None:
     np.testing.assert_array_equal(found, states[[2, 3, 8]])
 
 
-@pytest.mark.parametrize("dialect", ["A", "B"])
+@pytest.mark.parametrize("version", ["0.7", "0.16"])
 @pytest.mark.parametrize("tp", [1, 2])
-def test_layers_and_models_alone(tp: int, dialect: Any, tmp_path: Path) -> None:
+def test_layers_and_models_alone(tp: int, version: Any, tmp_path: Path) -> None:
     model, ids = made(tmp_path, LLAMA), drawn(6).astype(np.int32)
     how = Conversion(tp=tp)
     weights = [load_file(model.ranks(how) / f"rank{rank}.safetensors") for rank in range(tp)]
@@ -241,7 +241,7 @@ def test_layers_and_models_alone(tp: int, dialect: Any, tmp_path: Path) -> None:
     def build(mapping: Mapping, x: Any, ids: Any) -> Any:
         current_network().plugin_config.set_gpt_attention_plugin(None)
         given = keywords(model.config, how, mapping)
-        if dialect == "A":
+        if version == "0.7":
             whole = llama_keywords.LLaMAModel(**given)
             make: Any = llama_keywords.LLaMADecoderLayer
             group = {"tp_group": mapping.tp_group, "tp_size": tp, "tp_rank": mapping.tp_rank}
@@ -257,23 +257,23 @@ def test_layers_and_models_alone(tp: int, dialect: Any, tmp_path: Path) -> None:
         return layer(x), whole(ids)
 
     inputs = {"x": states[1], "ids": ids}
-    for found in every_rank(build, inputs, tp, dialect):
+    for found in every_rank(build, inputs, tp, version):
         for each, wanted in zip(found, (states[2], states[3]), strict=True):
             close(each, wanted)
 
 
 @pytest.mark.parametrize("plugin", [True, False])
-@pytest.mark.parametrize("dialect", ["A", "B"])
-def test_inputs_and_outputs_of_every_stage(dialect: Any, plugin: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize("version", ["0.7", "0.16"])
+def test_inputs_and_outputs_of_every_stage(version: Any, plugin: bool, tmp_path: Path) -> None:
     how, model = Conversion(tp=2, pp=2), made(tmp_path, LLAMA)
     networks: list[Network] = []
-    source = of_keywords(model, how) if dialect == "A" else of_hugging_face(model, how)
+    source = of_keywords(model, how) if version == "0.7" else of_hugging_face(model, how)
 
     def noted(mapping: Mapping) -> Any:
         networks.append(current_network())
         return source(mapping)
 
-    run = steps_of(noted, how, plugin, dialect)
+    run = steps_of(noted, how, plugin, version)
     first, last = (set(network.inputs) for network in (networks[0], networks[2]))
     lengths = {"sequence_length", "host_past_key_value_lengths", "cache_indirection"}
     both = {"position_ids", *(lengths if plugin else ["attention_mask"])}
@@ -306,7 +306,7 @@ def test_debug_outputs(tmp_path: Path) -> None:
     model, ids = made(tmp_path / "model", LLAMA), drawn(4).astype(np.int32)
     config = BuildConfig(max_batch_size=2, max_input_len=8, max_seq_len=8, enable_debug_output=True)
     config.plugin_config.set_gpt_attention_plugin(None)
-    with new_session("B", options={"backend": "reference"}, output=tmp_path / "out"):
+    with new_session("0.16", options={"backend": "reference"}, output=tmp_path / "out"):
         ranks = [Mapping(2, rank, tp_size=2) for rank in range(2)]
         source = of_hugging_face(model, Conversion(tp=2))
         engine = [build(source(mapping), config) for mapping in ranks][-1]
@@ -328,7 +328,7 @@ def test_weights_are_those_of_a_folder_or_a_model() -> None:
 
 
 def test_an_old_layer_needs_no_mapping() -> None:
-    with new_session("A"):
+    with new_session("0.7"):
         make: Any = llama_keywords.LLaMADecoderLayer
         layer = make(0, 24, 4, tp_group=[0, 1], tp_size=2, tp_rank=1)
         assert layer.attention.qkv.weight.shape == (36, 24)
@@ -443,12 +443,12 @@ ATTRIBUTES = {
 }
 
 
-@pytest.mark.parametrize(("dialect", "name"), ATTRIBUTES)
-def test_attributes_that_loaders_read(dialect: Any, name: str) -> None:
-    with new_session(dialect), aliases():
+@pytest.mark.parametrize(("version", "name"), ATTRIBUTES)
+def test_attributes_that_loaders_read(version: Any, name: str) -> None:
+    with new_session(version), aliases():
         made = getattr(import_module("tensorrt_llm.models.llama.model"), name)
         assert made is getattr(import_module("tensorrt_llm.models"), name)
-        if dialect == "B":
+        if version == "0.16":
             config = LLaMAConfig(**SIZES, residual_mlp=True, fc_after_embed=True)
             model = made(config, 1) if "Layer" in name else made(config)
         elif "Layer" in name:
@@ -456,9 +456,9 @@ def test_attributes_that_loaders_read(dialect: Any, name: str) -> None:
         else:
             model = made(2, 2, -1, 16, 32, "silu", 64, "float16")
             assert model.config.num_key_value_heads == 2
-        for attribute in ATTRIBUTES[dialect, name].split():
+        for attribute in ATTRIBUTES[version, name].split():
             getattr(model, attribute)
-        if (dialect, name) == ("A", "LLaMAForCausalLM"):
+        if (version, name) == ("0.7", "LLaMAForCausalLM"):
             assert model.get_transformer_layers(model.mapping, 2) == [0, 1]
             assert (str(model.dtype), model.num_kv_heads) == (str(data_type("f16")), 2)
             with pytest.raises(irc.Error, match="'rms_norm_epsilon'; did you mean 'rms_norm_eps'"):
@@ -543,17 +543,17 @@ def packed(rows: list[Any], past: list[int], prompts: list[int], flat: bool) -> 
 
 
 @pytest.mark.parametrize("how", [Conversion(), Conversion(tp=2, pp=2)])
-@pytest.mark.parametrize("dialect", ["A", "B"])
-def test_packed_tokens(how: Conversion, dialect: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize("version", ["0.7", "0.16"])
+def test_packed_tokens(how: Conversion, version: Any, tmp_path: Path) -> None:
     """Prompts of 5 and 2 tokens, a step of both, and a prompt beside a step in one call."""
     model, ids = made(tmp_path, LLAMA), drawn(7)
-    source = (of_keywords if dialect == "A" else of_ranks)(model, how)
+    source = (of_keywords if version == "0.7" else of_ranks)(model, how)
 
     def build(mapping: Mapping) -> Any:
         current_network().plugin_config.enable_remove_input_padding()
         return source(mapping)
 
-    run = steps_of(build, how, True, dialect)
+    run = steps_of(build, how, True, version)
     first, other = model.states(ids)[-1]
     fresh_row, _ = model.states(ids[:, 3:])[-1]
     calls = (
@@ -562,7 +562,7 @@ def test_packed_tokens(how: Conversion, dialect: Any, tmp_path: Path) -> None:
         ([ids[0, 3:7], ids[1, 3:4]], [0, 3], [4, 2], (fresh_row[3], other[3])),
     )
     for rows, past, prompts, wanted in calls:
-        logits = run(**packed(rows, past, prompts, dialect == "B"))["logits"]
+        logits = run(**packed(rows, past, prompts, version == "0.16"))["logits"]
         close(logits[:, :VOCAB], np.stack(wanted))
 
 
@@ -581,7 +581,7 @@ OLD_KEYS = """
 
 @pytest.mark.parametrize("plugin", [True, False])
 def test_inputs_of_older_scripts(plugin: bool) -> None:
-    with new_session("A"), net_guard(Network()):
+    with new_session("0.7"), net_guard(Network()):
         prepare = Inputs().prepare_basic_inputs
         switches = {"use_gpt_attention_plugin": plugin, "gather_all_token_logits": True}
         more: dict[str, Any] = {"dtype": "float16", "num_heads": 4, "mapping": Mapping()}
@@ -612,21 +612,21 @@ def test_adapters_are_refused_where_they_are_on() -> None:
     assert layers.LoraParams(None, None).get_layer_params(0).is_off()
     with pytest.raises(irc.Error, match="LoRA weights at run time are not supported"):
         layers.LoraParams(["ranks"], ["pointers"])
-    with new_session("A"), pytest.raises(irc.Error, match="lora_params is not supported: merge"):
+    with new_session("0.7"), pytest.raises(irc.Error, match="lora_params is not supported: merge"):
         model: Any = llama_keywords.LLaMAForCausalLM(2, 2, 2, 16, 32, "silu", 64, "float16")
         with net_guard(Network()):
             ids = Tensor("input_ids", "int32", [1, 4])
             model(ids, lora_params=SimpleNamespace(lora_ranks=["ranks"]))
 
 
-@pytest.mark.parametrize("dialect", ["A", "B"])
+@pytest.mark.parametrize("version", ["0.7", "0.16"])
 @pytest.mark.parametrize("how", [Conversion(), Conversion(tp=2, table_dim=0)])
-def test_prompt_tuning(how: Conversion, dialect: Any, tmp_path: Path) -> None:
+def test_prompt_tuning(how: Conversion, version: Any, tmp_path: Path) -> None:
     model, ids = made(tmp_path, LLAMA), drawn(6)
     more = {"logits_dtype": "float16"}
-    source = of_keywords(model, how, use_prompt_tuning=True, **more) if dialect == "A" else None
+    source = of_keywords(model, how, use_prompt_tuning=True, **more) if version == "0.7" else None
     source = source or of_ranks(model, how, **more)
-    run = steps_of(source, how, False, dialect, prompt_embedding_table_size=8)
+    run = steps_of(source, how, False, version, prompt_embedding_table_size=8)
     ids[:, :3] = VOCAB + np.array([[0, 1, 2], [2, 3, 1]])
     table, tasks = fresh(5).standard_normal((8, 24), np.float32), np.array([[1], [0]])
     prompt = {"prompt_embedding_table": table, "tasks": tasks, "prompt_vocab_size": np.array([4])}

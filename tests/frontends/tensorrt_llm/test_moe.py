@@ -124,7 +124,7 @@ def test_scores_are_in_f32_in_a_model_of_f16() -> None:
 
 
 @pytest.mark.parametrize("mode", list(ParallelismMode)[1:])
-def test_the_old_dialect_divides_by_tp_mode(mode: ParallelismMode) -> None:
+def test_the_old_generation_divides_by_tp_mode(mode: ParallelismMode) -> None:
     w, x = Weights(), fresh(23).normal(size=(5, H)).astype("float32")
     by_expert = mode == ParallelismMode.EXPERT_PARALLEL
 

@@ -1,4 +1,4 @@
-"""Networks, modules and arguments by dialect: names, scopes, source lines, guards."""
+"""Networks, modules and arguments by release: names, scopes, source lines, guards."""
 
 from collections import OrderedDict
 from pathlib import Path

@@ -1,9 +1,9 @@
-"""Norms and convolutions as layers, in both dialects, against PyTorch."""
+"""Norms and convolutions as layers, of both generations, against PyTorch."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import pytest
@@ -77,9 +77,9 @@ CASES: dict[str, Case] = {
 }
 
 
-@pytest.mark.parametrize("dialect", ["A", "B"])
+@pytest.mark.parametrize("version", ["0.7", "0.16"])
 @pytest.mark.parametrize("name", list(CASES))
-def test_a_layer(name: str, dialect: Literal["A", "B"], rng: np.random.Generator) -> None:
+def test_a_layer(name: str, version: str, rng: np.random.Generator) -> None:
     make, meaning, shape = CASES[name]
     expected = meaning()
     for value in expected.parameters():
@@ -95,16 +95,16 @@ def test_a_layer(name: str, dialect: Literal["A", "B"], rng: np.random.Generator
             own.value = value.data.reshape(own.shape)
         layer(Tensor("x", "float32", shape)).mark_output("y")
 
-    found = run(build, {"x": x}, dialect=dialect)["y"]
+    found = run(build, {"x": x}, version=version)["y"]
     wanted = expected(torch.from_numpy(x)).detach().numpy()
     np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-4)
 
 
-def test_positional_arguments_of_rms_norm_depend_on_the_dialect() -> None:
+def test_positional_arguments_of_rms_norm_depend_on_the_release() -> None:
     make: Any = layers.RmsNorm
-    with new_session("A"):
+    with new_session("0.7"):
         assert make(6, 1e-2).eps == 1e-2
-    with new_session("B"):
+    with new_session("0.16"):
         layer = make(6, 3, 1e-2)
     assert (layer.num_groups, layer.eps) == (3, 1e-2)
 

@@ -19,7 +19,7 @@ from irc.frontends.tensorrt_llm.script import run_script
 from tests.fresh import fresh
 from tests.layout import ROOT
 
-# A script of dialect A: y = x W^T, whose rows of W are shared by the ranks.
+# A script of 0.5 to 0.7: y = x W^T, whose rows of W are shared by the ranks.
 HEAD = """
 import argparse
 from collections import OrderedDict

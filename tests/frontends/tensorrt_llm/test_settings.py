@@ -45,8 +45,8 @@ def test_defaults_of_a_version(version: str) -> None:
 
 def test_switches_that_are_off_are_false() -> None:
     """TensorRT-LLM's models mark caches as outputs where `paged_kv_cache == False`."""
-    for dialect in ("A", "B"):
-        with new_session(dialect):
+    for version in ("0.7", "0.16"):
+        with new_session(version):
             config = PluginConfig()
             assert config.paged_kv_cache is False and config.remove_input_padding is False
             config.enable_paged_kv_cache()
@@ -64,7 +64,7 @@ def test_setting_switches() -> None:
     with new_session("0.7"):
         config = PluginConfig().set_nccl_plugin("float16", True).set_gpt_attention_plugin(None)
         assert config.nccl_plugin == "float16" and config.gpt_attention_plugin is None
-    with new_session("B"):
+    with new_session("0.16"):
         config = PluginConfig()
         config.dtype = "bfloat16"
         assert config.gpt_attention_plugin == "bfloat16" and config.gemm_plugin is None
@@ -118,7 +118,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
 @pytest.mark.parametrize("name", REFUSED)
 def test_refused(name: str) -> None:
     call, message = REFUSED[name]
-    with new_session("B"), pytest.raises(irc.Error, match=message) as error:
+    with new_session("0.16"), pytest.raises(irc.Error, match=message) as error:
         call()
     assert "test_settings.py" in str(error.value)
 
@@ -128,7 +128,7 @@ def test_fields_reach_the_inputs_of_a_model() -> None:
         max_batch_size: int, opt_batch_size: int, opt_num_tokens: Any, use_cache: bool
     ) -> None: ...
 
-    with new_session("B"):
+    with new_session("0.16"):
         config = BuildConfig(max_batch_size=3, opt_batch_size=2, opt_num_tokens=5, max_num_tokens=9)
         wanted = {"max_batch_size": 3, "opt_batch_size": 2, "opt_num_tokens": 5, "use_cache": True}
         assert _input_options(prepare, config) == wanted
@@ -145,7 +145,7 @@ def _model(tp: int, rank: int) -> Scale:
 def test_worlds_of_one_script_keep_apart(tmp_path: Path) -> None:
     """A one-rank engine and one of two ranks, built in any order, and saved to folders."""
     options: dict[str, Any] = {"backend": "reference"}
-    with new_session("B", output=tmp_path / "out", options=options) as session:
+    with new_session("0.16", output=tmp_path / "out", options=options) as session:
         one = build(_model(1, 0))
         pairs = [build(_model(2, rank)) for rank in range(2)]
         again = [build(_model(2, rank)) for rank in range(2)]

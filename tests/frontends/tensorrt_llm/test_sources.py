@@ -77,7 +77,7 @@ def test_models_and_missing_names_come_from_the_sources(sources: Path) -> None:
     run = run_script(sources.parent / "build.py", sources=sources)
     (module,) = run.engines.values()
     text = str(module)
-    assert "relu" in text and "add" in text and run.session.dialect == "A"
+    assert "relu" in text and "add" in text and run.session.release < 8
     assert "tensorrt_llm.models" not in sys.modules
 
 

@@ -1,4 +1,4 @@
-"""Tensors of the dialects: inputs with ranges, operators, known sizes, graph edits."""
+"""Tensors of TensorRT-LLM: inputs with ranges, operators, known sizes, graph edits."""
 
 from collections import OrderedDict
 from collections.abc import Callable

@@ -8,7 +8,7 @@ from typing import Any
 
 import irc
 from irc.frontends.tensorrt_llm import api, mapping
-from irc.frontends.tensorrt_llm.context import Dialect, new_session
+from irc.frontends.tensorrt_llm.context import new_session
 from irc.frontends.tensorrt_llm.merge import merge
 from irc.frontends.tensorrt_llm.network import Network, net_guard
 from irc.frontends.tensorrt_llm.tensor import Tensor
@@ -52,11 +52,11 @@ def run(
     pp: int = 1,
     cp: int = 1,
     *,
-    dialect: Dialect = "B",
+    version: str = "0.16",
     **sizes: int,
 ) -> dict[str, Any]:
     """The outputs of what `build` builds, on all its ranks, for global inputs."""
-    with new_session(dialect):
+    with new_session(version):
         module = trace(build, tp, pp, cp, **sizes)
         return irc.evaluate(module, used(module, inputs))
 

@@ -9,7 +9,7 @@ import numpy as np
 
 import irc
 from irc.backends.reference.evaluate import evaluate_ranks
-from irc.frontends.tensorrt_llm.context import Dialect, new_session
+from irc.frontends.tensorrt_llm.context import new_session
 from irc.frontends.tensorrt_llm.mapping import Mapping as Ranks
 from irc.frontends.tensorrt_llm.tensor import Tensor
 from irc.ir.dtypes import dtype_of
@@ -54,10 +54,10 @@ def _input(name: str, array: Array, dynamic: int) -> Tensor:
 
 
 def every_rank(
-    build: Build, inputs: Mapping[str, Array], tp: int = 1, dialect: Dialect = "B", **sizes: Any
+    build: Build, inputs: Mapping[str, Array], tp: int = 1, version: str = "0.16", **sizes: Any
 ) -> list[list[Array]]:
     """The outputs of every rank, which get the same inputs."""
-    with new_session(dialect):
+    with new_session(version):
         module = module_of(build, inputs, tp, **sizes)
         inputs = used(module, inputs)
         if not module.local:

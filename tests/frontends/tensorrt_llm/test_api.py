@@ -1,0 +1,304 @@
+"""The table of names: what it says of every function, class and argument is what calls do."""
+
+from __future__ import annotations
+
+import ast
+import os
+import textwrap
+import warnings
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from irc.errors import Error
+from irc.frontends.tensorrt_llm import api
+from irc.frontends.tensorrt_llm.aliases import aliases
+from irc.frontends.tensorrt_llm.api import RELEASES, Argument, Row
+from irc.frontends.tensorrt_llm.context import current_session, new_session
+from irc.frontends.tensorrt_llm.lint import lint_script
+from irc.frontends.tensorrt_llm.script import run_script
+from tests.layout import ROOT as TREE
+
+GUIDE = TREE / "frontends" / "tensorrt_llm" / "names.md"
+HEAD = """# Names of TensorRT-LLM's API
+
+Written from `api.toml` by `python -m tests.frontends.tensorrt_llm.test_api`.
+
+"""
+
+
+def supported_rows(release: int) -> Iterator[tuple[str, Row]]:
+    """The rows that a release has and irc supports, in a session of the release."""
+    for path, row in api.rows().items():
+        owner, _, name = path.rpartition(".")
+        known = [api.status(path)]
+        if is_class(owner):
+            known = [api.status(owner), api.noted(path, name) or api.SUPPORTED]
+        if release in row.releases and all(each.kind == "supported" for each in known):
+            yield path, row
+
+
+def is_class(path: str) -> bool:
+    return path.rpartition(".")[2][:1].isupper()
+
+
+def arguments_of(row: Row, release: int) -> list[Argument]:
+    by_position, by_keyword = row.of(release)
+    return [*by_position, *by_keyword]
+
+
+@pytest.mark.parametrize("release", RELEASES)
+def test_every_name_is_there_or_has_a_reason(release: int) -> None:
+    with new_session(RELEASES[release]):
+        names = [path for path, row in api.rows().items() if release in row.releases]
+        plain = [path for path in names if not is_class(path.rpartition(".")[0])]
+        assert not [path for path in plain if api.status(path).kind == "unknown"]
+        missing: list[str] = []
+        for path, _ in supported_rows(release):
+            owner, _, name = path.rpartition(".")
+            if is_class(owner) and not hasattr(api.find(owner), name):
+                missing.append(path)
+        assert not missing
+
+
+@pytest.mark.parametrize("release", RELEASES)
+def test_every_argument_is_implemented_or_has_a_reason(release: int) -> None:
+    with new_session(RELEASES[release]):
+        silent = [
+            f"{path}({argument.name}=)"
+            for path, row in supported_rows(release)
+            for argument in arguments_of(row, release)
+            if not api.is_bound(path) or api.argument_status(path, argument.name).kind == "unknown"
+        ]
+        assert not silent
+
+
+def test_reasons_are_given_once_and_for_names_that_exist() -> None:
+    arguments = {argument.name for row in api.rows().values() for argument in row.arguments}
+    paths = {f"{path}.{each.name}" for path, row in api.rows().items() for each in row.arguments}
+    noted = [name for what, name in api.notes() if what == "arguments"]
+    assert not [name for name in noted if name not in arguments | paths]
+    assert all(note.why for note in api.notes().values())
+
+
+# -- calls
+
+
+class _Recorded(Exception):
+    """Raised in place of an implementation, with what it was given."""
+
+
+@pytest.mark.parametrize("release", RELEASES)
+def test_arguments_by_position_are_those_of_the_row(release: int) -> None:
+    with new_session(RELEASES[release]):
+        for path, row in supported_rows(release):
+            call = api.call_of(path)
+            if call is None or not row.arguments:
+                continue
+            by_position, by_keyword = row.of(release)
+            values = {each.name: object() for each in (*by_position, *by_keyword)}
+            taken = {n: x for n, x in values.items() if n in call.taken}
+            positional = [values[each.name] if each.name in taken else None for each in by_position]
+            named = {each.name: taken[each.name] for each in by_keyword if each.name in taken}
+            try:
+                given = call.bind(tuple(positional), named)
+            except Error as error:  # of another release, which has more
+                assert "needs" in error.message
+                continue
+            assert {name: given[name] for name in taken} == taken, path
+            with pytest.raises(Error, match=r"by|takes|argument"):
+                call.bind((*positional, None), {})
+            with pytest.raises(Error, match="has no argument 'nothing_like_it'"):
+                if row.takes_any:
+                    raise Error("has no argument 'nothing_like_it'")
+                call.bind(tuple(positional), named | {"nothing_like_it": 1})
+
+
+def noted_arguments(kind: str) -> list[tuple[str, str, int]]:
+    """(path, argument, latest release) of every argument with a reason of a supported row."""
+    latest: dict[tuple[str, str], int] = {}
+    for release in RELEASES:
+        with new_session(RELEASES[release]):
+            for path, row in supported_rows(release):
+                for each in arguments_of(row, release):
+                    if api.argument_status(path, each.name).kind == kind:
+                        latest[path, each.name] = release
+    return [(*key, release) for key, release in latest.items()]
+
+
+def test_refused_arguments_raise_the_sentence_that_lint_prints() -> None:
+    for path, name, release in noted_arguments("refused"):
+        with new_session(RELEASES[release]):
+            call = api.call_of(path)
+            assert call is not None
+            why = api.argument_status(path, name).why
+            with pytest.raises(Error, match="is not supported: ") as caught:
+                call.bind((), {name: object()})
+            assert why in caught.value.message
+            call_without(call, name)
+
+
+def call_without(call: Any, name: str) -> None:
+    """An argument that is off raises nothing about itself."""
+    for value in (None, False):
+        try:
+            call.bind((), {name: value})
+        except Error as error:
+            assert "needs" in error.message
+
+
+def test_arguments_without_effect_are_noted_once() -> None:
+    for path, name, release in noted_arguments("without effect"):
+        with new_session(RELEASES[release]):
+            call = api.call_of(path)
+            assert call is not None
+            try:
+                given = call.bind((), {name: "something"})
+                assert name not in given
+            except Error as error:
+                assert "needs" in error.message
+            notes = [note for note in current_session().notes if f": {name} has no effect" in note]
+            assert len(notes) == 1, (path, name)
+
+
+SCRIPT = """
+import tensorrt_llm
+from tensorrt_llm.functional import Tensor, allreduce, gpt_attention, softmax
+from tensorrt_llm.layers import Attention, ColumnLinear
+from tensorrt_llm.network import net_guard
+import tensorrt as trt
+
+builder = tensorrt_llm.Builder()
+network = builder.create_network()
+with net_guard(network):
+    x = Tensor(name="x", dtype=trt.float32, shape=[2, 4])
+    {line}
+    softmax(x, 1).mark_output("y", trt.float32)
+builder.build_engine(network, builder.create_builder_config(precision="float32"))
+"""
+
+
+@pytest.mark.parametrize(
+    ("line", "version"),
+    [
+        ("ColumnLinear(4, 4)(x, lora_runtime_params='adapter')", "0.16"),
+        ("softmax(x, dimension=1)", "0.16"),
+        ("x.marc_output('y')", "0.16"),
+        ("network.plugin_config.gpt_atention_plugin = 'float16'", "0.7"),
+    ],
+)
+def test_lint_and_the_run_say_the_same_of_a_line(line: str, version: str, tmp_path: Path) -> None:
+    path = tmp_path / "script.py"
+    path.write_text(SCRIPT.format(line=line))
+    at = path.read_text().split("\n").index(f"    {line}") + 1
+    faults = [
+        use for use in lint_script(path, version).uses if use.status in ("refused", "unknown")
+    ]
+    assert [use.line for use in faults] == [at]
+    with pytest.raises(Error) as caught:
+        run_script(path, version=version)
+    assert f"script.py:{at}" in str(caught.value)
+    path.write_text(SCRIPT.format(line="pass"))
+    assert lint_script(path, version).score == 1
+    assert list(run_script(path, version=version).engines)
+
+
+# -- what NVIDIA's sources say
+
+
+@pytest.mark.skipif("IRC_TENSORRT_LLM_SOURCES" not in os.environ, reason="no sources are given")
+@pytest.mark.parametrize("release", RELEASES)
+def test_the_table_has_the_arguments_of_the_sources(release: int) -> None:
+    folder = Path(os.environ["IRC_TENSORRT_LLM_SOURCES"]) / RELEASES[release] / api.ROOT
+    if not folder.is_dir():
+        pytest.skip(f"no sources of {RELEASES[release]}")
+    for path, row in api.rows().items():
+        signature = _signature(folder, path)
+        if release not in row.releases or signature is None or not row.arguments:
+            continue
+        by_position, by_keyword = row.of(release)
+        names = [each.name for each in by_position]
+        assert names[: len(signature[0])] == signature[0][: len(names)], path
+        assert {each.name for each in by_keyword} >= set(signature[1]), path
+
+
+@cache
+def parsed(file: Path) -> ast.Module:
+    with warnings.catch_warnings(action="ignore"):  # of escapes in its docstrings
+        return ast.parse(file.read_text())
+
+
+def _signature(folder: Path, path: str) -> tuple[list[str], list[str]] | None:
+    """(arguments by position, by keyword only) in a source file; None where there is no such."""
+    *parts, name = path.split(".")
+    owner = parts.pop() if parts and is_class(".".join(parts)) else ""
+    owner, name = (name, "__init__") if is_class(path) and not owner else (owner, name)
+    file = folder.joinpath(*parts).with_suffix(".py")
+    if not file.is_file():
+        return None
+    body = parsed(file).body
+    if owner:
+        classes = [each for each in body if isinstance(each, ast.ClassDef) and each.name == owner]
+        body = classes[0].body if classes else []
+    functions = [each for each in body if isinstance(each, ast.FunctionDef) and each.name == name]
+    if not functions:
+        return None
+    arguments = functions[-1].args
+    by_position = [each.arg for each in (*arguments.posonlyargs, *arguments.args)]
+    decorators = {ast.unparse(each) for each in functions[-1].decorator_list}
+    bound = bool(owner) and "staticmethod" not in decorators
+    return by_position[int(bound) :], [each.arg for each in arguments.kwonlyargs]
+
+
+# -- the guide
+
+
+def guide_tables() -> str:
+    """The tables of the guide: supported names by module, and reasons."""
+    api.load()
+    names: dict[str, set[str]] = {}
+    with new_session():
+        for path in api.declared():
+            module, _, name = path.rpartition(".")
+            if not is_class(module):
+                names.setdefault(module, set()).add(name)
+    parts = ["| module | supported names |\n|---|---|\n"]
+    for module, several in sorted(names.items()):
+        listed = " ".join(f"`{name}`" for name in sorted(several))
+        parts.append(f"| `{module or api.ROOT}` | {listed} |\n")
+    for kind, title in (
+        ("without effect", "accepted without effect | why"),
+        ("refused", "refused | instead"),
+    ):
+        reasons: dict[str, list[str]] = {}
+        for (what, name), note in api.notes().items():
+            if note.kind == kind:
+                form = {"arguments": f"`{name}=`", "methods": f"`.{name}()`", "names": f"`{name}`"}
+                reasons.setdefault(note.why, []).append(form[what])
+        parts.append(f"\n| {title} |\n|---|---|\n")
+        parts += [f"| {' '.join(several)} | {why} |\n" for why, several in reasons.items()]
+    return "".join(parts)
+
+
+def test_the_guide_has_the_table() -> None:
+    assert GUIDE.read_text(encoding="utf-8") == HEAD + guide_tables()
+
+
+def test_modules_of_the_api_are_imported_by_scripts() -> None:
+    with new_session(), aliases():
+        exec(
+            textwrap.dedent("""
+            import tensorrt_llm
+            from tensorrt_llm.functional import *
+            from tensorrt_llm.layers.attention import Attention, PositionEmbeddingType
+            assert tensorrt_llm.__version__ == "0.16.0" and view and Attention
+        """),
+            {},
+        )
+
+
+if __name__ == "__main__":
+    GUIDE.write_text(HEAD + guide_tables(), encoding="utf-8")
