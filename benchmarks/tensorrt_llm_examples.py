@@ -195,7 +195,7 @@ def make_model(family: str, folder: Path) -> None:
     """Write a tiny model of a family, with a tokenizer, as transformers saves it."""
     import io
 
-    import sentencepiece
+    import sentencepiece  # pyright: ignore[reportMissingImports]
     import torch
     import transformers
 
@@ -287,8 +287,8 @@ def _differing_logits(model: Any, out: Path, family: str) -> str:
         return _differing(states, model(ids).last_hidden_state)
     prompts = [list(prompt) for prompt in PROMPTS]
     extra: dict[str, Any] = {}
+    ids = torch.tensor([PROMPTS[0], PROMPTS[0][::-1]])
     if family == "t5":
-        ids = torch.tensor([PROMPTS[0], PROMPTS[0][::-1]])
         extra["encoder_output"] = _encoded(out / "encoder", ids)["encoder_output"]
         extra["encoder_input_lengths"] = np.full(2, ids.shape[1], np.int32)
         extra["cross_attention_mask"] = np.ones((2, ids.shape[1]), bool)

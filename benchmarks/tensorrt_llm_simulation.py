@@ -164,7 +164,7 @@ class EngineFromNetwork:
         self.network, self.config = network, config
 
     def __call__(self) -> Any:
-        import tensorrt_llm
+        import tensorrt_llm  # pyright: ignore[reportMissingImports]
 
         _, network = self.network
         builder = tensorrt_llm.Builder()
@@ -187,7 +187,7 @@ class TrtRunner:
         self.engine = engine
 
     def __enter__(self) -> TrtRunner:
-        from tensorrt_llm.runtime import Session
+        from tensorrt_llm.runtime import Session  # pyright: ignore[reportMissingImports]
 
         engine = self.engine() if callable(self.engine) else self.engine
         self.session = Session.from_serialized_engine(engine)

@@ -540,14 +540,15 @@ def _is_off(value: Any, default: Any) -> bool:
     """Whether a value asks for nothing: None, False, 0, nothing in it, or the default."""
     if value is None or value is False or (isinstance(value, (int, float)) and value == 0):
         return True
-    if isinstance(value, (str, list, tuple, dict, set)) and not value:
+    kind = cast("Any", type(value))
+    if issubclass(kind, (str, list, tuple, dict, set)) and not value:
         return True
     if isinstance(value, Enum) and value.value in (0, "", None):
         return True
-    is_off = getattr(type(value), "is_off", None)
+    is_off = getattr(kind, "is_off", None)
     if is_off is not None:
         return bool(is_off(value))
-    return type(value) in (int, float, str, bool) and value == default
+    return kind in (int, float, str, bool) and value == default
 
 
 def names_of(module: str) -> Iterator[str]:

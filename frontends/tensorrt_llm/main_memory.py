@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from importlib import import_module
 from typing import Any
@@ -61,6 +61,11 @@ def _on_cpu(torch: Any) -> Any:
     return OnCpu()
 
 
+def entered(value: Any) -> AbstractContextManager[Any]:
+    """A context that gives a stream or device."""
+    return nullcontext(value)
+
+
 def _replacements(torch: Any) -> list[tuple[Any, str, Any]]:
     """(owner, attribute, value) of what stands for a GPU."""
 
@@ -80,8 +85,8 @@ def _replacements(torch: Any) -> list[tuple[Any, str, Any]]:
         (torch.Tensor, "pin_memory", itself),
         (torch.nn.Module, "cuda", itself),
         (torch.cuda, "current_device", lambda: 0),
-        (torch.cuda, "stream", lambda stream: nullcontext(stream)),
-        (torch.cuda, "device", lambda device: nullcontext(device)),
+        (torch.cuda, "stream", entered),
+        (torch.cuda, "device", entered),
         *((torch.cuda, name, another_nothing()) for name in does_nothing),
         *((torch.cuda, name, _Stream) for name in streams),
     ]

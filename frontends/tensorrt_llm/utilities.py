@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 from .api import api, release
 
@@ -86,7 +86,7 @@ def get_total_gpu_memory(device: int) -> int:
 @api("_utils.to_dict")
 def to_dict(obj: Any) -> dict[str, Any]:
     """The attributes of an object."""
-    return copy.deepcopy(vars(obj))
+    return dict(copy.deepcopy(cast("dict[str, Any]", vars(obj))))
 
 
 @api("_utils.mpi_broadcast")

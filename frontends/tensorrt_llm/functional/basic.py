@@ -72,7 +72,9 @@ def identity(input: Operand) -> Tensor:
     return Tensor.of(tensor(input).entry)
 
 
-def _create_tensor(trt_tensor: Tensor, producer: Any = None) -> Tensor:
+def _create_tensor(  # pyright: ignore[reportUnusedFunction]  # by scripts
+    trt_tensor: Tensor, producer: Any = None
+) -> Tensor:
     """The tensor itself; layers of TensorRT's network, which could make it, are refused."""
     return trt_tensor
 

@@ -1,5 +1,8 @@
 """Conversions of transformers' and Meta's checkpoints to TensorRT-LLM folders that irc compiles."""
 
+# pyright: reportArgumentType=false
+# (the binder takes the arguments of every release)
+
 from __future__ import annotations
 
 import json

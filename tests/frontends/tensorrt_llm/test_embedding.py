@@ -4,6 +4,9 @@ Tables have distinct rows and ids the full range, so that a row of another rank,
 a missing mask all show.
 """
 
+# pyright: reportCallIssue=false
+# (the binder takes the arguments of every release)
+
 from __future__ import annotations
 
 from typing import Any

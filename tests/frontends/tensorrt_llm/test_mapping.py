@@ -1,5 +1,8 @@
 """`Mapping`: ranks, groups, and layers of stages."""
 
+# pyright: reportCallIssue=false
+# (the binder takes the arguments of every release)
+
 import itertools
 
 import pytest

@@ -1,5 +1,8 @@
 """Sessions and runners of TensorRT-LLM over artifacts: tokens, beams, stop words, streams."""
 
+# pyright: reportCallIssue=false
+# (the binder takes the arguments of every release)
+
 import copy
 from collections.abc import Callable, Iterator
 from itertools import product

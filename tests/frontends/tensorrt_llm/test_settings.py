@@ -146,9 +146,9 @@ def test_worlds_of_one_script_keep_apart(tmp_path: Path) -> None:
     """A one-rank engine and one of two ranks, built in any order, and saved to folders."""
     options: dict[str, Any] = {"backend": "reference"}
     with new_session("0.16", output=tmp_path / "out", options=options) as session:
-        one = build(_model(1, 0))
-        pairs = [build(_model(2, rank)) for rank in range(2)]
-        again = [build(_model(2, rank)) for rank in range(2)]
+        one: Any = build(_model(1, 0))
+        pairs: list[Any] = [build(_model(2, rank)) for rank in range(2)]
+        again: list[Any] = [build(_model(2, rank)) for rank in range(2)]
         assert list(session.networks) == ["Scale", "Scale_2", "Scale_3"]
         for engine in (*pairs, one):
             engine.save(tmp_path / ("one" if engine is one else "two"))
