@@ -88,7 +88,7 @@ def test_names_that_scripts_use(
             "tensorrt_llm.profiler.start('x'); tensorrt_llm.logger.set_level('info')\n"
             "chatty = logger.level == 'info'; logger.set_level('warning')\n"
         )
-    assert names["version"] == version
+    assert names["version"] == shown
     assert json.loads((tmp_path / "a.json").read_text()) == {"a": [2], "b": 1}
     assert capsys.readouterr().err.splitlines().count("[warning] y") == 1
     assert (

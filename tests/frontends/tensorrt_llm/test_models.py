@@ -101,7 +101,7 @@ def test_logits_of_a_prompt_and_of_single_tokens(source: str, name: str, tmp_pat
     if source == "ranks" and how.fused:
         more = {"use_fused_mlp": True}
     plugin = (list(CASES).index(name) + list(SOURCES).index(source)) % 2 == 0
-    version = "0.7" if source == "0.7" else "0.16"
+    version = "0.7" if source == "A" else "0.16"
     run = steps_of(SOURCES[source](model, how, **more), how, plugin, version)
     wanted = model.states(ids)[-1]
     for begin, end in ((0, 5), (5, 6), (6, 7)):
@@ -428,19 +428,19 @@ def test_keys_of_older_configs() -> None:
 
 # What loaders of weights read, by the class and the generation (0.5 to 0.7.1: A).
 ATTRIBUTES = {
-    ("A", "LLaMADecoderLayer"): """
+    ("0.7", "LLaMADecoderLayer"): """
         attention attention_mask_type dtype hidden_act hidden_size input_layernorm
         max_position_embeddings mlp mlp_hidden_size num_attention_heads num_kv_heads
         position_embedding_type post_layernorm tp_group tp_size""",
-    ("A", "LLaMAModel"): "layers ln_f mapping use_prompt_tuning vocab_embedding",
-    ("A", "LLaMAForCausalLM"): """
+    ("0.7", "LLaMAModel"): "layers ln_f mapping use_prompt_tuning vocab_embedding",
+    ("0.7", "LLaMAForCausalLM"): """
         dtype embedding_sharding_dim hidden_size kv_dtype lm_head logits_dtype moe_config num_heads
         num_kv_heads num_layers quant_mode tp_size use_parallel_embedding vocab_size mapping""",
-    ("B", "LLaMADecoderLayer"): """
+    ("0.16", "LLaMADecoderLayer"): """
         attention config has_residual_mlp input_layernorm is_last_local_layer layer_idx
         local_layer_idx mapping mlp post_layernorm residual_layernorm residual_mlp""",
-    ("B", "LLaMAModel"): "fc hidden_size layers ln_f mapping vocab_embedding",
-    ("B", "LLaMAForCausalLM"): """
+    ("0.16", "LLaMAModel"): "fc hidden_size layers ln_f mapping vocab_embedding",
+    ("0.16", "LLaMAForCausalLM"): """
         config lm_head mapping mup_width_multiplier position_embedding_type quant_mode transformer
         """,
 }
