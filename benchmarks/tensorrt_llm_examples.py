@@ -106,6 +106,8 @@ def _of_build_scripts(number: tuple[int, ...]) -> Iterator[Example]:
     run += f"{prompts} {{prompts}} --output_npy {{tokens}}"
     for name, (flags, bits) in _LLAMA_FLAGS.items():
         build = f"{_BUILD} {flags}"
+        if number[:2] == (0, 6):  # whose default is not that of the checkpoint
+            build += f" --vocab_size {VOCABULARY}"
         yield Example(f"llama/build.py {name}", "llama", (build, run), bits=bits)
     if number < (0, 7):
         return

@@ -193,7 +193,7 @@ def status(path: str) -> Status:
     note = _note_of(path)
     if note is not None:
         return note
-    if find(path) is not None or path in modules():
+    if path == "__version__" or find(path) is not None or path in modules():
         return SUPPORTED
     parts = path.split(".")
     patterns = (".".join([*parts[:count], "*"]) for count in range(len(parts) - 1, 0, -1))

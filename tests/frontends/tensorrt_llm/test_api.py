@@ -172,6 +172,7 @@ from tensorrt_llm.network import net_guard
 import tensorrt as trt
 
 builder = tensorrt_llm.Builder()
+release = tensorrt_llm.__version__
 network = builder.create_network()
 with net_guard(network):
     x = Tensor(name="x", dtype=trt.float32, shape=[2, 4])
