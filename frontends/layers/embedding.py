@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import warnings
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import numpy as np
 
@@ -41,8 +41,9 @@ class All2AllDenseEmbedding(Module):
 
     The table has `max_vocabulary_size_per_gpu` * `gpu_num` rows; the pass rewrite-embeddings
     distributes them over ranks. Without `use_hashtable` keys are row numbers. With it a FrozenIndex
-    maps the keys of a Table to rows; `arrays` makes the weights. `key_dtype` uint32 takes keys in
-    i64, or in i32 of the same bits. `embedding_initializer` has no effect: it is for training.
+    maps the keys of a Table to rows; `arrays` makes the weights. `key_dtype` is a name or a dtype
+    of numpy or TensorFlow; uint32 takes keys in i64, or in i32 of the same bits.
+    `embedding_initializer` and `training` have no effect: irc inserts no keys.
 
     `unseen` is the result of a key without a row: `zero`; `row:5`, that row; `oov:100`, row
     key % 100 of 100 more rows behind the table; `flag`, zeros, and a second result, bool of the
@@ -59,7 +60,7 @@ class All2AllDenseEmbedding(Module):
         nnz_per_slot: int,
         dynamic_input: bool = False,
         use_hashtable: bool = True,
-        key_dtype: str | None = None,
+        key_dtype: Any = None,
         embedding_initializer: Any = None,
         *,
         gpu_num: int = 1,
@@ -69,6 +70,7 @@ class All2AllDenseEmbedding(Module):
         padding_key: int | None = None,
         by_frequency: bool = False,
     ) -> None:
+        key_dtype = _dtype_name(key_dtype)
         if key_dtype not in KEY_DTYPES:
             known = ", ".join(filter(None, KEY_DTYPES))
             raise Error(f"key_dtype is {key_dtype!r}, but it must be one of {known}", loc=here())
@@ -103,7 +105,10 @@ class All2AllDenseEmbedding(Module):
         [B, slot_num, vec]; with dynamic_input keys [N] to [N, vec]. Keys may also be [B, slot_num *
         nnz_per_slot]."""
         if training:
-            raise Error("irc is for inference and inserts no keys; leave training out", loc=here())
+            warnings.warn(
+                "training=True has no effect: irc is for inference and inserts no keys",
+                stacklevel=2,
+            )
         keys = self._shaped(keys)
         if self.key_dtype == "uint32" and keys.dtype == "i32":
             if self.padding_key is not None and self.padding_key < 0:
@@ -215,6 +220,13 @@ class All2AllDenseEmbedding(Module):
         keys = keys[keys != RESERVED]
         rows = arrays["index.rows"] if self.index.rows is not None else np.arange(len(keys))
         return Table(keys, weight[rows[: len(keys)]])
+
+
+def _dtype_name(key_dtype: Any) -> Any:
+    """The name of a dtype of numpy or TensorFlow; other values as they are."""
+    if isinstance(key_dtype, (type, np.dtype)):
+        return np.dtype(cast("Any", key_dtype)).name
+    return key_dtype if isinstance(key_dtype, str) else getattr(key_dtype, "name", key_dtype)
 
 
 def _unseen(text: str, rows: int) -> tuple[str, int]:

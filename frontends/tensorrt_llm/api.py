@@ -31,6 +31,7 @@ Declared = TypeVar("Declared")
 ROOT = "tensorrt_llm"
 RELEASES = {5: "0.5.0", 6: "0.6.1", 7: "0.7.1", **{n: f"0.{n}.0" for n in range(8, 17)}}
 _EMPTY = inspect.Parameter.empty
+_CONTAINERS: tuple[Any, ...] = (str, list, tuple, dict, set)
 
 
 # -- the table
@@ -540,11 +541,11 @@ def _is_off(value: Any, default: Any) -> bool:
     """Whether a value asks for nothing: None, False, 0, nothing in it, or the default."""
     if value is None or value is False or (isinstance(value, (int, float)) and value == 0):
         return True
-    kind = cast("Any", type(value))
-    if issubclass(kind, (str, list, tuple, dict, set)) and not value:
+    if isinstance(value, _CONTAINERS) and not value:
         return True
     if isinstance(value, Enum) and value.value in (0, "", None):
         return True
+    kind: Any = cast("Any", value).__class__
     is_off = getattr(kind, "is_off", None)
     if is_off is not None:
         return bool(is_off(value))

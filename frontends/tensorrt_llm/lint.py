@@ -37,6 +37,7 @@ _RETURNS = {
 _STATEMENTS = {
     "requirements.txt": r"^tensorrt[_-]llm\s*[=~]=\s*(\d+\.\d+)",
     f"{ROOT}/version.py": r"^__version__ = .(\d+\.\d+)",
+    "setup.py": r"name=.tensorrt_llm.,\s*version=.(\d+\.\d+)",
     f"{ROOT}/__init__.py": r"^__version__ = .(\d+\.\d+)",
 }
 

@@ -1,5 +1,6 @@
 """Embeddings of recommenders: slots, frozen keys, and SparseOperationKit's layer."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -139,17 +140,26 @@ def made(width: int = 2, **options: Any) -> All2AllDenseEmbedding:
     return All2AllDenseEmbedding(4, width, 1, 1, **options)
 
 
-def test_inserting_keys_is_refused() -> None:
-    class Training(Module):
-        def __init__(self) -> None:
-            self.layer = made()
+def test_training_is_accepted_and_inserts_no_keys() -> None:
+    class Scorer(Module):
+        def __init__(self, training: bool) -> None:
+            self.layer, self.training = made(use_hashtable=False), training
 
         def forward(self, keys: Any) -> Any:
-            return self.layer(keys, training=True)
+            return self.layer(keys, training=self.training)
 
-    with pytest.raises(Error) as caught:
-        irc.trace(Training(), {"keys": irc.Spec("i64", ("B", 1, 1))})
-    assert "inserts no keys; leave training out" in caught.value.message
+    keys = {"keys": irc.Spec("i64", ("B", 1, 1))}
+    with pytest.warns(UserWarning, match="training=True has no effect: .* inserts no keys"):
+        module = irc.trace(Scorer(training=True), keys)
+    assert str(module) == str(irc.trace(Scorer(training=False), keys))
+
+
+@pytest.mark.parametrize(
+    "key_dtype", [np.int64, np.dtype("int64"), SimpleNamespace(name="int64")], ids=str
+)
+def test_dtypes_of_keys(key_dtype: Any) -> None:
+    """Names of irc, dtypes of numpy, and TensorFlow's, which have a name."""
+    assert made(key_dtype=key_dtype).key_dtype == "int64"
 
 
 def test_an_initializer_is_ignored_with_a_reason() -> None:

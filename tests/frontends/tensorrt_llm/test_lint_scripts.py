@@ -138,3 +138,6 @@ def test_the_release(text: str, least: int, most: int, tmp_path: Path) -> None:
     path.write_text(text)
     (tmp_path / "requirements.txt").write_text("torch\ntensorrt_llm==0.9.0\n")
     assert find_release(ast.parse(text), path) == 9
+    (tmp_path / "requirements.txt").unlink()
+    (tmp_path / "setup.py").write_text("setup(name='tensorrt_llm',\n      version='0.5.0')\n")
+    assert find_release(ast.parse(text), path) == 5
