@@ -198,7 +198,8 @@ def _methods() -> dict[str, list[Row]]:
 def _with_keywords(row: Row, reference: Reference) -> frozenset[int]:
     """The releases in which a row has the arguments of a call, or the row where none has them."""
     every = frozenset(RELEASES)
-    valid = row.releases
+    is_own = row.path == reference.path or reference.path.startswith(".")
+    valid = row.releases if is_own else every  # of an exporting package nothing is known
     if not reference.is_call or not row.arguments:
         return valid
     for keyword in reference.keywords:
@@ -221,10 +222,7 @@ def _row(path: str) -> Row | None:
         ]
         releases = frozenset[int]().union(*(each.releases for each in having))
         return Row(path, releases) if having else None
-    exported = rows.get(next(iter(_exported(owner, name)), "")) or rows.get(
-        api.alias_of(path) or ""
-    )
-    return None if exported is None else replace(exported, releases=frozenset(RELEASES))
+    return rows.get(next(iter(_exported(owner, name)), "")) or rows.get(api.alias_of(path) or "")
 
 
 @cache
