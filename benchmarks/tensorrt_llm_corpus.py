@@ -54,12 +54,12 @@ class Row:
 
     release: str
     name: str
-    verdict: str  # pass, wrong number, refused, stops, skipped
+    outcome: str  # pass, wrong number, refused, stops, skipped
     obstacle: str = ""  # the begin of the message
     where: str = ""  # file:line in NVIDIA's sources, and in irc
 
     def __str__(self) -> str:
-        return " | ".join((self.release, self.name, self.verdict, self.obstacle, self.where))
+        return " | ".join((self.release, self.name, self.outcome, self.obstacle, self.where))
 
 
 def minor(release: str) -> str:
@@ -116,7 +116,7 @@ class Plugin:
 
     def pytest_exception_interact(self, node: Any, call: Any) -> None:
         """A test, or the import of its file, failed."""
-        self._add(node.nodeid, *verdict_of(call.excinfo.value))
+        self._add(node.nodeid, *outcome_of(call.excinfo.value))
 
     def pytest_runtest_logreport(self, report: Any) -> None:
         """A test passed or was skipped."""
@@ -126,8 +126,8 @@ class Plugin:
             reason = str(report.longrepr[2]) if isinstance(report.longrepr, tuple) else ""
             self._add(report.nodeid, "skipped", reason[:200])
 
-    def _add(self, node: str, *verdict: str) -> None:
-        row = Row(self.release, node.replace("::", " ").split("tests/")[-1], *verdict)
+    def _add(self, node: str, *outcome: str) -> None:
+        row = Row(self.release, node.replace("::", " ").split("tests/")[-1], *outcome)
         text = "@row " + json.dumps(asdict(row)) if self.as_json else str(row)
         print(f"\n{text}", file=sys.__stdout__, flush=True)  # at once: a test may end the process
 
@@ -141,8 +141,8 @@ def _function_of(item: Any) -> Any:
     return item.parent, getattr(item, "originalname", item.name)
 
 
-def verdict_of(error: BaseException) -> tuple[str, str, str]:
-    """(verdict, begin of the message, where) of an exception."""
+def outcome_of(error: BaseException) -> tuple[str, str, str]:
+    """(outcome, begin of the message, where) of an exception."""
     from irc.errors import Error
 
     text = error.message if isinstance(error, Error) else str(error)
@@ -253,12 +253,12 @@ def run_example(release: str, example: Example, folder: Path) -> Row:
         with (own / "log.txt").open("a") as log:
             print(f"$ python {' '.join(command)}\n{done.stdout}\n{done.stderr}", file=log)
         if done.returncode:
-            return Row(release, example.name, *_verdict_of_text(done.stdout + done.stderr))
+            return Row(release, example.name, *_outcome_of_text(done.stdout + done.stderr))
     return Row(release, example.name, "pass")
 
 
-def _verdict_of_text(printed: str) -> tuple[str, str, str]:
-    """(verdict, message, where) of what a command printed when it failed."""
+def _outcome_of_text(printed: str) -> tuple[str, str, str]:
+    """(outcome, message, where) of what a command printed when it failed."""
     errors = re.findall(r"^(?:error: |\w*(?:Error|Exception|Exit): ).*(?:\n    .*)?", printed, re.M)
     text = errors[-1] if errors else printed.strip()[-300:]
     text = text.removeprefix("error: ")
@@ -346,10 +346,10 @@ def _write(own: argparse.Namespace) -> None:
     counts: Counter[str] = Counter()
     with (own.output / f"{own.release}-{own.kind}.txt").open("w") as stream:
         for row in rows_of_tests(own) if own.kind == "tests" else rows:
-            counts[row.verdict] += 1
+            counts[row.outcome] += 1
             print(row, file=stream, flush=True)
             print(row, flush=True)
-        total = ", ".join(f"{count} {verdict}" for verdict, count in sorted(counts.items()))
+        total = ", ".join(f"{count} {outcome}" for outcome, count in sorted(counts.items()))
         print(f"{own.release} {own.kind}: {total}", file=stream)
     print(f"{own.release} {own.kind}: {total}")
 

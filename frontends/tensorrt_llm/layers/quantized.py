@@ -6,6 +6,7 @@ bias is added once, after the sum over ranks.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from dataclasses import dataclass
 from typing import Any, ClassVar, cast
 
@@ -47,9 +48,9 @@ class QuantizedLinear(LinearBase):
     """What quantized linear layers have."""
 
     @property
+    @abstractmethod
     def recipe(self) -> Recipe:
         """How the weight is quantized."""
-        raise NotImplementedError
 
     def load(self, weight: Any) -> None:
         """Quantize an array, this rank's weight in floats, to the nearest codes."""

@@ -20,7 +20,7 @@ TESTS = ("functional", "attention", "test_layer.py")
 
 
 def rows(kind: str, release: str, name: str, output: Path, *options: str) -> list[list[str]]:
-    """(name, verdict, obstacle, where) of every script or test whose name begins with `name`."""
+    """(name, outcome, obstacle, where) of every script or test whose name begins with `name`."""
     command = ["-m", "benchmarks.tensorrt_llm_corpus", kind, release, name, *options]
     subprocess.run([sys.executable, *command, "--output", str(output)], cwd=ROOT, check=True)
     table = (output / f"{release}-{kind}.txt").read_text(encoding="utf-8").splitlines()[:-1]
