@@ -76,11 +76,11 @@ def test_every_argument_is_implemented_or_has_a_reason(release: int) -> None:
         assert not silent
 
 
-def test_reasons_are_given_once_and_for_names_that_exist() -> None:
-    arguments = {argument.name for row in api.rows().values() for argument in row.arguments}
-    paths = {f"{path}.{each.name}" for path, row in api.rows().items() for each in row.arguments}
+def test_every_reason_is_needed() -> None:
+    needed = {name for _, name, _ in lacking_arguments()}
+    needed |= {f"{path}.{name}" for path, name, _ in lacking_arguments()}
     noted = [name for what, name in api.notes() if what == "arguments"]
-    assert not [name for name in noted if name not in arguments | paths]
+    assert not [name for name in noted if name not in needed]
     assert all(note.why for note in api.notes().values())
 
 
@@ -117,16 +117,23 @@ def test_arguments_by_position_are_those_of_the_row(release: int) -> None:
                 call.bind(tuple(positional), named | {"nothing_like_it": 1})
 
 
-def noted_arguments(kind: str) -> list[tuple[str, str, int]]:
-    """(path, argument, latest release) of every argument with a reason of a supported row."""
-    latest: dict[tuple[str, str], int] = {}
+@cache
+def lacking_arguments() -> dict[tuple[str, str, str], int]:
+    """(path, argument, kind of its reason) of what supported rows lack -> the latest release."""
+    latest: dict[tuple[str, str, str], int] = {}
     for release in RELEASES:
         with new_session(RELEASES[release]):
             for path, row in supported_rows(release):
-                for each in arguments_of(row, release):
-                    if api.argument_status(path, each.name).kind == kind:
-                        latest[path, each.name] = release
-    return [(*key, release) for key, release in latest.items()]
+                for argument in arguments_of(row, release):
+                    kind = api.argument_status(path, argument.name).kind
+                    if kind != "supported":
+                        latest[path, argument.name, kind] = release
+    return latest
+
+
+def noted_arguments(kind: str) -> list[tuple[str, str, int]]:
+    """(path, argument, latest release) of every argument that is lacking for a kind of reason."""
+    return [(*key[:2], release) for key, release in lacking_arguments().items() if key[2] == kind]
 
 
 def test_refused_arguments_raise_the_sentence_that_lint_prints() -> None:
