@@ -303,9 +303,9 @@ class Emitter:
     @np.errstate(over="ignore")
     def rounded(self, values: Any, dtype: str) -> np.ndarray:
         """Constants of the module as they are computed."""
-        found = np.asarray(values)
-        found = found.astype(numpy_dtype(dtype)) if self.rounds_to(dtype) else found
-        return found.astype(self.numpy(dtype))
+        array = np.asarray(values)
+        array = array.astype(numpy_dtype(dtype)) if self.rounds_to(dtype) else array
+        return array.astype(self.numpy(dtype))
 
     def iota(self, size: DimLike) -> str:
         """0, 1, ... size - 1, as i64."""

@@ -169,11 +169,11 @@ def port_facts(
 
     def fact(port: Port, result: bool) -> dict[str, Any]:
         shape = [dim if isinstance(dim, int) else str(dim) for dim in port.shape]
-        found = {"name": port.name, "dtype": port.dtype, "shape": shape}
+        entry = {"name": port.name, "dtype": port.dtype, "shape": shape}
         if (computed := dtype(port.dtype)) != port.dtype:
-            found["computed"] = computed
+            entry["computed"] = computed
         axes = sharding.get((port.name, result))
-        return found if axes is None else found | {"axes": [list(each) for each in axes]}
+        return entry if axes is None else entry | {"axes": [list(each) for each in axes]}
 
     return {
         "inputs": [fact(port, False) for port in ports.inputs],

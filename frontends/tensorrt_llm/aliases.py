@@ -139,13 +139,13 @@ def _own(path: str) -> Any:
 
 def _object(path: str) -> Any:
     """What stands for a name of the API; None for an unknown one."""
-    known = status(path)
-    if known.kind == "refused":
-        return unsupported(f"{ROOT}.{path}", known.why)
-    found = find(path)
-    if found is None and known.kind == "without effect":
-        return WithoutEffect(f"{ROOT}.{path}", known.why)
-    return found
+    note = status(path)
+    if note.kind == "refused":
+        return unsupported(f"{ROOT}.{path}", note.why)
+    value = find(path)
+    if value is None and note.kind == "without effect":
+        return WithoutEffect(f"{ROOT}.{path}", note.why)
+    return value
 
 
 class WithoutEffect:

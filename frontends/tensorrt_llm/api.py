@@ -269,8 +269,8 @@ def find(path: str) -> Any:
     A package has the names of its modules, and a module those that it may import from others.
     """
     load()
-    found = (_in_release(_OBJECTS, each) for each in (path, *_exporters(path)))
-    return next((each for each in found if each is not None), None)
+    objects = (_in_release(_OBJECTS, each) for each in (path, *_exporters(path)))
+    return next((each for each in objects if each is not None), None)
 
 
 def alias_of(path: str) -> str | None:
@@ -513,15 +513,15 @@ class Call:
                 return True
             near = did_you_mean(name, sorted(self.row.names | set(self.parameters)))
             raise Error(f"{self.title} has no argument {name!r}{near}", loc=here())
-        found = argument_status(self.row.path, name, self.taken)
-        if found.kind == "without effect":
+        note = argument_status(self.row.path, name, self.taken)
+        if note.kind == "without effect":
             default = _EMPTY if argument is None else argument.value
             if not _is_off(value, default):
-                current_session().note(f"{self.title}: {name} has no effect: {found.why}")
+                current_session().note(f"{self.title}: {name} has no effect: {note.why}")
             return False
         if _is_off(value, _EMPTY if argument is None else argument.value):
             return False
-        why = found.why or "irc has no counterpart; leave it out"
+        why = note.why or "irc has no counterpart; leave it out"
         raise Error(f"{self.title}: {name} is not supported: {why}", loc=here())
 
     def _check_required(self, bound: Mapping[str, Any], required: list[str]) -> None:

@@ -245,11 +245,11 @@ def _uses(reference: Reference) -> Iterator[Use]:
         if noted is not None:
             yield Use(reference.line, reference.path, noted.kind, noted.why)
         return
-    path, known = _status(reference.path)
+    path, status = _status(reference.path)
     shown = f"{ROOT}.{path}" if path else ROOT
-    yield Use(reference.line, shown, known.kind, known.why)
+    yield Use(reference.line, shown, status.kind, status.why)
     row = _row(path)
-    if not reference.is_call or row is None or known.kind != "supported" or not row.arguments:
+    if not reference.is_call or row is None or status.kind != "supported" or not row.arguments:
         return
     release = current_session().release
     by_position = row.of(release)[0]
@@ -272,11 +272,11 @@ def _argument(line: int, row: Row, name: str, value: ast.expr | None) -> Iterato
             near = did_you_mean(name, sorted(row.names))
             yield Use(line, shown, "unknown", f"no such argument is known{near}")
         return
-    known = api.argument_status(row.path, name)
-    if known.kind == "without effect":
-        yield Use(line, shown, "without effect", known.why)
-    elif known.kind == "refused" or (known.kind == "unknown" and api.is_bound(row.path)):
-        why = known.why or "irc has no counterpart; leave it out"
+    status = api.argument_status(row.path, name)
+    if status.kind == "without effect":
+        yield Use(line, shown, "without effect", status.why)
+    elif status.kind == "refused" or (status.kind == "unknown" and api.is_bound(row.path)):
+        why = status.why or "irc has no counterpart; leave it out"
         if not isinstance(value, ast.Constant):
             yield Use(line, shown, "only when off", f"it may be None, False or 0: {why}")
         elif value.value:
@@ -290,17 +290,17 @@ def _status(path: str) -> tuple[str, Status]:
     while depth < len(parts) and api.is_module(".".join(parts[: depth + 1])):
         depth += 1
     if depth == len(parts):
-        known = api.status(path) if path else api.SUPPORTED
-        return path, known if known.kind != "unknown" else api.SUPPORTED
+        status = api.status(path) if path else api.SUPPORTED
+        return path, status if status.kind != "unknown" else api.SUPPORTED
     module, name = ".".join(parts[:depth]), parts[depth]
     own = ".".join(filter(None, (module, name)))
-    known = api.status(own)
-    if known.kind == "unknown":
+    status = api.status(own)
+    if status.kind == "unknown":
         near = api.suggestion(module, name) or did_you_mean(name, sorted(api.modules()))
         return own, Status("unknown", f"no such name is known{near}")
-    if known.kind == "supported" and len(parts) == depth + 2:
+    if status.kind == "supported" and len(parts) == depth + 2:
         return path, _member(own, parts[-1])
-    return own, known
+    return own, status
 
 
 def _member(owner: str, name: str) -> Status:
@@ -322,8 +322,8 @@ def _member(owner: str, name: str) -> Status:
     release = current_session().release
     if any(each.name == name and release in each.releases for each in attributes):
         return api.SUPPORTED
-    known = [each.name for each in attributes] + [each for each in dir(target) if each[0] != "_"]
-    return Status("unknown", f"no such attribute is known{did_you_mean(name, known)}")
+    names = [each.name for each in attributes] + [each for each in dir(target) if each[0] != "_"]
+    return Status("unknown", f"no such attribute is known{did_you_mean(name, names)}")
 
 
 # -- the references of a script
