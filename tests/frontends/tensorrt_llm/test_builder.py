@@ -92,7 +92,7 @@ def test_engine_files_of_an_old_script_name_the_artifact(tmp_path: Path) -> None
 
 def test_a_rank_is_missing(tmp_path: Path) -> None:
     old_script(tmp_path, np.ones(4, np.float32), ranks=2, count=1)
-    with pytest.raises(irc.Error, match="found none for rank 1"):
+    with pytest.raises(irc.Error, match="networks of 2 ranks, found those of rank 0;"):
         merged("scale_float32_tp2")
 
 

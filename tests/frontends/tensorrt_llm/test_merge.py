@@ -12,7 +12,7 @@ import irc
 from irc.analysis.spmd import verify_spmd
 from irc.frontends import functional as F
 from irc.frontends.tensor import one
-from irc.frontends.tensorrt_llm import Network, Parameter, Tensor, default_net, net_guard
+from irc.frontends.tensorrt_llm import Network, Parameter, Tensor, default_net, merge, net_guard
 from irc.frontends.tensorrt_llm.arithmetic import binary, unwrapped
 from irc.frontends.tensorrt_llm.context import new_session
 from irc.frontends.tensorrt_llm.engines import merged
@@ -313,3 +313,170 @@ def test_other_inputs_and_outputs_may_be_shared_along_a_dimension() -> None:
 
     x = fresh().normal(size=(3, 6)).astype(np.float32)
     assert np.array_equal(run(build, {"x": x}, 3)["y"], x * 2)
+
+
+# -- networks that do not belong together
+
+
+def other_operation(m: Mapping) -> None:
+    (source() + 1.0 if m.rank else source() * 1.0).mark_output("y")
+
+
+def other_attribute(m: Mapping) -> None:
+    wrap(F.softmax(unwrapped(source()), dim=m.rank)).mark_output("y")
+
+
+def other_size(m: Mapping) -> None:
+    (source(size=6 + m.rank) * 1.0).mark_output("y")
+
+
+def other_input(m: Mapping) -> None:
+    (source("x" if m.rank else "z") * 1.0).mark_output("y")
+
+
+def other_shape(m: Mapping) -> None:
+    (Parameter(np.ones(2 + m.rank, np.float32)).value * 1.0).mark_output("y")
+
+
+def other_range(m: Mapping) -> None:
+    (Tensor("x", "int32", [-1], OrderedDict(b=[[1, 2, 3 + m.rank]])) * 2).mark_output("y")
+
+
+def other_operand(m: Mapping) -> None:
+    x = source()
+    y = wrap(F.exp(unwrapped(x)))
+    ((y if m.rank else x) * 2.0).mark_output("y")
+
+
+def other_count(m: Mapping) -> None:
+    x = source() * 2.0
+    (wrap(F.exp(unwrapped(x))) if m.rank else x).mark_output("y")
+
+
+def other_name(m: Mapping) -> None:
+    weight = Parameter(np.ones(2, np.float32))
+    default_net().set_named_parameters([(f"w{m.rank}", weight)])
+    (weight.value * 1.0).mark_output("y")
+
+
+def other_optional_operand(m: Mapping) -> None:
+    x = unwrapped(Tensor("x", "float32", [2, 3, 4]))
+    lengths = {"past" if m.rank else "lengths": unwrapped(Tensor("n", "int32", [2]))}
+    (wrap(F.attention(x, x, x, head_dim=4, **lengths))).mark_output("y")
+
+
+def array_on_one_rank(m: Mapping) -> None:
+    weight = Parameter(shape=(2,))
+    if m.rank:
+        weight.value = np.ones(2)
+    (binary("mul", weight, 1.0)).mark_output("y")
+
+
+def marks(m: Mapping) -> None:
+    (source() * 1.0).mark_output("y" if m.rank else "z")
+
+
+def sends_alone(m: Mapping) -> None:
+    default_net().send(source() * 1.0, 0).mark_output("y")
+
+
+def sends_more(m: Mapping) -> None:
+    x = source()
+    if m.rank == 0:
+        default_net().send(x * 2.0, 1)
+    (x * 1.0).mark_output(f"y{m.rank}")
+
+
+def sends_another_shape(m: Mapping) -> None:
+    if m.rank == 0:
+        default_net().send(source("x", 5) * 1.0, 1).mark_output("hidden_states_output")
+    else:
+        default_net().receive(source("h"), 0).mark_output("y")
+
+
+def sends_other_values(m: Mapping) -> None:
+    if not m.is_first_pp_rank():
+        recv(source("h"), m.prev_pp_rank()).mark_output("y")
+        return
+    x = source()
+    both = [x * 2.0, x + 1.0]
+    send(both[m.tp_rank], m.next_pp_rank())
+
+
+def sends_on_one_rank(m: Mapping) -> None:
+    x = source() * 1.0
+    if m.is_first_pp_rank() and m.tp_rank:
+        send(x, m.next_pp_rank())
+    x.mark_output(f"y{m.pp_rank}")
+
+
+def sends_across(m: Mapping) -> None:
+    x = source()
+    if m.is_first_pp_rank():
+        send(x * 1.0, 3 - m.tp_rank)
+    else:
+        recv(x, m.prev_pp_rank()).mark_output("y")
+
+
+def receives_first(m: Mapping) -> None:
+    x = recv(source(), m.prev_pp_rank())
+    x = x * 1.0
+    x.mark_output("y") if m.is_last_pp_rank() else send(x, m.next_pp_rank())
+
+
+def receives_twice(m: Mapping) -> None:
+    x = source()
+    for _ in range(2):
+        recv(x, 0)
+
+
+def receives_a_result(m: Mapping) -> None:
+    default_net().receive(source() * 1.0, 0)
+
+
+def nothing(m: Mapping) -> None:
+    source()
+
+
+REFUSED: list[tuple[Build, tuple[int, int], str]] = [  # build, (tp, pp), message
+    (other_operation, (2, 1), "an operation differs by rank: mul(%x, full) at "),
+    (other_attribute, (2, 1), "softmax(%x, dim=1) at "),
+    (other_operand, (2, 1), "an operand of mul differs by rank: nothing on rank 0, exp(%x) at "),
+    (other_optional_operand, (2, 1), "past=%n, head_dim=4"),
+    (other_count, (2, 1), "an operation differs by rank: nothing on rank 0, exp(mul) at "),
+    (other_size, (2, 1), "the input x differs by rank: f32[b, 6] on rank 0, f32[b, 7] on rank 1"),
+    (other_input, (2, 1), "the input z differs by rank: f32[b, 6] on rank 0, missing on rank 1"),
+    (other_shape, (2, 1), "the weight constant differs by rank: f32[2] on rank 0, f32[3] on rank"),
+    (other_name, (2, 1), "a weight differs by rank: w0 on rank 0, w1 on rank 1"),
+    (array_on_one_rank, (2, 1), "the weight constant differs by rank: no array on rank 0, an arr"),
+    (other_range, (2, 1), "the range of the dimension 'b' differs by rank: (1, 2, 3) on rank 0"),
+    (marks, (2, 1), "the set of outputs differs by rank: ['z'] on rank 0, ['y'] on rank 1"),
+    (nothing, (1, 1), "the network of rank 0 has no outputs; call mark_output()"),
+    (sends_alone, (1, 1), "rank 0 sends 1 tensors to rank 0, which receives 0 from it; expected 0"),
+    (sends_more, (1, 2), "rank 0 sends 1 tensors to rank 1, which receives 0 from it; expected 1"),
+    (sends_another_shape, (1, 2), "is sent as f32[b, 5] and received as f32[b, 6], at "),
+    (sends_other_values, (2, 2), "tensor 0 from pipeline stage 0 to 1 differs by rank: mul(%x, "),
+    (sends_on_one_rank, (2, 2), "rank 1 sends 1 tensors to rank 3, which receives 0 from it"),
+    (sends_across, (2, 2), "rank 0 sends 0 tensors to rank 2, which receives 1 from it"),
+    (receives_first, (1, 2), "rank 1 sends 0 tensors to rank 0, which receives 1 from it; exp"),
+    (receives_twice, (1, 1), "the input x is received twice; give every recv() its own input"),
+    (receives_a_result, (1, 2), "expected recv() of an input of the network"),
+]
+
+
+@pytest.mark.parametrize(("build", "sizes", "message"), REFUSED)
+def test_other_differences_are_refused(build: Build, sizes: tuple[int, int], message: str) -> None:
+    with new_session(), pytest.raises(irc.Error) as error:
+        trace(build, *sizes)
+    assert message in str(error.value)
+    if message.startswith("an operation"):
+        assert str(error.value).count("test_merge.py:") == (2 if "nothing" in message else 3)
+
+
+def test_every_rank_of_one_world_needs_a_network() -> None:
+    with net_guard(network := Network()):
+        (source() * 1.0).mark_output("y")
+    with pytest.raises(irc.Error, match="expected networks of 1 ranks, found those of rank 0, 1;"):
+        merge({0: network, 1: network}, Mapping())
+    with pytest.raises(irc.Error, match="expected networks of 3 ranks, found those of rank 0; bu"):
+        merge({0: network}, Mapping(3, tp_size=3))
