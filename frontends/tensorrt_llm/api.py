@@ -12,7 +12,7 @@ import ast
 import inspect
 import re
 import tomllib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from functools import cache, cached_property, wraps
@@ -139,94 +139,69 @@ def rows() -> Mapping[str, Row]:
     """Every row by its path: functions, classes, and methods."""
     table: dict[str, Row] = {}
     for section, entries in _file()["api"].items():
-        is_class = _is_class(section)
-        whole = _releases(entries.get("releases", ""), _ALL)
-        fields = {
-            kind: _arguments(entries.get(kind, ""), whole)
-            for kind in ("attributes", "members") if is_class
-        }  # fmt: skip
-        if is_class:
-            own = _arguments(entries.get("__init__", ""), whole)
-            table[section] = Row(section, whole, own, **fields)
-        if not is_class and "releases" in entries:
+        signatures = dict(entries)
+        whole = _releases(signatures.pop("releases", ""), _ALL)
+        if is_class(section):
+            lists = [signatures.pop(key, "") for key in ("__init__", "attributes", "members")]
+            table[section] = Row(section, whole, *(_arguments(text, whole) for text in lists))
+        elif "releases" in entries:
             table[section] = Row(section, whole)
-        for name, text in entries.items():
-            if name == "releases" or (
-                is_class and name in ("releases", "attributes", "members", "__init__")
-            ):
-                continue
+        for name, text in signatures.items():
             signature, _, releases = text.partition(";")
-            several = _releases(releases.strip(), whole)
-            table[f"{section}.{name}"] = Row(
-                f"{section}.{name}", several, _arguments(signature, several)
-            )
+            several, path = _releases(releases.strip(), whole), f"{section}.{name}"
+            table[path] = Row(path, several, _arguments(signature, several))
     return table
 
 
 @cache
-def notes() -> dict[tuple[str, str], Status]:
-    """("names" or "arguments", path or argument or `module.*`) -> its status."""
-    reasons: dict[tuple[str, str], Status] = {}
-    for section, kind in (("no-effect", "without effect"), ("refused", "refused")):
-        for group in _file()[section]:
-            for what in ("names", "arguments", "methods"):
-                for name in group.get(what, "").split():
-                    reasons[what, name] = Status(cast("Kind", kind), group["why"])
-    return reasons
+def notes() -> Mapping[tuple[str, str], Status]:
+    """("names", "methods" or "arguments", path or name or `module.*`) -> its status."""
+    kinds: dict[str, Kind] = {"no-effect": "without effect", "refused": "refused"}
+    return {
+        (what, name): Status(kind, group["why"])
+        for section, kind in kinds.items()
+        for group in _file()[section]
+        for what in ("names", "arguments", "methods")
+        for name in group.get(what, "").split()
+    }
 
 
-def argument_status(path: str, name: str, taken: frozenset[str] | None = None) -> Status:
-    """What an argument of a row is; `taken` are those of the implementation of irc."""
-    note = notes().get(("arguments", f"{path}.{name}")) or notes().get(("arguments", name))
-    if note is not None and taken is None and not is_bound(path):
-        return note
-    taken = implemented(path) if taken is None else taken
-    return SUPPORTED if taken is not None and name in taken else note or Status("unknown")
-
-
-def noted(path: str, method: str) -> Status | None:
+def noted(path: str) -> Status | None:
     """What the table says of a method by its path, or of every method of this name."""
-    return notes().get(("names", path)) or notes().get(("methods", method))
+    return notes().get(("names", path)) or notes().get(("methods", path.rpartition(".")[2]))
+
+
+def noted_argument(path: str, name: str) -> Status:
+    """What the table says of an argument of a row, or of every argument of this name."""
+    unknown = notes().get(("arguments", name), Status("unknown"))
+    return notes().get(("arguments", f"{path}.{name}"), unknown)
 
 
 def status(path: str) -> Status:
     """What a function, class, method, or module of the API is in irc."""
-    note = _note_of(path)
-    if note is not None:
-        return note
-    if path == "__version__" or find(path) is not None or path in modules():
-        return SUPPORTED
+    near = [path, *(each for each in _same_names(path) if _is_around(path, each))]
     parts = path.split(".")
-    patterns = (".".join([*parts[:count], "*"]) for count in range(len(parts) - 1, 0, -1))
-    wildcards = (notes().get(("names", pattern)) for pattern in patterns)
-    return next((each for each in wildcards if each is not None), Status("unknown"))
+    groups = [".".join([*parts[:count], "*"]) for count in range(len(parts) - 1, 0, -1)]
+    is_supported = path == "__version__" or find(path) is not None or path in modules()
+    named = [*near, *([] if is_supported else groups)]
+    reasons = (notes()["names", each] for each in named if ("names", each) in notes())
+    return next(reasons, SUPPORTED if is_supported else Status("unknown"))
 
 
-@cache
-def _note_of(path: str) -> Status | None:
-    """The note of a path, or of the same name in a package around its module or a module below."""
-    own = notes().get(("names", path))
-    module, _, name = path.rpartition(".")
-    if own is not None or _is_class(module):
-        return own
-    for what, other in notes():
-        elsewhere, _, same = other.rpartition(".")
-        is_near = elsewhere.startswith(f"{module}.") or module.startswith(f"{elsewhere}.")
-        if what == "names" and same == name and module and elsewhere and is_near:
-            return notes()[what, other]
-    return None
+def _is_around(path: str, other: str) -> bool:
+    """Whether one of two modules, which have a name in common, contains the other."""
+    module, elsewhere = path.rpartition(".")[0], other.rpartition(".")[0]
+    return f"{elsewhere}.".startswith(f"{module}.") or f"{module}.".startswith(f"{elsewhere}.")
 
 
 @cache
 def modules() -> frozenset[str]:
     """Every module with a known name, and the packages around it."""
-    load()
-    paths = [*_OBJECTS, *rows(), *(name for what, name in notes() if what == "names")]
     names: set[str] = set()
-    for path in paths:
+    for path in _paths():
         parts = path.removesuffix(".*").split(".")
         while parts := parts[:-1]:
-            if not _is_class(".".join(parts)):
+            if not is_class(".".join(parts)):
                 names.add(".".join(parts))
     return frozenset(names)
 
@@ -234,10 +209,9 @@ def modules() -> frozenset[str]:
 def is_module(path: str) -> bool:
     """Whether a path is a module of the API, supported or not."""
     parts = path.split(".")
-    if path in modules() or (("names", f"{path}.*") in notes()):
-        return True
-    parents = (".".join(parts[:count]) for count in range(1, len(parts)))
-    return parts[-1].islower() and any(("names", f"{each}.*") in notes() for each in parents)
+    around = [".".join(parts[:count]) for count in range(1, len(parts) + 1)]
+    is_below = parts[-1].islower() and any(("names", f"{each}.*") in notes() for each in around)
+    return path in modules() or is_below
 
 
 # -- the objects of irc
@@ -269,41 +243,54 @@ def find(path: str) -> Any:
     A package has the names of its modules, and a module those that it may import from others.
     """
     load()
-    objects = (_in_release(_OBJECTS, each) for each in (path, *_exporters(path)))
+    objects = (_in_release(_OBJECTS, each) for each in (path, *_same_names(path)))
     return next((each for each in objects if each is not None), None)
 
 
-def alias_of(path: str) -> str | None:
-    """The path with a row of the object that another path, as of ColumnLinear, stands for."""
-    target = find(path)
-    others = (each for each in rows() if target is not None and each in _OBJECTS)
-    return next((each for each in others if _in_release(_OBJECTS, each) is target), None)
+def row_of(path: str) -> Row | None:
+    """The row of a path, of the name that a module exports, or of what ColumnLinear stands for."""
+    paths = [each for each in (path, *_same_names(path)) if each in rows()]
+    if not paths and (target := find(path)) is not None:
+        paths = [each for each in rows() if _in_release(_OBJECTS, each) is target]
+    return rows()[paths[0]] if paths else None
+
+
+def rows_of_classes(classes: Sequence[type]) -> list[Row]:
+    """The rows of some classes."""
+    return [row for path, row in rows().items() if _in_release(_OBJECTS, path) in classes]
+
+
+@cache
+def _paths() -> list[str]:
+    """Every path of the table."""
+    load()
+    return [*_OBJECTS, *rows(), *(name for what, name in notes() if what == "names")]
 
 
 @cache
 def _by_name() -> dict[str, list[str]]:
     paths: dict[str, list[str]] = {}
-    for path in _OBJECTS:
+    for path in dict.fromkeys(_paths()):
         if not _is_member(path):
             paths.setdefault(path.rpartition(".")[2], []).append(path)
     return paths
 
 
-def _exporters(path: str) -> list[str]:
-    """The paths of the same name elsewhere, those below the module first."""
+def _same_names(path: str) -> list[str]:
+    """The paths of the same name in other modules, those below the module first."""
     module, _, name = path.rpartition(".")
-    if _is_class(module) or (not module and name not in _file()["exports"].split()):
+    if is_class(module) or (not module and name not in _file()["exports"].split()):
         return []
-    others = _by_name().get(name, [])
+    others = [each for each in _by_name().get(name, []) if each != path]
     return sorted(others, key=lambda each: (not each.startswith(f"{module}."), each))
 
 
-def _is_class(path: str) -> bool:
+def is_class(path: str) -> bool:
     return path.rpartition(".")[2].lstrip("_")[:1].isupper()
 
 
 def _is_member(path: str) -> bool:
-    return _is_class(path.rpartition(".")[0])
+    return is_class(path.rpartition(".")[0])
 
 
 def register(path: str, value: Any, releases: str = "") -> Any:
@@ -316,47 +303,23 @@ def register(path: str, value: Any, releases: str = "") -> Any:
     return value
 
 
-def implemented(path: str) -> frozenset[str] | None:
-    """The arguments that irc's implementation of a row has; None where there is none."""
-    call = call_of(path)
-    if call is not None:
-        return call.taken
-    owner, _, name = path.rpartition(".")
-    target = getattr(find(owner), name, None) if _is_member(path) else find(path)
-    if target is None:
-        return None
-    try:
-        return _names_taken(rows()[path], inspect.signature(target).parameters)
-    except (TypeError, ValueError, KeyError):
-        return None
-
-
 def call_of(path: str) -> Call | None:
-    """How the calls of a row are bound in the session's release; None where irc does not."""
+    """How the calls of a row are bound in the session's release, else in any; None: not by irc."""
     load()
-    return cast("Call | None", _in_release(_CALLS, path))
+    calls = _CALLS.get(path, {})
+    return _in_release(_CALLS, path) or next(iter(calls.values()), None)
 
 
-def is_bound(path: str) -> bool:
-    """Whether the calls of a row are bound in the session's release."""
-    return call_of(path) is not None
+def argument_status(path: str, name: str) -> Status:
+    """What an argument of a row is."""
+    call = call_of(path)
+    return noted_argument(path, name) if call is None else call.status(name)
 
 
 def declared() -> Iterator[str]:
     """The paths of all objects of irc that scripts find."""
     load()
     return iter(_OBJECTS)
-
-
-def _names_taken(row: Row, parameters: Mapping[str, inspect.Parameter]) -> frozenset[str]:
-    """The arguments that an implementation has; one with `**fields` has all that no note names."""
-    names = frozenset(parameters) - {"self"}
-    if not any(each.kind is each.VAR_KEYWORD for each in parameters.values()):
-        return names
-    noted = {
-        n for n in row.names if {("arguments", n), ("arguments", f"{row.path}.{n}")} & {*notes()}
-    }
-    return names | (row.names - noted)
 
 
 _BORDER: list[Callable[..., Any]] = []  # calls a function of irc's tensors for a script
@@ -421,17 +384,18 @@ def bind_methods(
     path: str, target: type, releases: frozenset[int] = _ALL, inner: bool = False
 ) -> None:
     """Bind the constructor and the methods that have a row, also those that are inherited."""
-    for row in [each for each in rows() if each == path or each.rpartition(".")[0] == path]:
-        name = "__init__" if row == path else row.rpartition(".")[2]
+    for row in rows().values():
+        owner, _, method = row.path.rpartition(".")
+        if path not in (owner, row.path) or not row.releases & releases:
+            continue
+        name = "__init__" if row.path == path else method
         value = next((vars(each)[name] for each in target.__mro__ if name in vars(each)), None)
         function = getattr(value, "__func__", value)
-        if not inspect.isfunction(function) or (row == path and not rows()[row].arguments):
-            continue
-        if not rows()[row].releases & releases:
+        if not inspect.isfunction(function) or (row.path == path and not row.arguments):
             continue
         is_method = not isinstance(value, staticmethod)
         function = getattr(function, "__unbound__", function)
-        bound: Any = _bound(row, function, releases, is_method, inner and name == "forward")
+        bound: Any = _bound(row.path, function, releases, is_method, inner and name == "forward")
         if isinstance(value, (classmethod, staticmethod)):
             bound = type(cast("Any", value))(bound)
         setattr(target, name, bound)
@@ -441,13 +405,11 @@ def _bound(
     path: str, function: Bound, releases: frozenset[int], is_method: bool, inner: bool
 ) -> Bound:
     """`function` whose calls are bound by the row at `path`; itself where there is no row."""
-    row = rows().get(path)
-    if row is None:
+    if path not in rows():
         return function
     parameters = dict(list(inspect.signature(function).parameters.items())[int(is_method) :])
-    parts = path.split(".")
-    title = ".".join(parts[-2:]) if _is_member(path) else parts[-1]
-    call = Call(row, title, parameters, _names_taken(row, parameters))
+    title = ".".join(path.split(".")[-2 if _is_member(path) else -1 :])
+    call = Call(rows()[path], title, parameters)
     _CALLS.setdefault(path, {})[releases] = call
 
     @wraps(function)
@@ -468,40 +430,53 @@ class Call:
     row: Row
     title: str
     parameters: Mapping[str, inspect.Parameter]
-    taken: frozenset[str]
 
     @cached_property
     def takes_fields(self) -> bool:
         """Whether the implementation has `**fields`: it gets every argument of the release."""
         return any(each.kind is each.VAR_KEYWORD for each in self.parameters.values())
 
+    @cached_property
+    def taken(self) -> frozenset[str]:
+        """The arguments of the implementation; with `**fields` all that the table does not note."""
+        path, names = self.row.path, self.row.names if self.takes_fields else ()
+        fields = {name for name in names if noted_argument(path, name).kind == "unknown"}
+        return frozenset(self.parameters) | fields
+
+    def status(self, name: str) -> Status:
+        """What an argument is."""
+        return SUPPORTED if name in self.taken else noted_argument(self.row.path, name)
+
     def bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         """The keywords that the implementation gets."""
         by_position, by_keyword = self.row.of(release())
-        given = dict(zip((each.name for each in by_position), args, strict=False))
-        if len(args) > len(by_position):
+        names = [each.name for each in by_position]
+        if len(args) > len(names):
             raise Error(
-                f"{self.title} takes {len(by_position)} positional arguments in TensorRT-LLM "
-                f"{RELEASES[release()]}, found {len(args)}: expected "
-                f"{', '.join(each.name for each in by_position) or 'none'}",
+                f"{self.title} takes {len(names)} positional arguments in TensorRT-LLM "
+                f"{RELEASES[release()]}, found {len(args)}: expected {', '.join(names) or 'none'}",
                 loc=here(),
             )
-        for name in kwargs:
-            if name in given:
-                raise Error(f"{self.title}: the argument {name} is given twice", loc=here())
+        given = dict(zip(names, args, strict=False))
+        if twice := given.keys() & kwargs:
+            raise Error(f"{self.title}: the argument {min(twice)} is given twice", loc=here())
         given |= kwargs
-        defaults = {each.name: each for each in (*by_position, *by_keyword)}
-        bound = {n: value for n, value in given.items() if self._takes(n, value, defaults.get(n))}
-        for name, argument in defaults.items():
-            parameter = self.parameters.get(name)
+        arguments = {each.name: each for each in (*by_position, *by_keyword)}
+        bound = {n: value for n, value in given.items() if self._takes(n, value, arguments.get(n))}
+        needed = [name for name, each in self.parameters.items() if _is_required(each)]
+        for name, argument in arguments.items():
             if name in bound or name not in self.taken:
                 continue
-            if parameter is None and argument.default is not None:
+            parameter = self.parameters.get(name)
+            if parameter is not None:
+                if parameter.default is not None and argument.value is not _EMPTY:
+                    bound[name] = argument.value
+            elif argument.default is not None:
                 bound[name] = None if argument.value is _EMPTY else argument.value
-            elif parameter is not None and parameter.default not in (None, argument.value):
-                bound |= {name: argument.value} if argument.value is not _EMPTY else {}
-        required = [each.name for each in by_position if each.default is None]
-        self._check_required(bound, required if self.takes_fields else [])
+            elif name in names:
+                needed.insert(0, name)
+        if missing := [name for name in needed if name not in bound]:
+            raise Error(f"{self.title} needs {', '.join(missing)}", loc=here())
         return bound
 
     def _takes(self, name: str, value: Any, argument: Argument | None) -> bool:
@@ -513,55 +488,40 @@ class Call:
                 return True
             near = did_you_mean(name, sorted(self.row.names | set(self.parameters)))
             raise Error(f"{self.title} has no argument {name!r}{near}", loc=here())
-        note = argument_status(self.row.path, name, self.taken)
-        if note.kind == "without effect":
-            default = _EMPTY if argument is None else argument.value
-            if not _is_off(value, default):
-                current_session().note(f"{self.title}: {name} has no effect: {note.why}")
-            return False
         if _is_off(value, _EMPTY if argument is None else argument.value):
+            return False
+        note = self.status(name)
+        if note.kind == "without effect":
+            current_session().note(f"{self.title}: {name} has no effect: {note.why}")
             return False
         why = note.why or "irc has no counterpart; leave it out"
         raise Error(f"{self.title}: {name} is not supported: {why}", loc=here())
 
-    def _check_required(self, bound: Mapping[str, Any], required: list[str]) -> None:
-        missing = [name for name in required if name not in bound and name not in self.parameters]
-        missing += [
-            name
-            for name, parameter in self.parameters.items()
-            if parameter.default is _EMPTY
-            and parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
-            and name not in bound
-        ]
-        if missing:
-            raise Error(f"{self.title} needs {', '.join(missing)}", loc=here())
+
+def _is_required(parameter: inspect.Parameter) -> bool:
+    """Whether a parameter of an implementation has no default."""
+    kinds = (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+    return parameter.default is _EMPTY and parameter.kind not in kinds
 
 
 def _is_off(value: Any, default: Any) -> bool:
     """Whether a value asks for nothing: None, False, 0, nothing in it, or the default."""
-    if value is None or value is False or (isinstance(value, (int, float)) and value == 0):
+    kind: Any = value.__class__
+    if hasattr(kind, "is_off"):
+        return bool(kind.is_off(value))
+    if value is None or (isinstance(value, (int, float, *_CONTAINERS)) and not value):
         return True
-    if isinstance(value, _CONTAINERS) and not value:
-        return True
-    if isinstance(value, Enum) and value.value in (0, "", None):
-        return True
-    kind: Any = cast("Any", value).__class__
-    is_off = getattr(kind, "is_off", None)
-    if is_off is not None:
-        return bool(is_off(value))
+    if isinstance(value, Enum):
+        return value.value in (0, "", None)
     return kind in (int, float, str, bool) and value == default
 
 
 def names_of(module: str) -> Iterator[str]:
     """The supported names of a module, and of those below it for a package."""
-    load()
     if not module:
-        yield from _file()["exports"].split()
-        return
-    prefix = f"{module}."
-    for path in _OBJECTS:
-        if path.startswith(prefix) and not _is_member(path):
-            yield path.rpartition(".")[2]
+        return iter(_file()["exports"].split())
+    below = (path for path in declared() if path.startswith(f"{module}.") and not _is_member(path))
+    return (path.rpartition(".")[2] for path in below)
 
 
 def fields(path: str, every: bool = False) -> dict[str, Any]:

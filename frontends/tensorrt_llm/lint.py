@@ -17,12 +17,13 @@ from typing import Literal
 from ...errors import Error, TextError, did_you_mean
 from . import api
 from .api import RELEASES, ROOT, Row, Status
-from .context import NEWEST, OLDEST, current_session, minor, new_session
+from .context import NEWEST, current_session, minor, new_session
 
-Kind = Literal["supported", "without effect", "only when off", "refused", "unknown"]
-_TAKEN = ("supported", "without effect", "only when off")
-# What methods and functions return, beside classes, whose constructors return themselves.
-_RETURNS = {
+Kind = Literal["supported", "without effect", "only when off", "unchecked", "refused", "unknown"]
+_WORK = ("refused", "unknown")
+_EVERY = frozenset(RELEASES)
+# The classes of attributes, and of what methods and functions return.
+_CLASSES = {
     "builder.Builder.create_network": "network.Network",
     "builder.Builder.create_builder_config": "builder.BuilderConfig",
     "builder.build": "builder.Engine",
@@ -32,8 +33,6 @@ _RETURNS = {
     "_common.default_net": "network.Network",
     "network.default_net": "network.Network",
 }
-
-
 _STATEMENTS = {
     "requirements.txt": r"^tensorrt[_-]llm\s*[=~]=\s*(\d+\.\d+)",
     f"{ROOT}/version.py": r"^__version__ = .(\d+\.\d+)",
@@ -44,7 +43,10 @@ _STATEMENTS = {
 
 @dataclass(frozen=True)
 class Use:
-    """One use of a name: line (from 1), the name as a path, what it is in irc, and why."""
+    """One use of a name: line (from 1), the name as a path, what it is in irc, and why.
+
+    A method that the table refuses is "unchecked" where the class of its object is not certain.
+    """
 
     line: int
     name: str
@@ -62,23 +64,30 @@ class Report:
     @property
     def score(self) -> float:
         """The share of the uses that irc takes, from 0 to 1; 1 where there is none."""
-        taken = sum(use.status in _TAKEN for use in self.uses)
-        return taken / len(self.uses) if self.uses else 1.0
+        checked = [use for use in self.uses if use.status != "unchecked"]
+        taken = sum(use.status not in _WORK for use in checked)
+        return taken / len(checked) if checked else 1.0
 
 
 @dataclass(frozen=True)
 class Reference:
-    """One reference of a script to a path of the API; a call has its arguments.
-
-    `positional` counts arguments by position (None where `*args` hides it), `keywords` has the
-    nodes of those by name.
-    """
+    """One reference of a script to a path of the API, or to `.method` of an object of any class."""
 
     line: int
     path: str
-    is_call: bool = False
-    positional: int | None = 0
-    keywords: tuple[ast.keyword, ...] = ()
+    call: ast.Call | None = None  # where the path is called
+
+    @property
+    def count(self) -> int:
+        """The number of arguments by position, as far as it is certain."""
+        args = [] if self.call is None or self.path.startswith(".") else self.call.args
+        return 0 if any(isinstance(each, ast.Starred) for each in args) else len(args)
+
+    @property
+    def keywords(self) -> list[tuple[str, ast.expr]]:
+        """The arguments by name."""
+        keywords = [] if self.call is None else self.call.keywords
+        return [(each.arg, each.value) for each in keywords if each.arg is not None]
 
 
 def parse_script(path: str | Path) -> ast.Module:
@@ -127,12 +136,15 @@ def find_release(tree: ast.Module, path: Path | None = None) -> int:
     """The number N of the release 0.N of TensorRT-LLM that a script is written for.
 
     `requirements.txt` beside the script states it, or the source tree that it lies in; else it is
-    the one in which most of its references are valid, those of its sibling modules included: of
-    several the latest, and 0.7 where 0.7 and the first of later ones still have the same names.
+    the one in which most of its references are valid, and of the modules that it imports from its
+    folder: of several the latest, and 0.7 where 0.7 and the first of later ones still have the
+    same names.
     """
     if path is not None and (stated := _stated_version(path)) is not None:
         return minor(stated)
-    trees = [tree, *(_siblings(tree, path.parent) if path is not None else ())]
+    names = imported(tree) if path is not None else ()
+    files = [file for name in names if (file := Path(path or "").parent / f"{name}.py").is_file()]
+    trees = [tree, *map(parse_script, files)]
     valid = [_releases(each) for one in trees for each in references(one)]
     counts = {release: sum(release in each for each in valid) for release in RELEASES}
     best = [release for release in RELEASES if counts[release] == max(counts.values())]
@@ -150,38 +162,22 @@ def _stated_version(path: Path) -> str | None:
     return None
 
 
-def _siblings(tree: ast.Module, folder: Path) -> Iterator[ast.Module]:
-    """The modules of a folder that a script imports, and those that they import."""
-    waiting, seen = [tree], set[Path]()
-    while waiting:
-        for _, name in _bindings(waiting.pop()):
-            file = folder.joinpath(*name.split(".")[:1]).with_suffix(".py")
-            if file in seen or not file.is_file():
-                continue
-            seen.add(file)
-            try:
-                waiting.append(parse_script(file))
-            except Error:
-                continue  # the script's own import says so
-            yield waiting[-1]
-
-
 def _releases(reference: Reference) -> frozenset[int]:
     """The releases in which a reference is valid; all for what the table does not know."""
-    every = frozenset(RELEASES)
-    if reference.path.startswith("."):
-        several = [_with_keywords(row, reference) for row in _methods().get(reference.path, ())]
-        return frozenset[int]().union(*several) or every
-    row = _row(reference.path)
-    if row is None and reference.is_call and _is_model_with_keywords(reference):
-        return frozenset(range(OLDEST, 8))
-    return every if row is None else _with_keywords(row, reference)
-
-
-def _is_model_with_keywords(reference: Reference) -> bool:
-    """Whether a model is constructed from sizes; from 0.8 on it takes a config."""
-    is_class = reference.path.rpartition(".")[2][:1].isupper()
-    return reference.path.startswith("models.") and is_class and len(reference.keywords) > 2
+    path = reference.path
+    if path.startswith("."):
+        several = [_valid(row, reference) for row in _methods().get(path, ())]
+        return frozenset[int]().union(*several) or _EVERY
+    row, (owner, _, name) = api.row_of(path), path.rpartition(".")
+    if row is not None:
+        # of a package that exports the name nothing is known
+        return _valid(row if row.path == path else replace(row, releases=_EVERY), reference)
+    if owner in api.rows():
+        having = [each.releases for each in api.rows()[owner].attributes if each.name == name]
+        return frozenset[int]().union(*having) or _EVERY
+    # a model that irc lacks is constructed from sizes; from 0.8 on it takes a config
+    is_model = path.startswith("models.") and name[:1].isupper()
+    return frozenset({5, 6, 7}) if is_model and len(reference.keywords) > 2 else _EVERY
 
 
 @cache
@@ -190,49 +186,20 @@ def _methods() -> dict[str, list[Row]]:
     methods: dict[str, list[Row]] = {}
     for path, row in api.rows().items():
         owner, _, name = path.rpartition(".")
-        if owner.rpartition(".")[2][:1].isupper():
+        if api.is_class(owner):
             methods.setdefault(f".{name}", []).append(row)
     return methods
 
 
-def _with_keywords(row: Row, reference: Reference) -> frozenset[int]:
+def _valid(row: Row, reference: Reference) -> frozenset[int]:
     """The releases in which a row has the arguments of a call, or the row where none has them."""
-    every = frozenset(RELEASES)
-    is_own = row.path == reference.path or reference.path.startswith(".")
-    valid = row.releases if is_own else every  # of an exporting package nothing is known
-    if not reference.is_call or not row.arguments:
+    valid = row.releases
+    if reference.call is None or not row.arguments:
         return valid
-    for keyword in reference.keywords:
-        having = [each.releases for each in row.arguments if each.name == keyword.arg]
-        valid &= frozenset[int]().union(*having) if having else every
-    count = reference.positional or 0
-    having_count = frozenset(n for n in valid if len(row.of(n)[0]) >= count)
-    return having_count or valid
-
-
-def _row(path: str) -> Row | None:
-    """The row of a path; that of an attribute, or of the name that a package exports."""
-    rows = api.rows()
-    if path in rows:
-        return rows[path]
-    owner, _, name = path.rpartition(".")
-    if owner in rows:
-        having = [
-            each for each in rows[owner].attributes + rows[owner].members if each.name == name
-        ]
-        releases = frozenset[int]().union(*(each.releases for each in having))
-        return Row(path, releases) if having else None
-    return rows.get(next(iter(_exported(owner, name)), "")) or rows.get(api.alias_of(path) or "")
-
-
-@cache
-def _exported(package: str, name: str) -> list[str]:
-    """The paths of the functions and classes of a name that a module may export, nearest first."""
-    if package.rpartition(".")[2][:1].isupper():
-        return []
-    paths = [each for each in api.rows() if each.rpartition(".")[2] == name]
-    plain = [each for each in paths if not each.rpartition(".")[0].rpartition(".")[2][:1].isupper()]
-    return sorted(plain, key=lambda each: not each.startswith(f"{package}."))
+    for keyword, _ in reference.keywords:
+        having = [each.releases for each in row.arguments if each.name == keyword]
+        valid &= frozenset[int]().union(*having) if having else _EVERY
+    return frozenset(n for n in valid if len(row.of(n)[0]) >= reference.count) or valid
 
 
 # -- what a reference is
@@ -240,42 +207,41 @@ def _exported(package: str, name: str) -> list[str]:
 
 def _uses(reference: Reference) -> Iterator[Use]:
     """The use of the path itself, and of the arguments that are not simply taken."""
-    if reference.path.startswith("."):  # a method of an object whose class is not known
-        noted = api.noted("", reference.path[1:])
-        if noted is not None:
-            yield Use(reference.line, reference.path, noted.kind, noted.why)
+    line, path = reference.line, reference.path
+    if path.startswith("."):
+        note = api.noted(path)
+        if note is not None and note.kind == "refused":
+            yield Use(line, path, "unchecked", f"in a class of TensorRT-LLM: {note.why}")
         return
-    path, status = _status(reference.path)
-    shown = f"{ROOT}.{path}" if path else ROOT
-    yield Use(reference.line, shown, status.kind, status.why)
-    row = _row(path)
-    if not reference.is_call or row is None or status.kind != "supported" or not row.arguments:
+    path, status = _status(path)
+    shown = f"{ROOT}.{path}".rstrip(".")
+    yield Use(line, shown, status.kind, status.why)
+    row = api.row_of(path)
+    if reference.call is None or row is None or status.kind != "supported" or not row.arguments:
         return
     release = current_session().release
-    by_position = row.of(release)[0]
-    count = reference.positional or 0
-    if count > len(by_position):
-        why = f"{RELEASES[release]} takes {len(by_position)} arguments by position, found {count}"
-        yield Use(reference.line, shown, "unknown", why)
-    for argument in by_position[:count]:
-        yield from _argument(reference.line, row, argument.name, None)
-    for keyword in reference.keywords:
-        if keyword.arg is not None:
-            yield from _argument(keyword.value.lineno, row, keyword.arg, keyword.value)
+    by_position = [each.name for each in row.of(release)[0]]
+    if reference.count > len(by_position):
+        takes = f"{RELEASES[release]} takes {len(by_position)} arguments by position"
+        yield Use(line, shown, "unknown", f"{takes}, found {reference.count}")
+    for name in by_position[: reference.count]:
+        yield from _argument(line, row, name, None)
+    for name, value in reference.keywords:
+        yield from _argument(value.lineno, row, name, value)
 
 
 def _argument(line: int, row: Row, name: str, value: ast.expr | None) -> Iterator[Use]:
     """What an argument is, unless it is supported or literally off."""
-    shown = f"{row.path.removesuffix('.__init__')}({name}=)"
-    if name not in row.names | (api.implemented(row.path) or frozenset()):
+    shown, status = f"{row.path}({name}=)", api.argument_status(row.path, name)
+    if status.kind == "supported":
+        return
+    if name not in row.names:
         if not row.takes_any:
             near = did_you_mean(name, sorted(row.names))
             yield Use(line, shown, "unknown", f"no such argument is known{near}")
-        return
-    status = api.argument_status(row.path, name)
-    if status.kind == "without effect":
+    elif status.kind == "without effect":
         yield Use(line, shown, "without effect", status.why)
-    elif status.kind == "refused" or (status.kind == "unknown" and api.is_bound(row.path)):
+    else:
         why = status.why or "irc has no counterpart; leave it out"
         if not isinstance(value, ast.Constant):
             yield Use(line, shown, "only when off", f"it may be None, False or 0: {why}")
@@ -285,17 +251,16 @@ def _argument(line: int, row: Row, name: str, value: ast.expr | None) -> Iterato
 
 def _status(path: str) -> tuple[str, Status]:
     """(the part of a path that is a name, what it is)."""
-    parts = path.split(".") if path else []
+    parts = path.split(".")
     depth = 0
     while depth < len(parts) and api.is_module(".".join(parts[: depth + 1])):
         depth += 1
-    if depth == len(parts):
-        status = api.status(path) if path else api.SUPPORTED
-        return path, status if status.kind != "unknown" else api.SUPPORTED
-    module, name = ".".join(parts[:depth]), parts[depth]
-    own = ".".join(filter(None, (module, name)))
+    module, own = ".".join(parts[:depth]), ".".join(parts[: depth + 1])
     status = api.status(own)
+    if depth == len(parts) or not path:
+        return path, status if status.kind != "unknown" else api.SUPPORTED
     if status.kind == "unknown":
+        name = parts[depth]
         near = api.suggestion(module, name) or did_you_mean(name, sorted(api.modules()))
         return own, Status("unknown", f"no such name is known{near}")
     if status.kind == "supported" and len(parts) == depth + 2:
@@ -305,20 +270,16 @@ def _status(path: str) -> tuple[str, Status]:
 
 def _member(owner: str, name: str) -> Status:
     """What a method or attribute of a class is; of another object, what the object is."""
-    target, row = api.find(owner), _row(owner)
-    noted = api.noted(f"{row.path if row else owner}.{name}", name)
-    if noted is not None:
-        return noted
+    target, row = api.find(owner), api.row_of(owner)
+    note = api.noted(f"{row.path if row else owner}.{name}")
+    if note is not None:
+        return note
     if row is None or not isinstance(target, type) or hasattr(target, name):
         return api.SUPPORTED
     if hasattr(target, "__getattr__") and f"{row.path}.{name}" in api.rows():
         return api.SUPPORTED
-    bases = [each for base in target.__mro__ for each in _exported("", base.__name__)]
-    attributes = [
-        each
-        for base in {row.path: 0, **dict.fromkeys(bases)}
-        for each in (*api.rows()[base].attributes, *api.rows()[base].arguments)
-    ]
+    classes = (row, *api.rows_of_classes(target.__mro__))
+    attributes = [each for base in classes for each in (*base.attributes, *base.arguments)]
     release = current_session().release
     if any(each.name == name and release in each.releases for each in attributes):
         return api.SUPPORTED
@@ -343,145 +304,113 @@ def _bindings(tree: ast.AST) -> Iterator[tuple[str, str]]:
 
 def references(tree: ast.Module) -> list[Reference]:
     """Every reference to the API in a script."""
-    scan = _Scan(dict(_bindings(tree)))
-    scan.find_types(tree)
-    scan.visit(tree)
-    return list(dict.fromkeys(scan.references))
+    return list(dict.fromkeys(_Scan(tree).references))
 
 
 class _Scan(ast.NodeVisitor):
-    """Collects references by `bound`, the paths of local names, and `types`, those of variables."""
+    """Collects references, by the paths of imported names and the classes of variables."""
 
-    def __init__(self, bound: dict[str, str]) -> None:
-        api_paths = {name: path for name, path in bound.items() if _is_api(path)}
-        self.bound = {
-            n: path[len(ROOT) + 1 :] for n, path in api_paths.items() if path[-2:] != ".*"
-        }
-        self.stars = [p[len(ROOT) + 1 : -2] for p in api_paths.values() if p[-2:] == ".*"]
-        self.types: dict[str, str] = {}
+    def __init__(self, tree: ast.Module) -> None:
+        bindings = list(_bindings(tree))
+        self.stars = [_below(path)[:-2] for name, path in bindings if name == "*" and _is_api(path)]
+        self.imported = {n: _below(path) for n, path in dict(bindings).items() if _is_api(path)}
+        self.classes: dict[str, str] = {}
+        for _ in range(3):  # what one assignment tells, the next may need
+            self.classes = self._learned(tree)
         self.references: list[Reference] = []
+        self.visit(tree)
 
-    def find_types(self, tree: ast.AST) -> None:
-        """Learn the classes of variables from assignments and annotations.
-
-        What one assignment tells, the next may need: three rounds settle those of real scripts.
-        """
-        for _ in range(3):
-            before, learned = self.types, dict[str, str]()
-            self._learn_from(tree, learned)
-            self.types = learned
-            if learned == before:
-                return
-
-    def _learn_from(self, tree: ast.AST, learned: dict[str, str]) -> None:
+    def _learned(self, tree: ast.Module) -> dict[str, str]:
+        """The classes of variables; "" for those that have several, or one that is not known."""
+        classes: dict[str, str] = {}
         for node in ast.walk(tree):
             match node:
                 case ast.Assign(targets=[target], value=value):
-                    _learn(learned, target, self._type(value))
+                    found = self._class_of(value)
                 case ast.AnnAssign(target=target, annotation=annotation):
-                    _learn(learned, target, self._class(annotation))
+                    found = self._class_at(self._path(annotation))
                 case ast.arg(arg=name, annotation=ast.expr() as annotation):
-                    _learn(learned, ast.Name(name), self._class(annotation))
+                    target, found = ast.Name(name), self._class_at(self._path(annotation))
                 case _:
-                    pass
+                    continue
+            name = ast.unparse(target)
+            classes[name] = found if classes.get(name, found) == found else ""
+        return classes
 
-    def _class(self, node: ast.expr) -> str | None:
-        path = self._path(node)
-        row = None if path is None else _row(path)
-        return row.path if row is not None and row.path.rpartition(".")[2][:1].isupper() else None
+    def _class_at(self, path: str | None) -> str:
+        """The class with this path; "" if it is none."""
+        row = api.row_of(path) if path else None
+        return row.path if row is not None and api.is_class(row.path) else ""
 
-    def _type(self, value: ast.expr) -> str | None:
-        """The class of an expression, where it is one of the API."""
-        if isinstance(value, ast.Attribute):
-            owner = self._type_of(value.value)
-            return _RETURNS.get(f"{owner}.{value.attr}") if owner else None
+    def _class_of(self, value: ast.expr) -> str:
+        """The class of the value of an expression, if it is certain and one of the API; else ""."""
+        if variable := self.classes.get(ast.unparse(value)):
+            return variable
         if not isinstance(value, ast.Call):
-            return None
-        own = self._class(value.func)
-        if own is not None:
-            return own
-        if isinstance(value.func, ast.Attribute):
-            owner = self._class(value.func.value)
-            if owner is not None and value.func.attr.startswith("from_"):
-                return owner
-            inner = self._type_of(value.func.value)
-            if inner:
-                return _RETURNS.get(f"{inner}.{value.func.attr}")
-        path = self._path(value.func)
-        return None if path is None else _RETURNS.get(path)
+            return _CLASSES.get(self._path(value) or "", "")
+        path = self._path(value.func) or ""
+        owner, _, name = path.rpartition(".")
+        constructed = self._class_at(path) or (name.startswith("from_") and self._class_at(owner))
+        return constructed or _CLASSES.get(path, "")
 
-    def _type_of(self, node: ast.expr) -> str | None:
-        return self.types.get(ast.unparse(node)) or self._type(node)
+    def _path(self, node: ast.expr) -> str | None:
+        """The path that a name, or attributes of one, stand for; None for other expressions."""
+        if isinstance(node, ast.Name):
+            stars = (star for star in self.stars if f"{star}.{node.id}" in api.rows())
+            star = next((f"{star}.{node.id}" for star in stars), None)
+            return self.imported.get(node.id, star)
+        if not isinstance(node, ast.Attribute):
+            return None
+        base = self._class_of(node.value) or self._path(node.value)
+        return None if base is None else f"{base}.{node.attr}".lstrip(".")
+
+    def _add(self, node: ast.expr | ast.stmt, path: str, call: ast.Call | None = None) -> None:
+        line = node.lineno if call is None else node.end_lineno or node.lineno
+        self.references.append(Reference(line, path, call))
 
     def visit_Import(self, node: ast.Import) -> None:
-        for each in node.names:
-            if _is_api(each.name):
-                self._add(node, each.name[len(ROOT) + 1 :])
+        for each in filter(_is_api, (each.name for each in node.names)):
+            self._add(node, _below(each))
 
     def visit_ImportFrom(self, node: ast.ImportFrom) -> None:
-        if node.level or not _is_api(node.module or ""):
-            return
-        module = str(node.module)[len(ROOT) + 1 :]
-        for each in node.names:
-            star = each.name == "*"
-            self._add(node, module if star else f"{module}.{each.name}".lstrip("."))
+        if not node.level and _is_api(module := node.module or ""):
+            for each in node.names:
+                self._add(node, _below(module if each.name == "*" else f"{module}.{each.name}"))
 
     def visit_Name(self, node: ast.Name) -> None:
         if isinstance(node.ctx, ast.Load) and (path := self._path(node)) is not None:
             self._add(node, path)
 
     def visit_Attribute(self, node: ast.Attribute) -> None:
-        path = self._path(node)
-        if path is not None:
+        if (path := self._path(node)) is not None:
             self._add(node, path)
         else:
             self.generic_visit(node)
 
     def visit_Call(self, node: ast.Call) -> None:
-        path = self._path(node.func)
-        kind = self._type_of(node.func) if path is None else None
-        if kind and f"{kind}.forward" in api.rows():  # a layer is called
-            path = f"{kind}.forward"
-        if path is None:
-            self.generic_visit(node)
-            if isinstance(node.func, ast.Attribute):
-                line, name = node.func.end_lineno or node.lineno, f".{node.func.attr}"
-                self.references.append(Reference(line, name, True, None, tuple(node.keywords)))
-            return
-        if isinstance(node.func, (ast.Attribute, ast.Call)):
-            self.visit(node.func.value if isinstance(node.func, ast.Attribute) else node.func)
-        hidden = any(isinstance(each, ast.Starred) for each in node.args)
-        count = None if hidden else len(node.args)
-        line = node.func.end_lineno or node.lineno
-        self.references.append(Reference(line, path, True, count, tuple(node.keywords)))
+        function, path = node.func, self._path(node.func)
+        forward = f"{self._class_of(function)}.forward" if path is None else ""
+        path = forward if forward in api.rows() else path  # a layer is called
+        is_method = isinstance(function, ast.Attribute)
+        if path is not None:
+            self._add(function, path, node)
+        elif is_method:
+            self._add(function, f".{function.attr}", node)
+        if path is None or path == forward:
+            self.visit(function)
+        elif is_method:
+            self.visit(function.value)
         for each in (*node.args, *node.keywords):
             self.visit(each)
-
-    def _path(self, node: ast.expr) -> str | None:
-        """The path that a name, or attributes of one, stand for; None for other expressions."""
-        if isinstance(node, ast.Name):
-            if node.id in self.bound:
-                return self.bound[node.id]
-            stars = (star for star in self.stars if f"{star}.{node.id}" in api.rows())
-            return next((f"{star}.{node.id}" for star in stars), None)
-        if not isinstance(node, ast.Attribute):
-            return None
-        base = self._type_of(node.value) or self._path(node.value)
-        return None if base is None else f"{base}.{node.attr}".lstrip(".")
-
-    def _add(self, node: ast.AST, path: str) -> None:
-        self.references.append(Reference(getattr(node, "lineno", 1), path))
-
-
-def _learn(learned: dict[str, str], target: ast.expr, kind: str | None) -> None:
-    """Keep the class of a variable; "" where it has several, or one that is not known."""
-    name = ast.unparse(target)
-    if kind is None or learned.setdefault(name, kind) != kind:
-        learned[name] = ""
 
 
 def _is_api(path: str) -> bool:
     return path == ROOT or path.startswith(f"{ROOT}.")
+
+
+def _below(path: str) -> str:
+    """A path below `tensorrt_llm`."""
+    return path[len(ROOT) + 1 :]
 
 
 def as_rows(report: Report) -> list[tuple[Use, list[int]]]:
@@ -489,5 +418,5 @@ def as_rows(report: Report) -> list[tuple[Use, list[int]]]:
     grouped: dict[Use, list[int]] = {}
     for use in report.uses:
         grouped.setdefault(replace(use, line=0), []).append(use.line)
-    order = ("refused", "unknown", "only when off", "without effect", "supported")
+    order = ("refused", "unknown", "unchecked", "only when off", "without effect", "supported")
     return sorted(grouped.items(), key=lambda row: (order.index(row[0].status), row[1][0]))

@@ -26,8 +26,8 @@ EXAMPLES = """
 """
 
 TARGET = "tensorrt-rtx"
-_WORK = ("refused", "unknown", "only when off", "without effect")
-_COLOURS = {"supported": "green", "without effect": "yellow", "only when off": "yellow"}
+_WORK = ("refused", "unknown", "unchecked", "only when off", "without effect")
+_COLOURS = {"supported": "green", **dict.fromkeys(_WORK[2:], "yellow")}
 
 
 def configure(parser: ArgumentParser) -> None:

@@ -33,10 +33,10 @@ Written from `api.toml` by `python -m tests.frontends.tensorrt_llm.test_api`.
 def supported_rows(release: int) -> Iterator[tuple[str, Row]]:
     """The rows that a release has and irc supports, in a session of the release."""
     for path, row in api.rows().items():
-        owner, _, name = path.rpartition(".")
+        owner = path.rpartition(".")[0]
         known = [api.status(path)]
         if is_class(owner):
-            known = [api.status(owner), api.noted(path, name) or api.SUPPORTED]
+            known = [api.status(owner), api.noted(path) or api.SUPPORTED]
         if release in row.releases and all(each.kind == "supported" for each in known):
             yield path, row
 
@@ -71,7 +71,7 @@ def test_every_argument_is_implemented_or_has_a_reason(release: int) -> None:
             f"{path}({argument.name}=)"
             for path, row in supported_rows(release)
             for argument in arguments_of(row, release)
-            if not api.is_bound(path) or api.argument_status(path, argument.name).kind == "unknown"
+            if not api.call_of(path) or api.argument_status(path, argument.name).kind == "unknown"
         ]
         assert not silent
 
