@@ -179,20 +179,27 @@ ARCHITECTURES = {
 _ACTS = {"swiglu": "silu", "geglu": "gelu"}  # gated activations by the function that they apply
 # Keys that say nothing about what the model computes, or that the layout of the tensors answers.
 _WITHOUT_MEANING = """
-    architecture attn_bias auto_map decoder disable_weight_only_quant_plugin dtype
+    architecture attn_bias auto_map builder_name decoder disable_weight_only_quant_plugin dtype
     embedding_sharding_dim gpus_per_node has_partial_lora_mask is_pruned kv_dtype logits_dtype
     mapping max_beam_width max_lora_rank model_type moe_normalization_mode moe_tp_mode producer
     quantization qwen_type rank remove_duplicated_kv_heads rmsnorm runtime_defaults seq_length
     share_embedding_table tie_word_embeddings tokenizer_dir use_fused_mlp use_parallel_embedding
     use_prompt_tuning world_size
 """
-# Keys that LLaMA variants set to other values, which irc's families do not compute.
-_FIXED: Mapping[str, object] = {
+WITHOUT_MEANING = frozenset(_WITHOUT_MEANING.split())
+# Keys that LLaMA variants set to other values, which irc does not compute.
+FIXED: Mapping[str, object] = {
     "attention_multiplier": 1.0,
+    "attn_logit_softcapping": None,
+    "clip_qkv": None,
+    "dense_context_fmha": False,
     "embedding_multiplier": 1.0,
+    "enable_pos_shift": False,
     "fc_after_embed": False,
+    "final_logit_softcapping": None,
     "layer_idx_offset": 0,
     "output_multiplier_scale": 1.0,
+    "query_pre_attn_scalar": None,
     "residual_mlp": False,
     "residual_multiplier": 1.0,
     "rotary_pct": 1.0,
@@ -200,6 +207,7 @@ _FIXED: Mapping[str, object] = {
     "use_last_layernorm": True,
     "use_logn_attn": False,
     "use_parallel_residual": False,
+    "use_sliding_window": False,
 }
 
 
@@ -262,10 +270,11 @@ def transformers_model(
     model_type, architecture = ARCHITECTURES[name]
     found: dict[str, Any] = {"model_type": model_type, "architectures": [architecture]}
     found |= _sizes(reader) | {"tie_word_embeddings": tied} | _own(reader, model_type)
-    for key, wanted in _FIXED.items():
+    for key, wanted in FIXED.items():
         if config.get(key, wanted) not in (wanted, None) and key not in ignore:
-            raise reader.error(key, f"irc computes {architecture} with {wanted!r} only")
-    done = {*_WITHOUT_MEANING.split(), *_FIXED, *ignore}
+            how = "without it" if wanted is None else f"with {wanted!r} only"
+            raise reader.error(key, f"irc computes {architecture} {how}")
+    done = {*WITHOUT_MEANING, *FIXED, *ignore}
     reader.finish(f"a checkpoint of {name}", done)
     return model_of(found, ignore)
 

@@ -13,7 +13,7 @@ from ...errors import Error
 from ...json_files import read_object
 from ...source import here
 from .aliases import WithoutEffect
-from .api import RELEASES, api, fields, release
+from .api import RELEASES, api, fields, implemented, release
 from .context import current_session
 from .dimensions import OptimizationProfile
 from .engines import Engine as Engine
@@ -196,7 +196,9 @@ _HERE = ("enable_debug_output", "dry_run", "use_refit", "use_strip_plan", "weigh
 def _input_options(prepare: Any, config: BuildConfig) -> dict[str, Any]:
     """The fields of a config that a model's `prepare_inputs` takes; an Error about others that ask
     for what it does not have."""
-    taken = inspect.signature(prepare).parameters
+    taken = {*inspect.signature(prepare).parameters}
+    if "limits" in taken:  # those of its row
+        taken |= implemented("models.modeling_utils.PretrainedModel.prepare_inputs") or set()
     options: dict[str, Any] = {}
     initial = fields("builder.BuildConfig")
     for name, row in settings("build").items():

@@ -1,6 +1,6 @@
 """Models of TensorRT-LLM."""
 
-from . import llama_keywords as llama_keywords
+from . import llama as llama
 from .config import LLaMAConfig as LLaMAConfig
 from .config import PretrainedConfig as PretrainedConfig
 from .decoder import DecoderLayerList as DecoderLayerList

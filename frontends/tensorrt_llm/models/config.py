@@ -8,51 +8,30 @@ import os
 from collections.abc import Iterator
 from collections.abc import Mapping as Table
 from copy import deepcopy
+from importlib import import_module
+from inspect import getattr_static
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from ....errors import Error, did_you_mean
 from ....json_files import read_object
 from ....source import here
-from ..api import api, fields, release
+from ...checkpoints.tensorrt_llm import FIXED, WITHOUT_MEANING
+from ..api import ROOT, api, fields, release
 from ..context import current_session
 from ..dtypes import str_dtype
 from ..enums import PositionEmbeddingType
 from ..layers import MoeConfig
 from ..mapping import Mapping
 from ..quantization import QuantConfig, QuantMode
+from .weights import read_llama, read_meta
 
-_PATH = "models.modeling_utils.PretrainedConfig"
+_PATH, _LLAMA = "models.modeling_utils.PretrainedConfig", "models.llama.config.LLaMAConfig"
 _NEEDED = ["architecture", "dtype", "hidden_size", "num_hidden_layers", "num_attention_heads"]
 _LLAMAS = ["LlamaForCausalLM", "LLaMAForCausalLM", "MistralForCausalLM", "MixtralForCausalLM"]
 _WORLD = ("world_size", "tp_size", "pp_size", "gpus_per_node")  # of a mapping, up to 0.10
-# Keys and values that are not written.
-_UNWRITTEN: list[Any] = [
-    ("max_lora_rank", 64),
-    ("quant_kwargs", None),
-    ("runtime_defaults", None),
-    ("use_prompt_tuning", False),
-]
-# Keys of a LLaMA's config.json that say nothing about what the model computes.
-_WITHOUT_MEANING = """
-    auto_map builder_name decoder has_partial_lora_mask is_pruned max_beam_width model_type
-    moe_tp_mode producer qwen_type rank rmsnorm seq_length tie_word_embeddings tokenizer_dir
-"""
-# Keys by which other models compute something else, with the values at which LLaMA is right.
-_NEUTRAL: Table[str, tuple[Any, ...]] = {
-    "attn_logit_softcapping": (None, 0),
-    "clip_qkv": (None,),
-    "dense_context_fmha": (False,),
-    "enable_pos_shift": (False,),
-    "final_logit_softcapping": (None, 0),
-    "qk_layernorm": (False,),
-    "query_pre_attn_scalar": (None,),
-    "rotary_pct": (None, 1),
-    "sliding_window": (None,),
-    "use_logn_attn": (False,),
-    "use_parallel_residual": (False,),
-    "use_sliding_window": (False,),
-}
+# Keys by which other models compute something else, with the only values that LLaMA computes.
+_FIXED = {**FIXED, "qk_layernorm": False, "sliding_window": None}
 
 
 @api(_PATH)
@@ -64,32 +43,6 @@ class PretrainedConfig:
     also be given as `world_size`, `tp_size` and `pp_size`.
     """
 
-    architecture: str = ""
-    dtype: str = "float32"
-    hidden_size: int = 0
-    num_hidden_layers: int = 0
-    num_attention_heads: int = 0
-    vocab_size: int | None = None
-    hidden_act: str = "gelu"
-    logits_dtype: str = "float32"
-    norm_epsilon: float = 1e-5
-    position_embedding_type: PositionEmbeddingType = PositionEmbeddingType.learned_absolute
-    max_position_embeddings: int | None = None
-    rotary_embedding_dim: int = 0
-    num_key_value_heads: int = 0
-    intermediate_size: int = 0
-    mapping: Mapping
-    quantization: QuantConfig
-    use_parallel_embedding: bool = False
-    embedding_sharding_dim: int = 0
-    share_embedding_table: bool = False
-    head_size: int = 0
-    qk_layernorm: bool = False
-    quant_kwargs: Any = None
-    use_prompt_tuning: bool = False
-    max_lora_rank: int = 64
-    runtime_defaults: Any = None
-
     def __init__(self, **keys: Any) -> None:
         self._fill(keys)
 
@@ -98,37 +51,46 @@ class PretrainedConfig:
         self._mode: QuantMode | None = keys.pop("quant_mode", None)
         world = {name: keys.pop(name) for name in _WORLD if keys.get(name) is not None}
         keys.pop("kv_dtype", None)  # which the quantization implies
-        names = self._names()
-        for name, value in keys.items():
-            if value is not None or name not in names:
-                setattr(self, name, value)
-        if own := [name for name in keys if name not in names]:
+        own = {name: value for name, value in keys.items() if name not in self._keys(every=True)}
+        if own:
             current_session().note(
                 f"{type(self).__name__} keeps {', '.join(own)} as attributes for the script's model"
             )
+        given = {name: value for name, value in keys.items() if value is not None}
+        for name, value in {**self._keys(), **vars(self), **own, **given}.items():
+            setattr(self, name, value)
+        for name in _NEEDED:
+            if getattr(self, name) is None:
+                raise Error(f"expected the key {name} in the config, found none", loc=here())
         self.dtype, self.logits_dtype = str_dtype(self.dtype), str_dtype(self.logits_dtype)
-        kind: Any = self.position_embedding_type
+        kind: Any = self.position_embedding_type or PositionEmbeddingType.learned_absolute
         if isinstance(kind, str):
             kind = PositionEmbeddingType[str(PositionEmbeddingType.from_string(kind))]
-            self.position_embedding_type = kind
-        heads = self.num_attention_heads
-        self.num_key_value_heads = self.num_key_value_heads or heads
+        self.position_embedding_type = kind
+        self.num_key_value_heads = self.num_key_value_heads or self.num_attention_heads
         self.intermediate_size = self.intermediate_size or 4 * self.hidden_size
-        self.head_size = self.head_size or self.hidden_size // max(1, heads)
+        self.head_size = self.head_size or self.hidden_size // self.num_attention_heads
         share = float(getattr(self, "rotary_pct", None) or 1.0)
         rotary_dim = getattr(self, "rotary_dim", None) or int(self.head_size * share)
         self.rotary_embedding_dim = self.rotary_embedding_dim or rotary_dim
-        mapping: Any = vars(self).get("mapping") or world
+        mapping: Any = self.mapping or world
+        algorithms: Any = self.quantization or {}
         self.mapping = mapping if isinstance(mapping, Mapping) else Mapping.from_dict(mapping)
-        algorithms: Any = vars(self).get("quantization") or {}
-        if not isinstance(algorithms, QuantConfig):
-            algorithms = QuantConfig.from_dict(algorithms)
-        self.quantization = algorithms
+        is_config = isinstance(algorithms, QuantConfig)
+        self.quantization = algorithms if is_config else QuantConfig.from_dict(algorithms)
 
     @classmethod
-    def _names(cls) -> list[str]:
-        """The keys of the class."""
-        return [name for each in cls.__mro__ for name in vars(each).get("__annotations__", ())]
+    def _keys(cls, every: bool = False) -> dict[str, Any]:
+        """The keys in the script's release, or in every one, with their defaults."""
+        derived, initial = ("*", "**", "quant_mode", *_WORLD), fields(_PATH, every=True)
+        return {name: initial[name] for name in fields(_PATH, every) if name not in derived}
+
+    def __getattr__(self, name: str) -> Any:
+        """The default of a key that only other releases have."""
+        keys = self._keys(every=True)
+        if name not in keys:
+            raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
+        return keys[name]
 
     @property
     def quant_mode(self) -> QuantMode:
@@ -178,15 +140,10 @@ class PretrainedConfig:
 
     @classmethod
     def from_dict(cls, config: Table[str, Any]) -> Any:
-        """The config of a dict, a LLaMAConfig for the architectures of LLaMA; an Error names a size
-        that is missing."""
-        for name in _NEEDED:
-            if name not in config:
-                raise Error(f"expected the key {name} in the config, found none", loc=here())
-        if cls is PretrainedConfig and config["architecture"] in _LLAMAS:
-            return LLaMAConfig(**config)
+        """The config of a dict; the class PretrainedConfig gives that of the architecture."""
+        kind: Any = _class_of(config.get("architecture", "")) if cls is PretrainedConfig else cls
         optional = fields(_PATH) if release() < 11 else {}  # whose constructor needs all
-        return cls(**{**optional, **config})
+        return kind(**{**optional, **config})
 
     @classmethod
     def from_json_file(cls, config_file: str | os.PathLike[str]) -> Any:
@@ -200,12 +157,10 @@ class PretrainedConfig:
 
     def to_dict(self) -> dict[str, Any]:
         """Every key as JSON has it."""
-        names = dict.fromkeys([*self._names(), *vars(self)])
-        keys = {name: deepcopy(getattr(self, name)) for name in names if name != "_mode"}
+        keys = {name: deepcopy(value) for name, value in vars(self).items() if name != "_mode"}
         keys["position_embedding_type"] = str(self.position_embedding_type)
         keys["mapping"] = {k: v for k, v in self.mapping.to_dict().items() if k != "rank"}
-        keys["quantization"] = self.quantization.to_dict()
-        return {n: value for n, value in keys.items() if (n, value) not in _UNWRITTEN}
+        return keys | {"quantization": self.quantization.to_dict()}
 
     def to_json_file(self, config_file: str | os.PathLike[str]) -> None:
         """Write the config."""
@@ -215,48 +170,23 @@ class PretrainedConfig:
         return f"{type(self).__name__}({self.architecture}, {self.num_hidden_layers} layers)"
 
 
-@api("models.llama.config.LLaMAConfig")
+@api(_LLAMA)
 class LLaMAConfig(PretrainedConfig):
-    """The sizes of LLaMA, Mistral, Mixtral and Qwen2. An unknown key is an Error.
+    """The sizes of LLaMA, Mistral, Mixtral and Qwen2. An unknown key is an Error."""
 
-    Hidden states are `embedding_multiplier` times the table's rows, and grow by
-    `residual_multiplier` times the results of attention and MLP; scores are times
-    `attention_multiplier`, logits times `output_multiplier_scale`. `residual_mlp` adds a second MLP
-    to each layer, `fc_after_embed` a layer that reads hidden_states_for_embed besides.
-    """
-
-    mlp_bias: bool = False
-    attn_bias: bool = False
-    dense_bias: bool | None = None
-    rotary_base: float = 10000.0
-    rotary_scaling: dict[str, Any] | None = None
-    residual_mlp: bool = False
-    moe: MoeConfig
-    use_fused_mlp: bool = False
-    remove_duplicated_kv_heads: bool = False
-    disable_weight_only_quant_plugin: bool = False
-    fc_after_embed: bool = False
-    use_input_layernorm_in_first_layer: bool = True
-    use_last_layernorm: bool = True
-    layer_idx_offset: int = 0
-    embedding_multiplier: float = 1.0
-    residual_multiplier: float = 1.0
-    attention_multiplier: float = 1.0
-    output_multiplier_scale: float = 1.0
+    attn_bias: bool
+    dense_bias: bool | None
 
     def __init__(self, **keys: Any) -> None:
-        experts = {name: keys.pop(f"moe_{name}", None) for name in ("num_experts", "top_k")}
-        experts["normalization_mode"] = keys.pop("moe_normalization_mode", None)
-        given: Any = keys.pop("moe_config", None) or keys.get("moe")
+        names = ("num_experts", "top_k", "normalization_mode")
+        experts = {name: keys.pop(f"moe_{name}", None) for name in names}
+        moe = keys.pop("moe_config", None) or keys.pop("moe", None) or experts
         self._check(keys)
-        if given is None:
-            given = MoeConfig(**{name: value for name, value in experts.items() if value})
-        if isinstance(given, dict):
-            given = MoeConfig.from_dict(cast("Any", given))
-        moe: MoeConfig = given
-        keys.setdefault("architecture", "LlamaForCausalLM")
-        keys.setdefault("position_embedding_type", "rope_gpt_neox")
-        self._fill({**keys, "moe": moe.validate()})
+        if not isinstance(moe, MoeConfig):
+            moe = MoeConfig(**{name: value for name, value in moe.items() if value is not None})
+        self._fill({"architecture": _LLAMAS[0], **keys, "moe": moe.validate()})
+        self.dense_bias = self.attn_bias if self.dense_bias is None else self.dense_bias
+        self.attn_bias |= self.architecture in ("Qwen2ForCausalLM", "QWenForCausalLM")
         if self.position_embedding_type is PositionEmbeddingType.learned_absolute:
             self.position_embedding_type = PositionEmbeddingType.rope_gpt_neox
         if self.rotary_embedding_dim != self.head_size:
@@ -265,9 +195,13 @@ class LLaMAConfig(PretrainedConfig):
                 f"{self.head_size}, the size of a head",
                 loc=here(),
             )
-        self.dense_bias = self.attn_bias if self.dense_bias is None else self.dense_bias
-        if self.architecture in ("Qwen2ForCausalLM", "QWenForCausalLM"):
-            self.attn_bias = True
+
+    @classmethod
+    def _keys(cls, every: bool = False) -> dict[str, Any]:
+        constant = {name: value for name, value in _FIXED.items() if every and value is not None}
+        own = {name: value for name, value in fields(_LLAMA, every).items() if "*" not in name}
+        more = {"use_fused_mlp": False, "dense_bias": None}  # dense_bias: attn_bias by default
+        return {**super()._keys(every), **constant, **own, **more}
 
     @classmethod
     def of(cls, config: PretrainedConfig) -> LLaMAConfig:
@@ -280,19 +214,20 @@ class LLaMAConfig(PretrainedConfig):
     @classmethod
     def _check(cls, keys: Table[str, Any]) -> None:
         """An Error about keys that are unknown, or ask for what LLaMA does not compute."""
-        known = [*cls._names(), *_WORLD, "quant_mode", "kv_dtype", *_WITHOUT_MEANING.split()]
+        known = {*cls._keys(every=True), *_WORLD, "quant_mode", "kv_dtype", *_FIXED}
+        known |= WITHOUT_MEANING
         for key, value in keys.items():
-            if key in _NEUTRAL and value not in _NEUTRAL[key]:
+            if key in _FIXED and value not in (None, _FIXED[key]):
                 raise Error(
-                    f"LLaMAConfig: {key}={value!r}: expected {_NEUTRAL[key][0]}, since "
+                    f"LLaMAConfig: {key}={value!r}: expected {_FIXED[key]}, since "
                     "LLaMAForCausalLM computes without it; write a model of your own that reads "
                     "the key, or compile the Hugging Face folder with irc compile",
                     loc=here(),
                 )
-            if key not in known and key not in _NEUTRAL:
+            if key not in known:
                 raise Error(
-                    f"LLaMAConfig has no key {key!r}{did_you_mean(key, known)}; a key of your own "
-                    "model belongs into a subclass of PretrainedConfig or LLaMAConfig",
+                    f"LLaMAConfig has no key {key!r}{did_you_mean(key, sorted(known))}; a key of "
+                    "your own model belongs into a subclass of PretrainedConfig or LLaMAConfig",
                     loc=here(),
                 )
 
@@ -301,30 +236,30 @@ class LLaMAConfig(PretrainedConfig):
 
     @classmethod
     def from_hugging_face(
-        cls,
-        hf_config_or_dir: Any,
-        dtype: Any = "auto",
-        mapping: Mapping | None = None,
-        quant_config: Any = None,
-        **keys: Any,
+        cls, hf_config_or_dir: Any, dtype: Any = "auto", quant_config: Any = None, **keys: Any
     ) -> LLaMAConfig:
         """The config of a Hugging Face checkpoint folder."""
-        from .weights import read_llama
-
-        sizes: dict[str, Any] = {"mapping": mapping, "quantization": quant_config, **keys}
-        return cls(**read_llama(hf_config_or_dir, dtype) | sizes)
+        own = {"quantization": quant_config, **keys}
+        return cls(**read_llama(hf_config_or_dir, dtype) | own)
 
     @classmethod
     def from_meta_ckpt(
         cls,
         meta_ckpt_dir: str | os.PathLike[str],
         dtype: Any = "auto",
-        mapping: Mapping | None = None,
         quant_config: Any = None,
         **keys: Any,
     ) -> LLaMAConfig:
         """The config of a folder of Meta."""
-        from .weights import read_meta
+        own = {"quantization": quant_config, **keys}
+        return cls(**read_meta(meta_ckpt_dir, dtype) | own)
 
-        sizes: dict[str, Any] = {"mapping": mapping, "quantization": quant_config, **keys}
-        return cls(**read_meta(meta_ckpt_dir, dtype) | sizes)
+
+def _class_of(architecture: str) -> Any:
+    """The class of the configs of an architecture, from the script's own copy of TensorRT-LLM if
+    irc lacks the model."""
+    if architecture in _LLAMAS:
+        return LLaMAConfig
+    models = import_module(f"{ROOT}.models") if current_session().sources else None
+    model = getattr(models, architecture, PretrainedConfig)
+    return getattr_static(model, "config_class", PretrainedConfig)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from copy import copy
 from dataclasses import dataclass
 from inspect import signature
@@ -22,7 +23,7 @@ from ..layers import (
 )
 from ..layers.linear import refuse_lora
 from ..layers.quantize import quantize
-from ..mapping import Mapping
+from ..mapping import Mapping as RankMapping
 from ..module import Module, ModuleList
 from ..settings import PluginConfig
 from ..tensor import Tensor
@@ -37,6 +38,8 @@ _CACHES = (
     "host_max_attention_window_sizes",
     "cache_indirection",
 )
+# What transformers get even if it is None.
+_ALWAYS = ("input_ids", "position_ids", "attention_mask", "kv_cache_params", "attention_params")
 
 
 @api("models.modeling_utils.Gemma2ConfigGroup")
@@ -67,31 +70,25 @@ class DecoderLayerList(ModuleList):
         self,
         hidden_states: Tensor,
         use_cache: bool = False,
-        attention_mask: Tensor | None = None,
         kv_cache_params: KeyValueCacheParams | None = None,
-        attention_params: AttentionParams | None = None,
-        **options: Any,
+        **inputs: Any,
     ) -> Any:
         """hidden_states [B, S, hidden] through all layers; with `use_cache` (the same, caches).
 
-        Layers get the options that are not None.
+        Layers get the other inputs: masks and parameters of attention, and those that are not None.
         """
-        given = {name: value for name, value in options.items() if value is not None}
-        presents: list[Any] = []
+        inputs = present(inputs, "attention_mask", "attention_params")
+        caches: list[Any] = []
         for layer, cache in zip(self, layer_caches(kv_cache_params, len(self)), strict=True):
-            result = layer(
-                hidden_states,
-                use_cache=use_cache,
-                attention_mask=attention_mask,
-                kv_cache_params=cache,
-                attention_params=attention_params,
-                **given,
-            )
-            if use_cache:
-                result, present = result
-                presents.append(present)
-            hidden_states = result
-        return (hidden_states, presents) if use_cache else hidden_states
+            result = layer(hidden_states, use_cache=use_cache, kv_cache_params=cache, **inputs)
+            hidden_states, new = result if use_cache else (result, None)
+            caches.append(new)
+        return (hidden_states, caches) if use_cache else hidden_states
+
+
+def present(inputs: Mapping[str, Any], *always: str) -> dict[str, Any]:
+    """The inputs that are not None, and some that are passed always."""
+    return {name: x for name, x in inputs.items() if x is not None or name in always}
 
 
 def layer_caches(params: KeyValueCacheParams | None, layers: int) -> list[Any]:
@@ -118,7 +115,7 @@ def last_token(hidden_states: Tensor, last_token_ids: Tensor | None) -> Tensor:
     return gather_last_token_logits(hidden_states, last_token_ids, bool(packed))
 
 
-def from_stage_before(mapping: Mapping, hidden_states: Tensor | None) -> Tensor:
+def from_stage_before(mapping: RankMapping, hidden_states: Tensor | None) -> Tensor:
     """What the pipeline stage before sends."""
     if hidden_states is None:
         raise Error("this pipeline stage needs the input hidden_states", loc=here())
@@ -233,19 +230,11 @@ class PretrainedModel(CheckpointMixin, TopModelMixin, GenerationMixin, metaclass
 
     def prepare_inputs(
         self,
-        max_batch_size: int,
         max_input_len: int,
-        max_seq_len: int | None = None,
-        max_new_tokens: int = 0,
-        max_num_tokens: int | None = None,
         use_cache: bool = True,
-        max_beam_width: int = 1,
-        opt_num_tokens: int | None = None,
-        opt_batch_size: int | None = None,
         prompt_embedding_table_size: int = 0,
-        gather_context_logits: bool = False,
-        gather_all_token_logits: bool = False,
         num_hidden_layers: int | None = None,
+        **limits: Any,
     ) -> Any:
         """The arguments of `forward` by name (in order up to 0.7.1), as inputs of the network in
         progress."""
@@ -253,10 +242,7 @@ class PretrainedModel(CheckpointMixin, TopModelMixin, GenerationMixin, metaclass
             add_prompts(self)
         config, switches = self.config, current_network().plugin_config
         inputs = self.prepare_basic_inputs(
-            max_batch_size=max_batch_size,
-            max_beam_width=max_beam_width,
             max_input_len=max_input_len,
-            max_seq_len=max_seq_len or max_input_len + max_new_tokens,
             num_kv_heads=config.num_key_value_heads,
             head_size=config.head_size,
             num_layers=num_hidden_layers or config.num_hidden_layers,
@@ -267,11 +253,8 @@ class PretrainedModel(CheckpointMixin, TopModelMixin, GenerationMixin, metaclass
             remove_input_padding=bool(switches.remove_input_padding),
             use_gpt_attention_plugin=bool(switches.gpt_attention_plugin),
             use_cache=use_cache,
-            max_num_tokens=max_num_tokens,
-            opt_num_tokens=opt_num_tokens,
-            opt_batch_size=opt_batch_size,
-            gather_context_logits=gather_context_logits or gather_all_token_logits,
             prompt_embedding_table_size=prompt_embedding_table_size,
+            **limits,
         )
         return forward_arguments(inputs, use_cache, max_input_len)
 
@@ -321,33 +304,20 @@ class DecoderModelForCausalLM(PretrainedModel):
 
     def forward(
         self,
-        input_ids: Tensor | None = None,
-        position_ids: Tensor | None = None,
         use_cache: bool = False,
         last_token_ids: Tensor | None = None,
-        attention_mask: Tensor | None = None,
-        kv_cache_params: KeyValueCacheParams | None = None,
-        attention_params: AttentionParams | None = None,
         lora_params: Any = None,
-        **options: Any,
+        **inputs: Any,
     ) -> Any:
         """Logits [B, V] of the last tokens ([B, S, V] of all without last_token_ids), or the hidden
         states for the next stage; with `use_cache` (the same, caches). Of the last stage the hidden
-        states follow (0.8 and later). The transformer gets the options that are not None."""
+        states follow (0.8 and later). The transformer gets the other inputs."""
         if "lora_params" in signature(self.transformer.forward).parameters:
-            options["lora_params"] = lora_params  # they are off
-        states = self.transformer(
-            input_ids=input_ids,
-            position_ids=position_ids,
-            use_cache=use_cache,
-            attention_mask=attention_mask,
-            kv_cache_params=kv_cache_params,
-            attention_params=attention_params,
-            **{name: value for name, value in options.items() if value is not None},
-        )
-        states, presents = states if use_cache else (states, None)
-        result = mark_outputs(self, states, presents, last_token_ids)
-        results = [result] if presents is None else [result, presents]
+            inputs["lora_params"] = lora_params  # they are off
+        states = self.transformer(use_cache=use_cache, **present(inputs, *_ALWAYS))
+        states, caches = states if use_cache else (states, None)
+        result = mark_outputs(self, states, caches, last_token_ids)
+        results = [result] if caches is None else [result, caches]
         if self.config.mapping.is_last_pp_rank() and release() >= 8:
             results.append(states)
         return results[0] if len(results) == 1 else tuple(results)

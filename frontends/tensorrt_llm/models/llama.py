@@ -1,4 +1,4 @@
-"""LLaMA, made of a config (0.8 and later); `llama_keywords.py` has the constructors before."""
+"""LLaMA: up to 0.7.1 of keywords, from which a config is made, and from 0.8 on of a config."""
 
 from __future__ import annotations
 
@@ -6,85 +6,82 @@ from copy import copy
 from typing import Any, ClassVar
 
 from ..api import api
-from ..dtypes import numpy_to_torch
+from ..context import current_session
+from ..dtypes import numpy_to_torch, str_dtype_to_trt
 from ..enums import AttentionMaskType
 from ..functional.collectives import send
-from ..functional.shapes import concat
 from ..layers import (
     MOE,
     Attention,
-    AttentionParams,
     ColumnLinear,
     Embedding,
     FusedGatedMLP,
     GatedMLP,
-    KeyValueCacheParams,
     PromptTuningEmbedding,
     RmsNorm,
 )
 from ..mapping import Mapping
 from ..module import Module
+from ..quantization import QuantMode
 from ..tensor import Tensor
 from ..utilities import pad_vocab_size
 from .config import LLaMAConfig, PretrainedConfig
-from .decoder import DecoderLayerList, DecoderModelForCausalLM, from_stage_before
+from .decoder import (
+    DecoderLayerList,
+    DecoderModelForCausalLM,
+    PretrainedModel,
+    from_stage_before,
+    mark_outputs,
+    present,
+)
 from .weights import LlamaCheckpointMixin, Source, arrays_of, bind_llama, meta_folder
-
-_UNGATED = {"swiglu": "silu", "geglu": "gelu"}  # what a gated MLP applies to its gate
 
 
 class Layer(Module):
-    """norm, attention, sum, norm, gated MLP or experts, sum.
+    """norm, attention, sum, norm, gated MLP or experts, sum."""
 
-    With `residual_mlp` a second MLP is behind the attention, and the experts read what the
-    attention reads.
-    """
+    has_residual_mlp = False
 
     def __init__(self, config: PretrainedConfig, layer_idx: int) -> None:
         config = LLaMAConfig.of(config)
-        mapping, dtype = config.mapping, config.dtype
+        mapping = config.mapping
         self.layer_idx, self.config, self.mapping = layer_idx, config, mapping
-        layers, index = mapping.pp_layers(config.num_hidden_layers), layer_idx
-        index += config.layer_idx_offset
-        self.local_layer_idx = layers.index(index) if index in layers else index
-        self.is_last_local_layer = index == layers[-1]
-        self.has_residual_mlp = config.residual_mlp
-        if layer_idx > 0 or config.use_input_layernorm_in_first_layer:
-            self.input_layernorm = self._norm()
+        layers = mapping.pp_layers(config.num_hidden_layers)
+        self.local_layer_idx = layers.index(layer_idx) if layer_idx in layers else layer_idx
+        self.is_last_local_layer = layer_idx == layers[-1]
+        common: dict[str, Any] = {
+            "hidden_size": config.hidden_size,
+            "dtype": config.dtype,
+            "quant_mode": config.quant_mode,
+            "tp_group": mapping.tp_group,
+            "tp_size": mapping.tp_size,
+        }
+        self.input_layernorm = norm(config)
         self.attention = Attention(
             local_layer_idx=self.local_layer_idx,
-            hidden_size=config.hidden_size,
             attention_head_size=config.head_size,
             num_attention_heads=config.num_attention_heads,
             num_kv_heads=config.num_key_value_heads,
             max_position_embeddings=config.max_position_embeddings or 2048,
-            dtype=dtype,
             attention_mask_type=AttentionMaskType.causal,
             bias=config.attn_bias,
             dense_bias=config.dense_bias,
             position_embedding_type=config.position_embedding_type,
             rotary_embedding_base=config.rotary_base,
             rotary_embedding_scaling=config.rotary_scaling,
-            quant_mode=config.quant_mode,
-            q_scaling=1 / config.attention_multiplier,
-            tp_group=mapping.tp_group,
-            tp_size=mapping.tp_size,
             tp_rank=mapping.tp_rank,
+            **common,
         )
+        kind: Any = FusedGatedMLP if config.use_fused_mlp else GatedMLP
         if config.moe.has_moe():
-            self.mlp: Any = MOE(
-                moe_config=config.moe, mapping=mapping, **self._mlp_sizes(config.hidden_act)
-            )
-        else:
-            made = FusedGatedMLP if config.use_fused_mlp else GatedMLP
-            self.mlp = made(**self._mlp_sizes(config.hidden_act))
-        self.post_layernorm = self._norm()
-        if config.residual_mlp:
-            self.residual_layernorm = self._norm()
-            act = _UNGATED.get(config.hidden_act, config.hidden_act)
-            sizes: dict[str, Any] = {**self._mlp_sizes(act)}
-            sizes["ffn_hidden_size"] = config.hidden_size
-            self.residual_mlp = GatedMLP(**sizes)
+            kind, common = MOE, {**common, "moe_config": config.moe, "mapping": mapping}
+        self.mlp = kind(
+            ffn_hidden_size=config.intermediate_size,
+            hidden_act=config.hidden_act,
+            bias=config.mlp_bias,
+            **common,
+        )
+        self.post_layernorm = norm(config)
         self.describe(config)
 
     @classmethod
@@ -97,64 +94,34 @@ class Layer(Module):
     def describe(self, config: LLaMAConfig) -> None:
         """Set the attributes that scripts of a release read."""
 
-    def _norm(self) -> RmsNorm:
-        config = self.config
-        return RmsNorm(config.hidden_size, eps=config.norm_epsilon, dtype=config.dtype)
-
-    def _mlp_sizes(self, hidden_act: str) -> dict[str, Any]:
-        config = self.config
-        return {
-            "hidden_size": config.hidden_size,
-            "ffn_hidden_size": config.intermediate_size,
-            "hidden_act": hidden_act,
-            "dtype": config.dtype,
-            "bias": config.mlp_bias,
-            "quant_mode": config.quant_mode,
-            "tp_group": config.mapping.tp_group,
-            "tp_size": config.mapping.tp_size,
-        }
-
     def forward(
         self,
         hidden_states: Tensor,
-        attention_mask: Tensor | None = None,
         use_cache: bool = False,
-        kv_cache_params: KeyValueCacheParams | None = None,
-        attention_params: AttentionParams | None = None,
         position_ids: Tensor | None = None,
+        **inputs: Any,
     ) -> Any:
         """hidden_states [B, S, hidden] to the same; with `use_cache` (the same, the cache).
 
         `position_ids` [B, S] are those of the tokens, by default counted from the cache.
         """
-        grown = self.config.residual_multiplier
-        residual = normed = hidden_states
-        if self.layer_idx > 0 or self.config.use_input_layernorm_in_first_layer:
-            normed = self.input_layernorm(hidden_states)
-        mixed = self.attention(
-            normed,
-            attention_mask=attention_mask,
-            use_cache=use_cache,
-            kv_cache_params=kv_cache_params,
-            attention_params=attention_params,
-            position_ids=position_ids,
-        )
-        mixed, present = mixed if use_cache else (mixed, None)
-        hidden_states = residual + (mixed if grown == 1 else mixed * grown)
-        if self.has_residual_mlp:
-            hidden_states = hidden_states + self.residual_mlp(
-                self.residual_layernorm(hidden_states)
-            )
-            post = self.post_layernorm(residual)
-        else:
-            post = self.post_layernorm(hidden_states)
+        normed = self.input_layernorm(hidden_states)
+        mixed = self.attention(normed, use_cache=use_cache, position_ids=position_ids, **inputs)
+        mixed, cache = mixed if use_cache else (mixed, None)
+        hidden_states = hidden_states + mixed
+        post = self.post_layernorm(hidden_states)
         changed = self.mlp(post)
         if self.layer_idx == 0:
             registered = {"norm0": normed, "attn": mixed, "norm1": post, "mlp": changed}
             for name, value in registered.items():
                 self.register_network_output(name, value)
-        hidden_states = hidden_states + (changed if grown == 1 else changed * grown)
-        return (hidden_states, present) if use_cache else hidden_states
+        hidden_states = hidden_states + changed
+        return (hidden_states, cache) if use_cache else hidden_states
+
+
+def norm(config: LLaMAConfig) -> RmsNorm:
+    """An RMS norm of the hidden states."""
+    return RmsNorm(config.hidden_size, eps=config.norm_epsilon, dtype=config.dtype)
 
 
 class Transformer(Module):
@@ -169,61 +136,41 @@ class Transformer(Module):
         if self.mapping.is_first_pp_rank():
             self.vocab_embedding = embedding(config)
         self.layers = DecoderLayerList(self.layer_class.of, config)
-        if config.fc_after_embed:
-            self.fc = _gathered(config, 2 * config.hidden_size, config.hidden_size, bias=True)
         if self.mapping.is_last_pp_rank():
-            size, eps = config.hidden_size, config.norm_epsilon
-            norm = RmsNorm(size, eps=eps, dtype=config.dtype) if config.use_last_layernorm else None
-            self.ln_f = norm
+            self.ln_f = norm(config)
 
     def forward(
         self,
         input_ids: Tensor | None = None,
-        position_ids: Tensor | None = None,
         use_cache: bool = False,
-        attention_mask: Tensor | None = None,
-        kv_cache_params: KeyValueCacheParams | None = None,
-        attention_params: AttentionParams | None = None,
         hidden_states: Tensor | None = None,
         prompt_embedding_table: Tensor | None = None,
         prompt_tasks: Tensor | None = None,
         prompt_vocab_size: Tensor | None = None,
-        hidden_states_for_embed: Tensor | None = None,
+        **inputs: Any,
     ) -> Any:
         """[B, S, hidden], also sent to the next pipeline stage; with `use_cache` (the same,
         caches)."""
-        mapping = self.mapping
-        if mapping.is_first_pp_rank():
+        if self.mapping.is_first_pp_rank():
             prompt = (prompt_embedding_table, prompt_tasks, prompt_vocab_size)
             x = self.vocab_embedding(input_ids, *[each for each in prompt if each is not None])
-            factor = self.config.embedding_multiplier
-            x = x if factor == 1 else x * factor
             self.register_network_output("embd", x)
         else:
-            x = from_stage_before(mapping, hidden_states)
-        if hidden_states_for_embed is not None:
-            x = self.fc(concat([x, hidden_states_for_embed], dim=-1))
-        result = self.layers(
-            x,
-            use_cache=use_cache,
-            attention_mask=attention_mask,
-            kv_cache_params=kv_cache_params,
-            attention_params=attention_params,
-            position_ids=position_ids,
-        )
-        states, presents = result if use_cache else (result, None)
-        if not mapping.is_last_pp_rank():
-            states = send(states, mapping.next_pp_rank())
-        elif self.ln_f is not None:
+            x = from_stage_before(self.mapping, hidden_states)
+        result = self.layers(x, use_cache=use_cache, **inputs)
+        states, caches = result if use_cache else (result, None)
+        if self.mapping.is_last_pp_rank():
             states = self.ln_f(states)
-        return (states, presents) if use_cache else states
+        else:
+            states = send(states, self.mapping.next_pp_rank())
+        return (states, caches) if use_cache else states
 
 
 def embedding(config: LLaMAConfig) -> Embedding:
     """The table of tokens."""
     mapping, parallel = config.mapping, config.use_parallel_embedding
-    made = PromptTuningEmbedding if config.use_prompt_tuning else Embedding
-    return made(
+    kind = PromptTuningEmbedding if config.use_prompt_tuning else Embedding
+    return kind(
         num_embeddings=config.vocab_size or 0,
         embedding_dim=config.hidden_size,
         dtype=config.dtype,
@@ -236,24 +183,21 @@ def embedding(config: LLaMAConfig) -> Embedding:
 
 def head(config: LLaMAConfig) -> ColumnLinear | None:
     """The head of the language model, on the last pipeline stage."""
-    if not config.mapping.is_last_pp_rank():
-        return None
-    rows = pad_vocab_size(config.vocab_size or 0, config.mapping.tp_size)
-    return _gathered(config, config.hidden_size, rows, bias=False)
-
-
-def _gathered(config: LLaMAConfig, inputs: int, outputs: int, bias: bool) -> ColumnLinear:
-    """A layer whose outputs are sharded, and gathered."""
     mapping = config.mapping
+    if not mapping.is_last_pp_rank():
+        return None
     return ColumnLinear(
-        inputs,
-        outputs,
-        bias=bias,
+        config.hidden_size,
+        pad_vocab_size(config.vocab_size or 0, mapping.tp_size),
+        bias=False,
         dtype=config.dtype,
         tp_group=mapping.tp_group,
         tp_size=mapping.tp_size,
         gather_output=True,
     )
+
+
+# -- 0.8 and later: of a config
 
 
 @api("models.llama.model.LLaMADecoderLayer", releases="0.8-")
@@ -303,3 +247,103 @@ def load_weights(
     source = next((x for x in (hf_model, hf_llama, model_dir) if x is not None), None)
     bind_llama(model, source if meta_ckpt_dir is None else meta_folder(meta_ckpt_dir, config))
     return {name: numpy_to_torch(array.copy()) for name, array in arrays_of(model)}
+
+
+# -- up to 0.7.1: of keywords
+
+# The attribute that scripts read, and the keyword, of a key of the config.
+_KEYWORDS = {
+    "num_hidden_layers": "num_layers",
+    "num_attention_heads": "num_heads",
+    "num_key_value_heads": "num_kv_heads",
+    "intermediate_size": "mlp_hidden_size",
+    "norm_epsilon": "rms_norm_eps",
+    "moe": "moe_config",
+}
+_DTYPES = ("dtype", "logits_dtype", "kv_dtype")
+
+
+def _config(keywords: dict[str, Any]) -> LLaMAConfig:
+    """The config that the keywords of a constructor describe."""
+    keys: dict[str, Any] = {"dtype": "float32", "quant_mode": QuantMode(0), **present(keywords)}
+    for key, keyword in _KEYWORDS.items():
+        if keyword in keys:
+            keys[key] = keys.pop(keyword)
+    if keys.get("num_key_value_heads", 0) <= 0:
+        keys["num_key_value_heads"] = None
+    return LLaMAConfig(**keys)
+
+
+def _describe(part: Any, config: LLaMAConfig, names: str) -> None:
+    """Set attributes of a layer or model to keys of the config; dtypes are those of TensorRT."""
+    keys = {keyword: key for key, keyword in _KEYWORDS.items()}
+    for name in names.split():
+        value = getattr(config, keys.get(name, name))
+        setattr(part, name, str_dtype_to_trt(value) if name in _DTYPES else value)
+    part.tp_group, part.tp_size = config.mapping.tp_group, config.mapping.tp_size
+
+
+@api("models.llama.model.LLaMADecoderLayer", releases="-0.7")
+class LLaMADecoderLayerOfKeywords(Layer):
+    """One layer; its mask is causal whatever `attention_mask_type` says."""
+
+    def __init__(
+        self,
+        layer_id: int,
+        attention_mask_type: Any = None,
+        tp_group: Any = None,
+        tp_size: int = 1,
+        tp_rank: int = 0,
+        **sizes: Any,
+    ) -> None:
+        size = tp_size if tp_group is not None else 1
+        mapping = current_session().mapping if size > 1 else Mapping()
+        if mapping is None or mapping.world_size < size:  # a script without a Mapping
+            mapping = Mapping(size, tp_rank, tp_size=size)
+        super().__init__(_config({**sizes, "num_layers": 1, "mapping": mapping}), layer_id)
+
+    def describe(self, config: LLaMAConfig) -> None:
+        names = """
+            hidden_size hidden_act num_attention_heads num_kv_heads dtype mlp_hidden_size
+            max_position_embeddings position_embedding_type
+        """
+        _describe(self, config, names)
+        self.attention_mask_type = self.attention.attention_mask_type
+
+
+@api("models.llama.model.LLaMAModel", releases="-0.7")
+class LLaMAModelOfKeywords(Transformer):
+    """Embedding, layers and norm of this pipeline stage."""
+
+    layer_class = LLaMADecoderLayerOfKeywords
+
+    def __init__(self, **sizes: Any) -> None:
+        super().__init__(_config(sizes))
+
+
+@api("models.llama.model.LLaMAForCausalLM", releases="-0.7")
+class LLaMAForCausalLMOfKeywords(LLaMAModelOfKeywords, PretrainedModel):
+    """The model with the head of the language model, which is on the last pipeline stage."""
+
+    dtype: Any = None
+
+    def __init__(self, **sizes: Any) -> None:
+        config = _config(sizes)
+        Transformer.__init__(self, config)
+        names = """
+            num_layers num_heads num_kv_heads vocab_size dtype logits_dtype kv_dtype quant_mode
+            moe_config use_parallel_embedding embedding_sharding_dim use_fused_mlp
+        """
+        _describe(self, config, names)
+        if config.mapping.is_last_pp_rank():
+            self.lm_head = head(config)
+
+    def forward(  # pyright: ignore[reportIncompatibleMethodOverride] (with last_token_ids)
+        self, use_cache: bool = False, last_token_ids: Tensor | None = None, **inputs: Any
+    ) -> Any:
+        """Logits [B, V] of the last tokens ([B, S, V] of all without last_token_ids), or the hidden
+        states for the next stage; with `use_cache` (the same, caches)."""
+        result = Transformer.forward(self, use_cache=use_cache, **inputs)
+        states, caches = result if use_cache else (result, None)
+        output = mark_outputs(self, states, caches, last_token_ids)
+        return output if caches is None else (output, caches)

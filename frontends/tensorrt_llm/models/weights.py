@@ -331,32 +331,25 @@ class LlamaCheckpointMixin:
         cls,
         hf_model_or_dir: Source = None,
         dtype: Any = "auto",
-        mapping: Any = None,
-        quant_config: Any = None,
-        *,
-        hf_model_dir: Source = None,
-        quantization: Any = None,
-        quant_mode: Any = None,
-        preloaded_model: Any = None,
         skip_loading_weights: bool = False,
         override_fields: Mapping[str, Any] | None = None,
         **fields: Any,
     ) -> Any:
         """The model of a checkpoint folder of transformers, or of a model in memory.
 
-        `fields` are further keywords of LLaMAConfig. Weights refer to the folder's files; those of
+        Other `fields` are keywords of LLaMAConfig. Weights refer to the folder's files; those of
         weight-only layers become codes.
         """
-        source = next(
-            (each for each in (preloaded_model, hf_model_dir) if each is not None), hf_model_or_dir
-        )
-        quant_config = quant_config or quantization
+        others = [fields.pop(name, None) for name in ("preloaded_model", "hf_model_dir")]
+        source = next((each for each in others if each is not None), hf_model_or_dir)
+        algorithms = [fields.pop(name, None) for name in ("quant_config", "quantization")]
+        quant_config = algorithms[0] or algorithms[1]
         if quant_config is not None and _needs_data(quant_config):
             _refuse_calibration(quant_config)
         fields |= {k: v for k, v in (override_fields or {}).items() if k != "moe_tp_mode"}
-        if quant_mode is not None:
-            fields["quant_mode"] = quant_mode
-        config = cls.config_class.from_hugging_face(source, dtype, mapping, quant_config, **fields)
+        config = cls.config_class.from_hugging_face(
+            source, dtype, quant_config=quant_config, **fields
+        )
         model: Any = cast("Any", cls)(config)
         if not skip_loading_weights:
             bind_llama(model, source)
@@ -364,17 +357,10 @@ class LlamaCheckpointMixin:
 
     @classmethod
     def from_meta_ckpt(
-        cls,
-        meta_ckpt_dir: str | os.PathLike[str],
-        dtype: Any = "auto",
-        mapping: Any = None,
-        quant_config: Any = None,
-        **fields: Any,
+        cls, meta_ckpt_dir: str | os.PathLike[str], dtype: Any = "auto", **fields: Any
     ) -> Any:
         """The model of a folder of Meta: params.json and consolidated.*.pth."""
-        config = cls.config_class.from_meta_ckpt(
-            meta_ckpt_dir, dtype, mapping, quant_config, **fields
-        )
+        config = cls.config_class.from_meta_ckpt(meta_ckpt_dir, dtype, **fields)
         model: Any = cast("Any", cls)(config)
         bind_llama(model, meta_folder(meta_ckpt_dir, config))
         return model
@@ -384,25 +370,14 @@ class LlamaCheckpointMixin:
         cls,
         hf_model_dir: Source,
         output_dir: str | os.PathLike[str],
-        dtype: Any = "auto",
         mapping: RankMapping | None = None,
-        quant_config: Any = None,
-        *,
-        override_fields: Mapping[str, Any] | None = None,
         **fields: Any,
     ) -> None:
         """Write the checkpoint folder of all ranks, quantized where that needs no data."""
         world = mapping or RankMapping()
         for rank in range(world.world_size):
             own = RankMapping.from_dict({**world.to_dict(), "rank": rank})
-            model = cls.from_hugging_face(
-                hf_model_dir=hf_model_dir,
-                dtype=dtype,
-                mapping=own,
-                quant_config=quant_config,
-                override_fields=override_fields,
-                **fields,
-            )
+            model = cls.from_hugging_face(hf_model_dir=hf_model_dir, mapping=own, **fields)
             model.save_checkpoint(output_dir, save_config=rank == 0)
 
 

@@ -16,7 +16,7 @@ import irc
 from irc.frontends.tensorrt_llm.context import Session, current_network, new_session
 from irc.frontends.tensorrt_llm.layers import MoeConfig
 from irc.frontends.tensorrt_llm.mapping import Mapping
-from irc.frontends.tensorrt_llm.models import llama, llama_keywords
+from irc.frontends.tensorrt_llm.models import llama
 from tests.fresh import session_seed
 from tests.frontends.checkpoints.rank_folders import Conversion, write_folder
 
@@ -108,15 +108,16 @@ def keywords(config: dict[str, Any], how: Conversion, mapping: Mapping) -> dict[
 
 
 def steps_of(
-    model: Any, how: Conversion, plugin: bool = False, version: Any = "0.16", **inputs: Any
+    model: Any, how: Conversion, plugin: bool = False, version: Any = "0.16", **options: Any
 ) -> Steps:
-    """The module of all ranks of `model(mapping)`; `inputs` are options of prepare_inputs."""
+    """The module of all ranks of `model(mapping)`; `options` are those of prepare_inputs."""
 
     def build(mapping: Mapping) -> None:
         made = model(mapping)
         network = current_network()
         network.plugin_config.set_gpt_attention_plugin("float32" if plugin else None)
         limits = [ROWS, 16, CAPACITY - 16 if version == "0.7" else CAPACITY]
+        inputs = {"max_num_tokens": None, "max_beam_width": 1, **options}
         found = made.prepare_inputs(*limits, **inputs)
         made(**found) if version == "0.16" else made(*found)
 
@@ -130,7 +131,7 @@ def of_keywords(source: Llama, how: Conversion, **more: Any) -> Any:
 
     def model(mapping: Mapping) -> Any:
         given = keywords(source.config, how, mapping) | more
-        found = llama_keywords.LLaMAForCausalLM(**given)
+        found = llama.LLaMAForCausalLMOfKeywords(**given)
         file = load_file(source.folder / "ranks" / f"rank{mapping.rank}.safetensors")
         for name, parameter in found.named_parameters():
             key = name.replace("experts_weight_1", "fc.weight")

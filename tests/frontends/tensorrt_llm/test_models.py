@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import OrderedDict
 from importlib import import_module
 from pathlib import Path
@@ -25,7 +24,7 @@ from irc.frontends.tensorrt_llm.context import current_network, current_session,
 from irc.frontends.tensorrt_llm.dtypes import data_type
 from irc.frontends.tensorrt_llm.functional import recv, send
 from irc.frontends.tensorrt_llm.mapping import Mapping
-from irc.frontends.tensorrt_llm.models import llama, llama_keywords
+from irc.frontends.tensorrt_llm.models import llama
 from irc.frontends.tensorrt_llm.models.config import LLaMAConfig, PretrainedConfig
 from irc.frontends.tensorrt_llm.models.decoder import (
     DecoderLayerList,
@@ -245,8 +244,8 @@ def test_layers_and_models_alone(tp: int, version: Any, tmp_path: Path) -> None:
         current_network().plugin_config.set_gpt_attention_plugin(None)
         given = keywords(model.config, how, mapping)
         if version == "0.7":
-            whole = llama_keywords.LLaMAModel(**given)
-            make: Any = llama_keywords.LLaMADecoderLayer
+            whole = llama.LLaMAModelOfKeywords(**given)
+            make: Any = llama.LLaMADecoderLayerOfKeywords
             group = {"tp_group": mapping.tp_group, "tp_size": tp, "tp_rank": mapping.tp_rank}
             more = {"rotary_base": 20000.0, "mlp_hidden_size": 40, "rms_norm_eps": 3e-6}
             layer = make(1, 24, 4, 2, 64, "float32", **more, **group)
@@ -332,7 +331,7 @@ def test_weights_are_those_of_a_folder_or_a_model() -> None:
 
 def test_an_old_layer_needs_no_mapping() -> None:
     with new_session("0.7"):
-        make: Any = llama_keywords.LLaMADecoderLayer
+        make: Any = llama.LLaMADecoderLayerOfKeywords
         layer = make(0, 24, 4, tp_group=[0, 1], tp_size=2, tp_rank=1)
         assert layer.attention.qkv.weight.shape == (36, 24)
         assert layer.config.mapping.rank == 1
@@ -352,37 +351,6 @@ def test_load_names_what_is_missing(tmp_path: Path) -> None:
     assert all(parameter.bound is not None for parameter in found.parameters())
 
 
-GRANITE = LLAMA | {
-    "model_type": "granite",
-    "embedding_multiplier": 3.0,
-    "attention_multiplier": 0.3,
-    "residual_multiplier": 0.5,
-    "logits_scaling": 2.0,
-}
-
-
-def test_multipliers(tmp_path: Path) -> None:
-    """LLaMA with the multipliers of a config computes what Granite of transformers does."""
-    model, ids = made(tmp_path, GRANITE), drawn(6)
-    folder = model.ranks(Conversion())
-    keys = {
-        **json.loads((folder / "config.json").read_text()),
-        "attention_multiplier": 0.3 * 6**0.5,
-    }
-    keys |= {
-        "embedding_multiplier": 3.0,
-        "residual_multiplier": 0.5,
-        "output_multiplier_scale": 0.5,
-    }
-
-    def build(mapping: Mapping) -> Any:
-        config = PretrainedConfig.from_dict(keys | {"architecture": "LlamaForCausalLM"})
-        assert config.to_dict() == LLaMAConfig.from_dict(config.to_dict()).to_dict()
-        return llama.LLaMAForCausalLM.from_checkpoint(folder, config=config)
-
-    close(steps_of(build, Conversion())(ids)["logits"][:, :VOCAB], model.states(ids)[-1][:, -1])
-
-
 SIZES: dict[str, Any] = {
     "architecture": "LlamaForCausalLM",
     "dtype": "float32",
@@ -397,6 +365,8 @@ KEYS: dict[str, tuple[dict[str, Any], str]] = {
     "part of a head": ({"rotary_pct": 0.5}, "rotary_pct=0.5"),
     "part of the features": ({"rotary_embedding_dim": 4}, "expected 8, the size of a head"),
     "softcap": ({"attn_logit_softcapping": 30.0}, "attn_logit_softcapping=30.0"),
+    "multiplier": ({"embedding_multiplier": 12.0}, "embedding_multiplier=12.0: expected 1.0"),
+    "second MLP": ({"residual_mlp": True}, "residual_mlp=True: expected False"),
 }
 
 
@@ -416,7 +386,7 @@ def test_keys_of_older_configs() -> None:
     assert (config.moe.num_experts, config.moe.top_k) == (4, 2)
     assert LLaMAConfig(**SIZES, moe_config=config.moe, hidden_act="swiglu").moe is config.moe
     written = {*LLaMAConfig(**SIZES).to_dict()}
-    assert not written & {"max_lora_rank", "quant_kwargs", "runtime_defaults", "use_prompt_tuning"}
+    assert not written & {"max_lora_rank", "quant_kwargs", "use_prompt_tuning", "world_size"}
     config.set_if_not_exist("mlp_bias", True)
     config.set_if_not_exist("own", 1)
     assert (config.mlp_bias, config.own) == (False, 1)
@@ -424,6 +394,30 @@ def test_keys_of_older_configs() -> None:
     assert [each.mapping.rank for each in ranks] == [0, 1, 2, 3]
     del (sizes := dict(SIZES))["vocab_size"]
     assert isinstance(PretrainedConfig.from_dict(sizes), LLaMAConfig)
+
+
+SOURCES_OF_GPT = """
+from .modeling_utils import DecoderModelForCausalLM, PretrainedConfig
+class GPTConfig(PretrainedConfig):
+    def __init__(self, *, embedding_scale=None, **keys):
+        self.embedding_scale = embedding_scale
+        super().__init__(**keys)
+class GPTForCausalLM(DecoderModelForCausalLM):
+    config_class = GPTConfig
+"""
+
+
+def test_configs_of_models_in_the_sources(tmp_path: Path) -> None:
+    (tmp_path / "models").mkdir()
+    (tmp_path / "models" / "__init__.py").write_text(SOURCES_OF_GPT)
+    with new_session("0.16", sources=tmp_path), aliases():
+        config = PretrainedConfig.from_dict(SIZES | {"architecture": "GPTForCausalLM"})
+        assert (type(config).__name__, config.embedding_scale) == ("GPTConfig", None)
+        assert config.to_dict()["embedding_scale"] is None
+        for name in ("OtherForCausalLM", "BloomForCausalLM"):
+            other = PretrainedConfig.from_dict(SIZES | {"architecture": name})
+            assert type(other) is PretrainedConfig
+    assert isinstance(PretrainedConfig.from_dict(SIZES), LLaMAConfig)
 
 
 # What loaders of weights read, by the class and the generation (0.5 to 0.7.1: A).
@@ -438,8 +432,8 @@ ATTRIBUTES = {
         num_kv_heads num_layers quant_mode tp_size use_parallel_embedding vocab_size mapping""",
     ("0.16", "LLaMADecoderLayer"): """
         attention config has_residual_mlp input_layernorm is_last_local_layer layer_idx
-        local_layer_idx mapping mlp post_layernorm residual_layernorm residual_mlp""",
-    ("0.16", "LLaMAModel"): "fc hidden_size layers ln_f mapping vocab_embedding",
+        local_layer_idx mapping mlp post_layernorm""",
+    ("0.16", "LLaMAModel"): "hidden_size layers ln_f mapping vocab_embedding",
     ("0.16", "LLaMAForCausalLM"): """
         config lm_head mapping mup_width_multiplier position_embedding_type quant_mode transformer
         """,
@@ -452,7 +446,7 @@ def test_attributes_that_loaders_read(version: Any, name: str) -> None:
         made = getattr(import_module("tensorrt_llm.models.llama.model"), name)
         assert made is getattr(import_module("tensorrt_llm.models"), name)
         if version == "0.16":
-            config = LLaMAConfig(**SIZES, residual_mlp=True, fc_after_embed=True)
+            config = LLaMAConfig(**SIZES)
             model = made(config, 1) if "Layer" in name else made(config)
         elif "Layer" in name:
             model = made(0, 16, 2)
@@ -616,7 +610,7 @@ def test_adapters_are_refused_where_they_are_on() -> None:
     with pytest.raises(irc.Error, match="LoRA weights at run time are not supported"):
         layers.LoraParams(["ranks"], ["pointers"])
     with new_session("0.7"), pytest.raises(irc.Error, match="lora_params is not supported: merge"):
-        model: Any = llama_keywords.LLaMAForCausalLM(2, 2, 2, 16, 32, "silu", 64, "float16")
+        model: Any = llama.LLaMAForCausalLMOfKeywords(2, 2, 2, 16, 32, "silu", 64, "float16")
         with net_guard(Network()):
             ids = Tensor("input_ids", "int32", [1, 4])
             model(ids, lora_params=SimpleNamespace(lora_ranks=["ranks"]))
