@@ -6,7 +6,7 @@ import os
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from enum import IntEnum, IntFlag, StrEnum
+from enum import IntEnum, StrEnum
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -39,6 +39,19 @@ class Setting:
         """The values that a flag takes, if these are some words."""
         words = {"SWITCH": ("enable", "disable"), "DTYPE": _DTYPES}.get(self.takes)
         return words or (tuple(self.takes.split("|")) if "|" in self.takes else ())
+
+    def checked(self, value: Any) -> Any:
+        """`value` as an attribute has it: words become bools; an Error where it is none of them."""
+        value = str_dtype(value) if isinstance(value, DataType) else value
+        if self.takes in ("SWITCH", "DTYPE"):
+            off, values = (False, (True,)) if self.takes == "SWITCH" else (None, self.words)
+            value = {"enable": True, "disable": off}.get(value, value)
+            if value not in (None, False, *values):
+                expected = " or ".join(self.words)
+                raise ArgumentError(f"{self.name} is {value!r}; expected {expected}", loc=here())
+        if self.use == "refused" and value:
+            raise Error(f"{self.name} is not supported; {self.why}", loc=here())
+        return value
 
 
 def settings(of: str) -> dict[str, Setting]:
@@ -92,7 +105,6 @@ _METHODS: dict[str, tuple[str, ...]] = {
 class _Settings:
     """Attributes that are settings; an Error about other names."""
 
-    _of = ""  # the section of settings.toml
     _values: dict[str, Any]
 
     def __getattr__(self, name: str) -> Any:
@@ -111,9 +123,9 @@ class _Settings:
         near = did_you_mean(name, self._values, "leave it out")
         return f"{type(self).__name__} has no setting {name!r}{near}"
 
-    def update_from_dict(self, config: Mapping[str, Any]) -> None:
+    def update(self, **values: Any) -> None:
         """Set these; "enable" and "disable" of switches stand for True, and for False or None."""
-        for name, value in config.items():
+        for name, value in values.items():
             setattr(self, name, value)
 
     def to_dict(self) -> dict[str, Any]:
@@ -121,35 +133,7 @@ class _Settings:
         return dict(self._values)
 
 
-class _Switches(_Settings):
-    """`set_NAME(dtype)` and `enable_NAME()` of every switch, made of the rows of api.toml."""
-
-
-def _setter(method: str) -> Any:
-    switches = _METHODS.get(method, (method.partition("_")[2],))
-
-    def call(self: Any, **fields: Any) -> Any:
-        value = fields.pop("dtype", fields.pop("context_fmha_type", None) or True)
-        for name in switches:
-            row = settings("plugin").get(name)
-            setattr(self, name, True if row is not None and row.takes == "SWITCH" else value)
-        self.update_from_dict(fields)
-        return self
-
-    call.__name__, call.__qualname__ = method, f"PluginConfig.{method}"
-    call.__doc__ = f"Set {', '.join(switches)}."
-    return call
-
-
-_PATH = "plugin.plugin.PluginConfig"
-for _row in rows():
-    _name = _row.removeprefix(f"{_PATH}.")
-    if _name != _row and _name.startswith(("set_", "enable_")) and _name != "set_plugin":
-        setattr(_Switches, _name, _setter(_name))
-
-
-@api(_PATH)
-class PluginConfig(_Switches):
+class PluginConfig(_Settings):
     """The switches of plugins: attributes, `set_NAME(value)`, `enable_NAME()`.
 
     irc chooses kernels itself, so that most have no effect; settings.toml says what each does. A
@@ -174,50 +158,55 @@ class PluginConfig(_Switches):
         if name == "context_fmha_type":
             self.context_fmha, self.context_fmha_fp32_acc = bool(value), int(value) == 2
             return
-        row = settings("plugin").get(name)
-        if row is not None and row.takes == "DTYPE" and isinstance(value, DataType):
-            value = str_dtype(value)
-        if row is not None and row.takes in ("SWITCH", "DTYPE"):
-            words = {"enable": True, "disable": False if row.takes == "SWITCH" else None}
-            value = words.get(value, value)
-            if value not in (None, False, *((True,) if row.takes == "SWITCH" else row.words)):
-                expected = " or ".join(row.words)
-                raise ArgumentError(f"{name} is {value!r}; expected {expected}", loc=here())
         if name == "dtype" and value in (None, False, "auto"):
             raise ArgumentError(f"dtype is {value!r}; expected that of the model", loc=here())
-        if row is not None and row.use == "refused" and value:
-            raise Error(f"{name} is not supported; {row.why}", loc=here())
+        row = settings("plugin").get(name)
         if row is not None and row.use == "fixed" and value:
             current_session().note(f"{name} has no effect: {row.why}")
             return
-        super().__setattr__(name, value)
+        super().__setattr__(name, value if row is None else row.checked(value))
 
     def set_plugin(self, name: str, value: Any) -> None:
         """Set one switch."""
         setattr(self, name, value)
 
-    def is_context_fmha_enabled(self) -> bool:
-        """Whether `context_fmha` is on."""
-        return bool(self.context_fmha)
-
     def to_legacy_setting(self) -> None:
         """Every plugin and feature off."""
-        for name, row in settings("plugin").items():
-            if row.takes == "SWITCH" or (row.takes == "DTYPE" and name != "dtype"):
-                setattr(self, name, False if row.takes == "SWITCH" else None)
+        off = {"SWITCH": False, "DTYPE": None}
+        rows = [row for row in settings("plugin").values() if row.takes in off]
+        self.update(**{row.name: off[row.takes] for row in rows if row.name != "dtype"})
 
     @classmethod
     def from_dict(cls, config: Mapping[str, Any]) -> PluginConfig:
         """A config with these switches."""
         plugins = cls()
-        plugins.update_from_dict(config)
+        plugins.update(**config)
         return plugins
 
-    @classmethod
-    def from_arguments(cls, args: Any) -> PluginConfig:
-        """A config with those of parsed arguments that are switches."""
-        given = cast("dict[str, Any]", vars(args))
-        return cls.from_dict({name: given[name] for name in settings("plugin") if name in given})
+
+def _setter(method: str) -> Any:
+    """`set_NAME(dtype)` or `enable_NAME()`, as the rows of api.toml have it."""
+    switches = _METHODS.get(method, (method.partition("_")[2],))
+
+    def call(self: Any, **fields: Any) -> Any:
+        value = fields.pop("dtype", fields.pop("context_fmha_type", None) or True)
+        for name in switches:
+            row = settings("plugin").get(name)
+            setattr(self, name, True if row is not None and row.takes == "SWITCH" else value)
+        self.update(**fields)
+        return self
+
+    call.__name__, call.__qualname__ = method, f"PluginConfig.{method}"
+    call.__doc__ = f"Set {', '.join(switches)}."
+    return call
+
+
+_PATH = "plugin.plugin.PluginConfig"
+for _row in rows():
+    _name = _row.removeprefix(f"{_PATH}.")
+    if _name != _row and _name.startswith(("set_", "enable_")) and _name != "set_plugin":
+        setattr(PluginConfig, _name, _setter(_name))
+api(_PATH)(PluginConfig)
 
 
 @api("bindings.KVCacheType")
@@ -246,18 +235,6 @@ def get_kv_cache_type_from_legacy(use_cache: bool, paged_kv_cache: bool) -> KVCa
     return KVCacheType.PAGED if paged_kv_cache else KVCacheType.CONTINUOUS
 
 
-@api("models.modeling_utils.SpeculativeDecodingMode")
-class SpeculativeDecodingMode(IntFlag):
-    """How draft tokens are made; irc's language models have none but NONE."""
-
-    NONE = 1
-    DRAFT_TOKENS_EXTERNAL = 2
-    MEDUSA = 4
-    LOOKAHEAD_DECODING = 8
-    EXPLICIT_DRAFT_TOKENS = 16
-    EAGLE = 32
-
-
 @api("builder.BuildConfig")
 class BuildConfig(_Settings):
     """Limits of an engine, which become ranges of its dimensions, and switches, as attributes."""
@@ -267,7 +244,7 @@ class BuildConfig(_Settings):
 
     def __init__(self, **fields: Any) -> None:
         vars(self)["_values"] = {**_off("build"), "plugin_config": None}
-        self.update_from_dict({"plugin_config": None, **fields})
+        self.update(**{"plugin_config": None, **fields})
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name == "plugin_config" and not isinstance(value, PluginConfig):
@@ -292,10 +269,6 @@ class BuildConfig(_Settings):
     def from_json_file(cls, config_file: Any, plugin_config: Any = None) -> BuildConfig:
         """The config of a JSON file."""
         return cls.from_dict(read_object(Path(config_file)), plugin_config)
-
-    def update(self, **given: Any) -> None:
-        """Set these fields."""
-        self.update_from_dict(given)
 
     def update_kv_cache_type(self, model_architecture: str = "") -> None:
         """Set the kind of caches that an engine has: contiguous ones, or none."""

@@ -19,7 +19,7 @@ from irc.ir.types import TensorType
 from ..api import api
 from ..dtypes import as_array, data_type, numpy_to_torch
 from ..engines import find_artifact
-from ..logger import logger
+from ..utilities import logger
 
 
 @api("runtime.session.TensorInfo")

@@ -16,7 +16,7 @@ import torch
 
 from irc.cli.main import main
 from irc.errors import Error
-from irc.frontends.tensorrt_llm import profiler
+from irc.frontends.tensorrt_llm import utilities as profiler
 from irc.frontends.tensorrt_llm.builder import BuildConfig, build, get_engine_version
 from irc.frontends.tensorrt_llm.context import new_session
 from irc.frontends.tensorrt_llm.mapping import Mapping

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -78,8 +77,6 @@ def test_setting_switches() -> None:
         assert config.quantize_tensor_plugin and config.smooth_quant_gemm_plugin == "bfloat16"
         again = PluginConfig.from_dict(config.to_dict() | {"gemm_plugin": "disable"})
         assert again.gemm_plugin is None and again.nccl_plugin == "float32"
-        arguments = SimpleNamespace(context_fmha="disable", output_dir="x")
-        assert PluginConfig.from_arguments(arguments).context_fmha is False
 
 
 def test_kinds_of_caches() -> None:
