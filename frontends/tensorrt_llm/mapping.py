@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping as Table
 from collections.abc import Sequence
+from math import prod
 from typing import Any
+
+import numpy as np
 
 from ...errors import Error
 from ...ir.mesh import Mesh
@@ -15,6 +18,15 @@ from .errors import ArgumentError
 
 _SIZES = ("world_size", "rank", "gpus_per_node", "cp_size", "tp_size", "pp_size")
 _KINDS = ("tp", "pp", "cp", "moe_tp", "moe_ep")  # of groups
+
+
+def _has_several(kind: str) -> Any:
+    """The method that says whether groups of a kind have several ranks."""
+
+    def has_several(self: Mapping) -> bool:
+        return getattr(self, f"{kind}_size") > 1
+
+    return has_several
 
 
 @api("mapping.Mapping")
@@ -42,18 +54,25 @@ class Mapping:
         moe_ep_size: int = -1,
     ) -> None:
         is_default, world_size = world_size is None, world_size or 1
+        if moe_ep_size == -1:
+            moe_ep_size = 1 if moe_tp_size == -1 else tp_size // max(1, moe_tp_size)
+        if moe_tp_size == -1:
+            moe_tp_size = tp_size // max(1, moe_ep_size)
         self.world_size, self.gpus_per_node = world_size, gpus_per_node
         self.tp_size, self.pp_size, self.cp_size = tp_size, pp_size, cp_size
-        self.moe_tp_size, self.moe_ep_size = _moe_sizes(tp_size, moe_tp_size, moe_ep_size)
+        self.moe_tp_size, self.moe_ep_size = moe_tp_size, moe_ep_size
+        own = {name: getattr(self, name) for name in ("tp_size", "pp_size", "cp_size")}
+        experts = {"moe_tp_size": moe_tp_size, "moe_ep_size": moe_ep_size}
+        for whole, size, parts in (("world_size", world_size, own), ("tp_size", tp_size, experts)):
+            if prod(parts.values()) != size or min(parts.values()) < 1:
+                raise ArgumentError(
+                    f"{whole} is {size}, but {' * '.join(parts)} is "
+                    f"{' * '.join(map(str, parts.values()))}; give sizes whose product it is",
+                    loc=here(),
+                )
         sizes = {"pp": pp_size, "cp": cp_size, "tp": tp_size}
-        if pp_size * cp_size * tp_size != world_size or min(sizes.values()) < 1:
-            raise ArgumentError(
-                f"world_size is {world_size}, but tp_size * pp_size * cp_size is "
-                f"{tp_size} * {pp_size} * {cp_size}; give sizes whose product it is",
-                loc=here(),
-            )
-        if self.moe_tp_size > 1 and self.moe_ep_size > 1:
-            sizes = sizes | {"tp": self.moe_tp_size, "ep": self.moe_ep_size}
+        if moe_tp_size > 1 and moe_ep_size > 1:
+            sizes |= {"tp": moe_tp_size, "ep": moe_ep_size}
         self.mesh = Mesh(tuple(sizes.items()))
         self.rank = rank
         session = current_session()
@@ -113,13 +132,13 @@ class Mapping:
         if len(ranks) == 1:
             return (), (0,)
         for axes in self._choices():
-            for found in self.mesh.groups(axes):
-                if sorted(found) == sorted(ranks):
-                    return axes, tuple(found.index(rank) for rank in ranks)
-        known = "; ".join(f"{'.'.join(a)}: {self.mesh.groups(a)}" for a in self._choices())
+            for members in self.mesh.groups(axes):
+                if sorted(members) == sorted(ranks):
+                    return axes, tuple(members.index(rank) for rank in ranks)
+        groups = "; ".join(f"{'.'.join(a)}: {self.mesh.groups(a)}" for a in self._choices())
         raise Error(
             f"the group {ranks} has the ranks of no axis of this world ({self.mesh}); expected one "
-            f"of {known or 'a single rank'}; take tp_group, pp_group, cp_group, moe_tp_group or "
+            f"of {groups or 'a single rank'}; take tp_group, pp_group, cp_group, moe_tp_group or "
             "moe_ep_group of the Mapping",
             loc=here(),
         )
@@ -151,7 +170,7 @@ class Mapping:
 
     def pp_layers(self, num_layers: int) -> list[int]:
         """The layers of this stage; the first stages have one more where they are not even."""
-        return _part(num_layers, self.pp_size, self.pp_rank)
+        return np.array_split(np.arange(num_layers), self.pp_size)[self.pp_rank].tolist()
 
     def ep_experts(self, num_experts: int) -> list[int]:
         """The experts of this rank; their number must be a multiple of moe_ep_size."""
@@ -161,27 +180,10 @@ class Mapping:
                 "ranks; choose a divisor, or shard every expert with moe_tp_size",
                 loc=here(),
             )
-        return _part(num_experts, self.moe_ep_size, self.moe_ep_rank)
+        return np.array_split(np.arange(num_experts), self.moe_ep_size)[self.moe_ep_rank].tolist()
 
-    def has_tp(self) -> bool:
-        """Whether several ranks share a layer."""
-        return self.tp_size > 1
-
-    def has_pp(self) -> bool:
-        """Whether there are several stages."""
-        return self.pp_size > 1
-
-    def has_cp(self) -> bool:
-        """Whether several ranks share the tokens."""
-        return self.cp_size > 1
-
-    def has_moe_tp(self) -> bool:
-        """Whether several ranks share an expert."""
-        return self.moe_tp_size > 1
-
-    def has_moe_ep(self) -> bool:
-        """Whether ranks have different experts."""
-        return self.moe_ep_size > 1
+    has_tp, has_pp, has_cp = map(_has_several, ("tp", "pp", "cp"))
+    has_moe_tp, has_moe_ep = map(_has_several, ("moe_tp", "moe_ep"))
 
     # -- hosts
 
@@ -193,15 +195,8 @@ class Mapping:
         """A rank's position on its host."""
         return rank % self.gpus_per_node
 
-    @property
-    def node_rank(self) -> int:
-        """The host of this rank."""
-        return self.rank // self.gpus_per_node
-
-    @property
-    def local_rank(self) -> int:
-        """This rank's position on its host."""
-        return self.rank % self.gpus_per_node
+    node_rank = property(lambda self: self.get_node_rank(self.rank))
+    local_rank = property(lambda self: self.get_local_rank(self.rank))
 
     # -- config.json
 
@@ -216,26 +211,3 @@ class Mapping:
     def to_dict(self) -> dict[str, int]:
         """The sizes as config.json has them."""
         return {name: getattr(self, name) for name in (*_SIZES, "moe_tp_size", "moe_ep_size")}
-
-
-def _moe_sizes(tp_size: int, moe_tp_size: int, moe_ep_size: int) -> tuple[int, int]:
-    if moe_tp_size == -1 and moe_ep_size == -1:
-        return tp_size, 1
-    if moe_tp_size == -1:
-        moe_tp_size = tp_size // max(1, moe_ep_size)
-    elif moe_ep_size == -1:
-        moe_ep_size = tp_size // max(1, moe_tp_size)
-    if moe_tp_size * moe_ep_size != tp_size or moe_tp_size < 1:
-        raise ArgumentError(
-            f"tp_size is {tp_size}, but moe_tp_size * moe_ep_size is {moe_tp_size} * "
-            f"{moe_ep_size}; give sizes whose product it is",
-            loc=here(),
-        )
-    return moe_tp_size, moe_ep_size
-
-
-def _part(count: int, parts: int, index: int) -> list[int]:
-    """The numbers below `count` of one of `parts` consecutive parts; the first are larger."""
-    size, more = divmod(count, parts)
-    start = index * size + min(index, more)
-    return list(range(start, start + size + (index < more)))

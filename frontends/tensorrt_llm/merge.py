@@ -151,7 +151,7 @@ class Stage:
         function.append(Return(list(results.values())))
         types = {str(arg.name): arg.type for arg in function.args}
         for key, value in results.items():
-            reused = outputs[key].reuses if key in outputs else ""
+            reused = outputs[key].tensor.reuses if key in outputs else ""
             alias = reused if types.get(reused) is value.type else None
             function.results += (Result(key, alias),)
             if alias is None:

@@ -8,7 +8,6 @@ from typing import Any, cast
 import numpy as np
 
 from ...errors import Error
-from ...ir.core import Value
 from ...ir.dtypes import dtype_of, is_float, numpy_dtype
 from ...ir.mesh import Mesh
 from ...ir.types import TensorType
@@ -34,12 +33,6 @@ class Weight(base.Parameter):
     def __init__(self, shape: Sequence[int], dtype: str, owner: Parameter) -> None:
         super().__init__(shape, dtype)
         self.owner = owner
-
-    @property
-    def value(self) -> Value:
-        """The weight of the parameter in the network in progress."""
-        current_network().use_parameter(self.owner)
-        return super().value
 
 
 @api("parameter.Parameter")

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 from weakref import WeakSet
 
 from ...errors import Error
-from ...ir.core import Function, Op, Value
+from ...ir.core import Function, Op, Value, Weight
 from ...ir.dims import Dim, DimLike, bind, symbol
 from ...ir.types import TensorType
 from ...ops import Where
 from ...ops.control import LARGEST_CONSTANT
 from ...ops.elementwise import Binary
 from ...source import Loc, here
+from .. import module as base
 from ..onnx.builder import Builder as GraphBuilder
 from ..onnx.entry import Entry
 from ..onnx.entry import sizes as contents
@@ -37,11 +38,10 @@ if TYPE_CHECKING:
 
 
 class Output(NamedTuple):
-    """A marked output: its value, its tensor, and the input whose memory it overwrites."""
+    """A marked output: its value, which may have another dtype than its tensor."""
 
     value: Value
     tensor: Tensor
-    reuses: str = ""
 
 
 class Layer:
@@ -80,7 +80,8 @@ class Named(NamedTuple):
 
 
 class NetworkTracer(Tracer):
-    """The tracer of a network, in which sizes without a name are those that they meet."""
+    """The tracer of a network, in which sizes without a name are those that they meet, and weights
+    are named at the end."""
 
     def __init__(self, network: Network) -> None:
         super().__init__(network.function, {}, {})
@@ -90,6 +91,11 @@ class NetworkTracer(Tracer):
         """Let operands broadcast."""
         if issubclass(op, (Binary, Where)):
             self.network.agree(*operands)
+
+    def weight(self, parameter: base.Parameter) -> Weight:
+        """The weight of a parameter."""
+        cast("dict[Any, str]", self.keys).setdefault(parameter, f"parameter_{len(self.keys)}")
+        return super().weight(parameter)
 
 
 class NetworkBuilder(GraphBuilder):
@@ -129,7 +135,6 @@ class Network:
         self.name = "network"
         self.function = Function("forward")
         self.tracer = NetworkTracer(self)
-        self._keys = cast("dict[Any, str]", self.tracer.keys)
         self.inputs: dict[str, Tensor] = {}
         self.outputs: dict[str, Output] = {}
         self.layouts: dict[str, tuple[int, tuple[str, ...]]] = {}
@@ -213,13 +218,9 @@ class Network:
         TensorRT compares sizes when it runs; so does irc then, by the symbol of the inputs.
         """
         for size, other in ((right, left), (left, right)):
-            if (
-                isinstance(size, Dim)
-                and (named or str(size) in self.unnamed)
-                and other not in (1, size)
-            ):
-                if isinstance(other, Dim) and str(size) in other.symbols():
-                    continue
+            is_free = isinstance(size, Dim) and (named or str(size) in self.unnamed)
+            is_inside = isinstance(other, Dim) and str(size) in other.symbols()
+            if is_free and not is_inside and other != 1:
                 self._substitute({str(size): other})
                 return True
         return False
@@ -236,8 +237,8 @@ class Network:
         for entry in self.entries:
             entry.shape = _bound(entry.shape, sizes)
             if entry.content is not None:
-                found = [_bound(each, sizes) for each in entry.content.flat]
-                entry.content = contents(*found).reshape(entry.content.shape)
+                elements = [_bound(each, sizes) for each in entry.content.flat]
+                entry.content = contents(*elements).reshape(entry.content.shape)
         self.unnamed -= sizes.keys()
 
     def _check_range(self, row: Range, what: str) -> None:
@@ -259,17 +260,13 @@ class Network:
         if chosen in self.outputs:
             raise Error(f"the network has two outputs called {chosen!r}; rename one", loc=here())
         value = tensor.ir if dtype is None else self._cast(tensor.ir, irc_dtype(dtype))
-        self.outputs[chosen] = Output(value, tensor, tensor.reuses)
+        self.outputs[chosen] = Output(value, tensor)
         self.suggest(tensor, chosen)
-
-    def unmark_output(self, tensor: Tensor) -> None:
-        """Let a tensor be no output any more."""
-        self.outputs = {n: each for n, each in self.outputs.items() if each.tensor is not tensor}
 
     def rename(self, tensor: Tensor, name: str) -> None:
         """Give an input or an output another name; any other tensor one in dumps."""
         name, old = re.sub(r"\W", "_", name), tensor.name
-        marked = next((n for n, each in self.outputs.items() if each.tensor is tensor), None)
+        marked = self._output_of(tensor)
         if self.inputs.get(old) is tensor and name != old:
             check_input_name(name)
             self.inputs = _renamed(self.inputs, old, name)
@@ -285,7 +282,7 @@ class Network:
         """Convert an output, change the dtype of an input that is not used, or convert a tensor."""
         if tensor.type.dtype == dtype:
             return
-        marked = next((n for n, each in self.outputs.items() if each.tensor is tensor), None)
+        marked = self._output_of(tensor)
         if marked is not None:
             value = self._cast(self.outputs[marked].value, dtype)
             self.outputs[marked] = self.outputs[marked]._replace(value=value)
@@ -300,6 +297,10 @@ class Network:
         else:
             tensor.ir.type, tensor.entry.dtype = TensorType(dtype, tensor.ir.type.shape), dtype
 
+    def _output_of(self, tensor: Tensor) -> str | None:
+        """The name under which a tensor is an output."""
+        return next((n for n, each in self.outputs.items() if each.tensor is tensor), None)
+
     def _cast(self, value: Value, dtype: str) -> Value:
         return self.builder.get(self.builder.cast(self.builder.entry(value), dtype))
 
@@ -313,36 +314,9 @@ class Network:
         """Every operation, in order."""
         return [Layer(op, i, self) for i, op in enumerate(self.function)]
 
-    def get_layer(self, index: int) -> Layer:
-        """One operation."""
-        return self.get_layers()[index]
-
     def get_layer_by_name(self, name: str) -> Layer | None:
         """The operation of a name that `get_layers` gives."""
         return next((layer for layer in self.get_layers() if layer.name == name), None)
-
-    @property
-    def num_layers(self) -> int:
-        """The number of operations."""
-        return sum(1 for _ in self.function)
-
-    @property
-    def num_inputs(self) -> int:
-        """The number of inputs."""
-        return len(self.inputs)
-
-    @property
-    def num_outputs(self) -> int:
-        """The number of outputs."""
-        return len(self.outputs)
-
-    def get_input(self, index: int) -> Tensor:
-        """One input."""
-        return self.get_inputs()[index]
-
-    def get_output(self, index: int) -> Tensor:
-        """One output."""
-        return self.get_outputs()[index]
 
     @property
     def trt_network(self) -> Network:
@@ -350,7 +324,12 @@ class Network:
         return self
 
     def __getattr__(self, name: str) -> Any:
-        if not name.startswith("add_"):
+        verb, _, what = name.partition("_")  # TensorRT counts and gets inputs, outputs, layers
+        if verb == "num" and what in _PARTS:
+            return len(_PARTS[what](self))
+        if verb == "get" and f"{what}s" in _PARTS:
+            return _PARTS[f"{what}s"](self).__getitem__
+        if verb != "add":
             raise AttributeError(f"Network has no attribute called {name!r}")
         raise Error(
             f"{name} of TensorRT's network does not exist in irc; write the operation with "
@@ -380,7 +359,7 @@ class Network:
 
     def is_output(self, tensor: Tensor) -> bool:
         """Whether a tensor is an output."""
-        return any(output.tensor is tensor for output in self.outputs.values())
+        return self._output_of(tensor) is not None
 
     # -- pipeline stages
 
@@ -392,15 +371,10 @@ class Network:
     def receive(self, tensor: Tensor, rank: int) -> Tensor:
         """The input `tensor`, which is received from another rank."""
         value = tensor.ir
-        if value.owner is not self.function:
+        if value.owner is not self.function or any(each.value is value for each in self.received):
             raise Error(
-                "expected recv() of an input of the network, which gives the shape and dtype, "
-                f"found the result of {value.producer.opname if value.producer else 'a weight'}",
-                loc=here(),
-            )
-        if any(each.value is value for each in self.received):
-            raise Error(
-                f"the input {value.name} is received twice; give every recv() its own input",
+                "expected recv() of an input of the network, which gives the shape and dtype, and "
+                f"of another one each time; found {tensor.name or tensor}",
                 loc=here(),
             )
         self.received.append(Transfer(value, rank, here()))
@@ -418,10 +392,6 @@ class Network:
                     loc=here(),
                 )
             parameter.set_name(name, self)
-
-    def use_parameter(self, parameter: Parameter) -> None:
-        """Let operations use a parameter; its weight is named at the end."""
-        self._keys.setdefault(parameter.inner, f"parameter_{len(self._keys)}")
 
     def path_of(self, module: Module) -> str:
         """The path of a module below the one that the script called."""
@@ -458,6 +428,13 @@ class Network:
 
     def __repr__(self) -> str:
         return f"<network of {', '.join(self.inputs)}, operations: {sum(1 for _ in self.function)}>"
+
+
+_PARTS: dict[str, Callable[[Network], list[Any]]] = {
+    "inputs": Network.get_inputs,
+    "outputs": Network.get_outputs,
+    "layers": Network.get_layers,
+}
 
 
 def _bound(value: Any, sizes: Mapping[str, DimLike]) -> Any:

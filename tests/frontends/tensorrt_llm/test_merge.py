@@ -459,8 +459,8 @@ REFUSED: list[tuple[Build, tuple[int, int], str]] = [  # build, (tp, pp), messag
     (sends_on_one_rank, (2, 2), "rank 1 sends 1 tensors to rank 3, which receives 0 from it"),
     (sends_across, (2, 2), "rank 0 sends 0 tensors to rank 2, which receives 1 from it"),
     (receives_first, (1, 2), "rank 1 sends 0 tensors to rank 0, which receives 1 from it; exp"),
-    (receives_twice, (1, 1), "the input x is received twice; give every recv() its own input"),
-    (receives_a_result, (1, 2), "expected recv() of an input of the network"),
+    (receives_twice, (1, 1), "and of another one each time; found x"),
+    (receives_a_result, (1, 2), "expected recv() of an input of the network, which gives the"),
 ]
 
 

@@ -299,8 +299,6 @@ def test_names_and_dtypes_may_follow_the_mark() -> None:
         layer = network.get_layer(1)
         assert (layer.type, layer.num_inputs, layer.get_input(0).name) == ("mul", 2, "x")
         assert layer.get_output(0).shape == (2, 2) and y.is_network_output
-        network.mark_output(x)
-        network.unmark_output(x)
         with pytest.raises(irc.Error, match=r"the input x is f16\[2, 2\] and in use"):
             x.dtype = "float32"
 
