@@ -9,12 +9,7 @@ from pathlib import Path
 
 from ...errors import Error
 from ...extensions.user_files import blamed
-from .aliases import aliases
-from .api import RELEASES
-from .context import new_session
-from .lint import find_release, parse_script
-from .script import in_this_process
-from .sources import package_folder, sources_blamed, version_of
+from .script import prepared
 from .utilities import process
 
 
@@ -31,18 +26,12 @@ def main() -> int:
     add("script", metavar="SCRIPT", type=Path)
     add("arguments", metavar="ARGS", nargs=REMAINDER)
     args = parser.parse_args()
-    sys.argv = [str(args.script), *args.arguments]
     sys.path[0] = str(args.script.resolve().parent)
+    release, sources = args.tensorrt_llm, args.tensorrt_llm_sources
     try:
-        tree = parse_script(args.script)
-        sources = args.tensorrt_llm_sources and package_folder(args.tensorrt_llm_sources)
-        version = args.tensorrt_llm or (version_of(sources) if sources else None)
         with (
-            new_session(version or RELEASES[find_release(tree, args.script)], sources=sources),
-            aliases(),
+            prepared(args.script, args.arguments, release, sources),
             process(0, args.processes),
-            in_this_process(tree),
-            sources_blamed(),
             blamed(args.script),
         ):
             runpy.run_path(str(args.script), run_name="__main__")

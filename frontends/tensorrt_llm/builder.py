@@ -45,17 +45,12 @@ class BuilderConfig:
 
     def __init__(self, **given: Any) -> None:
         self.plugin_config: Any = None
-        self._tensorrt = TensorrtConfig()
+        self.trt_builder_config = TensorrtConfig()
         vars(self).update(given)
-
-    @property
-    def trt_builder_config(self) -> TensorrtConfig:
-        """TensorRT's own config."""
-        return self._tensorrt
 
     def to_dict(self) -> dict[str, Any]:
         """As `save_config` writes it."""
-        own = {name: value for name, value in vars(self).items() if name != "_tensorrt"}
+        own = {name: value for name, value in vars(self).items() if name != "trt_builder_config"}
         plugins: Any = own.pop("plugin_config")
         return {"builder_config": own, "plugin_config": plugins.to_dict() if plugins else {}}
 
@@ -91,9 +86,7 @@ class Builder:
             )
         builder_config.plugin_config = network.plugin_config
         network.add_profiles(builder_config.trt_builder_config.profiles)
-        engine = register(network, builder_config, str(getattr(builder_config, "name", "")))
-        current_session().configs[engine.engine] = builder_config
-        return engine
+        return register(network, builder_config, str(getattr(builder_config, "name", "")))
 
     def refit_engine(self, network: Network, engine_buffer: bytes) -> EngineBuffer:
         """The engine of a network that differs from another one's by its weights: a new one."""
@@ -133,8 +126,9 @@ class TensorrtBuilder:
         self, network: Network, config: TensorrtConfig | BuilderConfig
     ) -> EngineBuffer:
         """Bytes that name the engine of this rank."""
-        own = config if isinstance(config, BuilderConfig) else BuilderConfig(_tensorrt=config)
-        return Builder().build_engine(network=network, builder_config=own)
+        if isinstance(config, TensorrtConfig):
+            config = BuilderConfig(trt_builder_config=config)
+        return Builder().build_engine(network=network, builder_config=config)
 
     build_serialized_network = build_engine
 
@@ -176,9 +170,7 @@ def build(model: Any, build_config: BuildConfig | None = None) -> Engine | None:
         return None
     name = str(getattr(model.config, "architecture", type(model).__name__))
     facts = EngineConfig(model.config, config, RELEASES[release()])
-    engine = register(network, config, name)
-    current_session().configs[engine.engine] = facts
-    return Engine(facts, engine)
+    return Engine(facts, register(network, config, name, facts))
 
 
 # The arguments of `prepare_inputs` by the fields that they come from, where the names differ.

@@ -26,11 +26,25 @@ OLDEST = 5
 
 
 @dataclass
+class EngineRecord:
+    """An engine that a script builds: the finished networks of its ranks, and where it is written.
+
+    `mapping` has the ranks of its world, `config` the contents of its config.json.
+    """
+
+    name: str
+    mapping: Any
+    config: Any = None
+    networks: dict[int, Network] = field(default_factory=dict[int, "Network"])
+    saved: Path | None = None  # the folder that the script gives for its artifact
+    artifact: Path | None = None  # the folder of its artifact, once it is compiled
+
+
+@dataclass
 class Session:
     """What one run of a script collects.
 
-    `networks` holds the finished networks by the name of the engine and the rank. `notes` say what
-    was accepted and has no effect, each once.
+    `engines` holds the engines by name. `notes` say what was accepted and has no effect, each once.
     """
 
     release: int = NEWEST  # the N of TensorRT-LLM 0.N that the script is written for
@@ -38,12 +52,9 @@ class Session:
     output: Path | None = None  # the folder of artifacts, one per engine
     options: dict[str, Any] = field(default_factory=dict[str, Any])  # of their compilation
     dry_run: bool = False  # do not compile the engines that the script saves
-    artifacts: dict[str, Path] = field(default_factory=dict[str, Path])  # those written, by engine
-    saved: dict[Path, str] = field(default_factory=dict[Path, str])  # engines by folder
     copies: dict[Any, Path] = field(default_factory=dict[Any, Path])  # of models in memory
     lock: Any = field(default_factory=RLock)  # of threads of the script that add files
-    networks: dict[str, dict[int, Network]] = field(default_factory=dict[str, "dict[int, Network]"])
-    configs: dict[str, Any] = field(default_factory=dict[str, Any])  # EngineConfig..., by engine
+    engines: dict[str, EngineRecord] = field(default_factory=dict[str, EngineRecord])
     mapping: Any = None  # the last Mapping that the script made
     notes: list[str] = field(default_factory=list[str])
     times: dict[str, list[float]] = field(default_factory=dict[str, "list[float]"])  # of profiler
@@ -65,12 +76,11 @@ class Session:
         if text not in self.notes:
             self.notes.append(text)
 
-    def add(self, engine: str, rank: int, network: Network) -> None:
+    def add(self, engine: str, rank: int, network: Network, config: Any = None) -> None:
         """Keep the network of one rank of an engine, with the values of its parameters."""
-        ranks = self.networks.setdefault(engine, {})
-        if rank in ranks and ranks[rank] is not network:
+        record = self.engines.setdefault(engine, EngineRecord(engine, network.mapping, config))
+        if record.networks.setdefault(rank, network) is not network:
             raise Error(f"engine {engine!r} has two networks for rank {rank}", loc=here())
-        ranks[rank] = network
         network.finish()
 
     @property
@@ -88,11 +98,11 @@ _network: ContextVar[Network | None] = ContextVar("irc_trt_llm_network", default
 
 def current_session() -> Session:
     """The session in progress; one begins where there is none."""
-    found = _session.get()
-    if found is None:
-        found = Session()
-        _session.set(found)
-    return found
+    session = _session.get()
+    if session is None:
+        session = Session()
+        _session.set(session)
+    return session
 
 
 @contextmanager
@@ -106,12 +116,7 @@ def new_session(version: str = f"0.{NEWEST}", **options: Any) -> Generator[Sessi
 
 
 def minor(version: str) -> int:
-    """The N of a version 0.N or 0.N.M, from 5 to 16; later versions are read as 0.16.
-
-    A and B stand for 0.7 and 0.16.
-    """
-    if version in ("A", "B"):
-        return 7 if version == "A" else NEWEST
+    """The N of a version 0.N or 0.N.M, from 5 to 16; later versions are read as 0.16."""
     numbers = re.fullmatch(r"v?(\d+)\.(\d+)(\.\w+)*", version)
     if numbers is None:
         raise Error(f"expected a version of TensorRT-LLM, such as 0.7 or 0.16, found {version!r}")

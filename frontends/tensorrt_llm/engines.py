@@ -15,7 +15,7 @@ from ...ir.core import Module
 from ...source import here
 from .aliases import originals
 from .api import api
-from .context import Session, current_session
+from .context import EngineRecord, current_session
 from .mapping import Mapping
 from .merge import merge
 from .settings import EngineConfig
@@ -60,14 +60,17 @@ class EngineBuffer(bytes):
             "engines of TensorRT-LLM cannot be loaded, so compile the model again with irc"
         )
 
+    def serialize(self) -> EngineBuffer:
+        """Itself: an engine of irc is bytes."""
+        return self
+
     @property
     def artifact(self) -> Artifact:
         """The artifact of all ranks, which is compiled when their networks are there."""
         from ...driver import load
 
-        session = current_session()
-        own = (_place_of(session, self.engine), session.artifacts.get(self.engine))
-        if self.engine in session.networks and self.folder in own:
+        record = current_session().engines.get(self.engine)
+        if record is not None and self.folder in (_place_of(self.engine), record.artifact):
             return compiled(self.engine, self.folder)
         # an engine that is the only one of its script is compiled into the folder itself
         for folder in (self.folder, self.folder.parent):
@@ -94,21 +97,18 @@ class Engine:
 
     def save(self, engine_dir: str | os.PathLike[str]) -> None:
         """Write rankN.engine and, from rank 0, config.json; compile when all ranks are there."""
-        folder, rank, session = Path(engine_dir), self.engine.rank, current_session()
-        place = folder.absolute() / _FOLDER
-        name = _regrouped(session, self.engine, place)
+        folder, rank = Path(engine_dir), self.engine.rank
+        record = _record_of(folder.absolute() / _FOLDER, self.engine)
+        if record is not None and record.saved is not None:
+            self.engine = EngineBuffer(record.name, rank, record.saved)
         folder.mkdir(parents=True, exist_ok=True)
-        self.engine = EngineBuffer(
-            name, rank, place if name in session.networks else self.engine.folder
-        )
         (folder / f"rank{rank}.engine").write_bytes(self.engine)
         if rank == 0:
             text = json.dumps(self.config.to_dict(), indent=2, default=str)
             (folder / "config.json").write_text(text, encoding="utf-8")
-        ranks = session.networks.get(name, {})
-        is_last = bool(ranks) and len(ranks) == ranks[min(ranks)].mapping.world_size
-        if is_last and not session.dry_run:
-            compiled(name, self.engine.folder)
+        is_last = record is not None and len(record.networks) == record.mapping.world_size
+        if is_last and not current_session().dry_run:
+            compiled(self.engine.engine, self.engine.folder)
 
     @classmethod
     def from_dir(cls, engine_dir: str | os.PathLike[str], rank: int = 0) -> Engine:
@@ -129,59 +129,57 @@ class Engine:
         return cls(config, EngineBuffer.read(engine_buffer))
 
 
-def register(network: Network, config: Any, name: str = "") -> EngineBuffer:
+def register(network: Network, config: Any, name: str, facts: Any = None) -> EngineBuffer:
     """Keep the network of a rank of an engine, by the name and rank of the network's own title.
 
     A title such as `llama_float16_tp2_rank1.engine` has both. Other engines of a name are numbered:
-    a rank belongs to the first engine of its world that lacks it.
+    a rank belongs to the first engine of its world that lacks it. `facts` are for config.json, if
+    they are not those of the config.
     """
     session = current_session()
     for field, option in _OF_ENGINES.items():
         if getattr(config, field, False):
             session.note(f"{field} has no effect in the script; give irc compile {option}")
-    title = str(network.trt_network.name).removesuffix(".engine")
+    title = network.name.removesuffix(".engine")
     match = re.fullmatch(r"(.+?)_?rank(\d+)", title)
     network.mapping = network.mapping or session.mapping or _mapping_of(config)
     rank = int(match[2]) if match else network.mapping.rank
     engine = match[1] if match else name or (title if title != "network" else "engine")
     engine = re.sub(r"[^\w.-]", "_", engine)
-    if match is None:
-        engine = _free_name(session, engine, rank, network)
-    session.add(engine, rank, network)
-    return EngineBuffer(engine, rank, _place_of(session, engine))
+    engine = engine if match else _free_name(engine, rank, network)
+    session.add(engine, rank, network, facts or config)
+    return EngineBuffer(engine, rank, _place_of(engine))
 
 
-def _free_name(session: Session, first: str, rank: int, network: Network) -> str:
+def _free_name(first: str, rank: int, network: Network) -> str:
     """The first of NAME, NAME_2, ... that is no engine yet, or one of this world without a rank."""
-    world = {**network.mapping.to_dict(), "rank": 0}
-    for count in itertools.count(1):
-        name = first if count == 1 else f"{first}_{count}"
-        ranks = session.networks.get(name, {})
-        worlds = [{**each.mapping.to_dict(), "rank": 0} for each in ranks.values()]
-        if rank not in ranks and all(each == world for each in worlds):
+    for name in itertools.chain([first], (f"{first}_{count}" for count in itertools.count(2))):
+        record = current_session().engines.get(name)
+        is_same_world = record is None or record.mapping.mesh == network.mapping.mesh
+        if record is None or (is_same_world and rank not in record.networks):
             return name
     raise AssertionError
 
 
-def _regrouped(session: Session, engine: EngineBuffer, place: Path) -> str:
-    """The engine of a rank that is saved to a folder: ranks of one folder are one engine."""
-    name, rank = engine.engine, engine.rank
-    own = session.saved.get(place)
-    ranks = session.networks.get(name, {})
-    if rank not in ranks:
-        return name  # it was read from a folder
-    network, taken = ranks[rank], {*session.saved.values()}
-    if own == name or (own is None and name not in taken):
-        session.saved[place] = name
-        return name
-    del ranks[rank]
-    if not ranks:
-        del session.networks[name]
-    own = own or _free_name(session, name, rank, network)
-    if rank in session.networks.get(own, {}):  # the folder is written again
-        session.artifacts.pop(own, None)
-    session.networks.setdefault(own, {})[rank] = network
-    session.saved[place] = own
+def _record_of(place: Path, engine: EngineBuffer) -> EngineRecord | None:
+    """The engine that is saved to a folder, whose ranks belong together, with this rank of an
+    engine; None where it was read from a folder."""
+    session, rank = current_session(), engine.rank
+    record = session.engines.get(engine.engine)
+    if record is None or rank not in record.networks:
+        return None
+    own = next((each for each in session.engines.values() if each.saved == place), None)
+    if own is record or (own is None and record.saved is None):
+        record.saved = place
+        return record
+    network = record.networks.pop(rank)
+    if not record.networks:
+        del session.engines[record.name]
+    name = own.name if own else _free_name(record.name, rank, network)
+    own = session.engines.setdefault(name, EngineRecord(name, network.mapping, record.config))
+    if rank in own.networks:  # the folder is written again
+        own.artifact = None
+    own.networks[rank], own.saved = network, place
     return own
 
 
@@ -189,26 +187,30 @@ def compiled(name: str, folder: Path | None = None) -> Artifact:
     """The artifact of an engine of the session, in `folder`; compiled unless it is there."""
     from ...driver import compile, load
 
-    session = current_session()
-    folder = folder or session.artifacts.get(name) or _place_of(session, name)
-    if session.artifacts.get(name) == folder:
+    session, record = current_session(), _record(name)
+    folder = folder or record.artifact or _place_of(name)
+    if record.artifact == folder:
         return load(folder)
     module = merged(name)
     temporary = str(session.folder) in "".join(module.files.values())
     with originals():  # the backend may import TensorRT
         artifact = compile(module, folder, bundle=temporary, **session.options)
-    session.artifacts[name] = folder
+    record.artifact = folder
     return artifact
 
 
 def merged(name: str) -> Module:
     """The module of all ranks of an engine of the session."""
-    networks = current_session().networks
-    if name not in networks:
-        near = did_you_mean(name, networks)
+    record = _record(name)
+    return merge(record.networks, record.mapping, name)
+
+
+def _record(name: str) -> EngineRecord:
+    engines = current_session().engines
+    if name not in engines:
+        near = did_you_mean(name, engines)
         raise Error(f"no engine called {name!r} was built in this process{near}", loc=here())
-    ranks = networks[name]
-    return merge(ranks, ranks[min(ranks)].mapping, name)
+    return engines[name]
 
 
 def find_artifact(source: Any) -> Artifact:
@@ -225,8 +227,9 @@ def find_artifact(source: Any) -> Artifact:
     return EngineBuffer.read(engines[0].read_bytes(), str(engines[0])).artifact
 
 
-def _place_of(session: Session, engine: str) -> Path:
+def _place_of(engine: str) -> Path:
     """The folder of an engine's artifact."""
+    session = current_session()
     return (session.output or session.folder).absolute() / engine
 
 

@@ -6,6 +6,7 @@ from collections.abc import Generator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from importlib import import_module
+from importlib.util import find_spec
 from typing import Any
 
 
@@ -106,21 +107,16 @@ def replaced(values: list[tuple[Any, str, Any]]) -> Generator[None]:
 
 
 @contextmanager
-def in_main_memory(packages: set[str]) -> Generator[None]:
+def in_main_memory(packages: set[str]) -> Generator[Any]:
     """Tensors of torch lie in main memory for the block where the machine has no CUDA device.
 
-    `packages` are those that a script imports; without torch among them nothing is done.
+    `packages` are those that a script imports; without torch among them nothing is done. Yields
+    torch, or None.
     """
-    torch = _torch(packages)
+    is_used = "torch" in packages and find_spec("torch") is not None
+    torch: Any = import_module("torch") if is_used else None
     if torch is None or torch.cuda.is_available():
-        yield
+        yield torch
         return
     with replaced(_replacements(torch)), _on_cpu(torch):
-        yield
-
-
-def _torch(packages: set[str]) -> Any:
-    try:
-        return import_module(next(name for name in packages if name == "torch"))
-    except (StopIteration, ModuleNotFoundError):
-        return None  # the script's own import says so, with its line
+        yield torch

@@ -170,7 +170,7 @@ class Mapping:
 
     def pp_layers(self, num_layers: int) -> list[int]:
         """The layers of this stage; the first stages have one more where they are not even."""
-        return np.array_split(np.arange(num_layers), self.pp_size)[self.pp_rank].tolist()
+        return _part(num_layers, self.pp_size, self.pp_rank)
 
     def ep_experts(self, num_experts: int) -> list[int]:
         """The experts of this rank; their number must be a multiple of moe_ep_size."""
@@ -180,7 +180,7 @@ class Mapping:
                 "ranks; choose a divisor, or shard every expert with moe_tp_size",
                 loc=here(),
             )
-        return np.array_split(np.arange(num_experts), self.moe_ep_size)[self.moe_ep_rank].tolist()
+        return _part(num_experts, self.moe_ep_size, self.moe_ep_rank)
 
     has_tp, has_pp, has_cp = map(_has_several, ("tp", "pp", "cp"))
     has_moe_tp, has_moe_ep = map(_has_several, ("moe_tp", "moe_ep"))
@@ -211,3 +211,8 @@ class Mapping:
     def to_dict(self) -> dict[str, int]:
         """The sizes as config.json has them."""
         return {name: getattr(self, name) for name in (*_SIZES, "moe_tp_size", "moe_ep_size")}
+
+
+def _part(count: int, parts: int, index: int) -> list[int]:
+    """The numbers below `count` of one of `parts` consecutive parts; the first are larger."""
+    return list(map(int, np.array_split(np.arange(count), parts)[index]))

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import ast
 import multiprocessing
 import re
 import sys
 from collections.abc import Callable, Generator, Mapping, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from contextvars import copy_context
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 from ...errors import Error, did_you_mean
@@ -41,6 +39,37 @@ class Run:
     engines: dict[str, Module]
 
 
+@contextmanager
+def prepared(
+    path: Path,
+    arguments: Sequence[str],
+    version: str | None = None,
+    sources: Path | None = None,
+    **options: Any,
+) -> Generator[Session]:
+    """All that a script finds in place of TensorRT-LLM for the block: a session, modules,
+    `sys.argv`, workers in this process, and main memory as a GPU.
+
+    `version` is that of TensorRT-LLM (0.7); by default that of the sources, or as the script reads.
+    `options` are fields of the session.
+    """
+    tree = parse_script(path)
+    sources = package_folder(sources) if sources else None
+    version = version or (version_of(sources) if sources else None)
+    version = version or RELEASES[find_release(tree, path)]
+    argv, sys.argv = sys.argv, [str(path), *arguments]
+    try:
+        with (
+            new_session(version, sources=sources, **options) as session,
+            aliases(),
+            _in_this_process(imported(tree)),
+            sources_blamed(),
+        ):
+            yield session
+    finally:
+        sys.argv = argv
+
+
 def run_script(
     path: str | Path,
     arguments: Sequence[str] = (),
@@ -50,33 +79,28 @@ def run_script(
 ) -> Run:
     """Run a script as `mpirun -n processes python path arguments` would; its engines' modules.
 
-    All processes, ranks and workers run one after the other in this process. `version` is that
-    of TensorRT-LLM (0.7); by default it is found in the text. `options` are fields of the session.
+    All processes, ranks and workers run one after the other in this process. `version` and
+    `options` are those of `prepared`.
     """
     path = Path(path)
-    tree = parse_script(path)
-    if options.get("sources") is not None:
-        options["sources"] = package_folder(options["sources"])
-        version = version or version_of(options["sources"])
-    version = version or RELEASES[find_release(tree, path)]
-    with new_session(version, **options) as session, aliases():
-        argv, sys.argv = sys.argv, [str(path), *arguments]
+    with prepared(path, arguments, version, **options) as session:
         try:
             for rank in range(processes):
-                with (
-                    process(rank, processes),
-                    in_this_process(tree),
-                    sources_blamed(),
-                    executed(path, "__main__"),
-                ):
+                with process(rank, processes), executed(path, "__main__"):
                     pass
         except Error as error:
             _explain(error)
             raise
-        finally:
-            sys.argv = argv
-        asks_help = not session.networks and {"-h", "--help"} & {*arguments}
-        return Run(session, {} if asks_help else _modules(session, path))
+        if not session.engines and {"-h", "--help"} & {*arguments}:
+            return Run(session, {})
+        if not session.engines:
+            raise Error(
+                f"{path} built no engine: expected Builder.build_engine(network, config) or "
+                "build(model, config); arguments of the script follow --, as in `irc compile "
+                f"{path.name} -o DIR -- --tp_size 2`. A script that runs engines is run by "
+                f"`python -m irc.frontends.tensorrt_llm {path.name}`"
+            )
+        return Run(session, {name: merged(name) for name in session.engines})
 
 
 # What trtllm-build of releases whose BuildConfig has no defaults builds for.
@@ -119,18 +143,7 @@ def build_folder(
             engine = build.__unbound__(model, builder.BuildConfig(**limits | {**fields}))
             if engine is not None and engine_dir is not None:
                 engine.save(engine_dir)
-        return Run(session, {name: merged(name) for name in session.networks})
-
-
-def _modules(session: Session, path: Path) -> dict[str, Module]:
-    if not session.networks:
-        raise Error(
-            f"{path} built no engine: expected Builder.build_engine(network, config) or "
-            "build(model, config); arguments of the script follow --, as in `irc compile "
-            f"{path.name} -o DIR -- --tp_size 2`. A script that runs engines is run by "
-            f"`python -m irc.frontends.tensorrt_llm {path.name}`"
-        )
-    return {name: merged(name) for name in session.networks}
+        return Run(session, {name: merged(name) for name in session.engines})
 
 
 def _explain(error: Error) -> None:
@@ -150,77 +163,28 @@ def _explain(error: Error) -> None:
 
 
 @contextmanager
-def in_this_process(tree: ast.Module) -> Generator[None]:
-    """Let worker processes run in turn here, and threads in the session, for the block."""
+def _in_this_process(packages: set[str]) -> Generator[None]:
+    """Let workers of torch run in turn here, and threads in the session, for the block.
+
+    `packages` are those that the script imports.
+    """
+    in_session = _in_context(ThreadPoolExecutor.submit)
     values: list[tuple[Any, str, Any]] = [
-        (ProcessPoolExecutor, "submit", _submit_in_turn),
-        (ThreadPoolExecutor, "submit", _in_context(ThreadPoolExecutor.submit)),
+        (ThreadPoolExecutor, "submit", in_session),
         (multiprocessing, "set_start_method", nothing),
-        (multiprocessing, "Process", _Process),
     ]
-    packages = imported(tree)
-    with in_main_memory(packages):
-        if "torch" in packages and "torch" in sys.modules:
-            workers = import_module(f"{sys.modules['torch'].__name__}.multiprocessing")
-            values += [(workers, "spawn", _spawn), (workers, "Process", _Process)]
-            values.append((workers, "set_start_method", nothing))
+    with in_main_memory(packages) as torch:
+        if torch is not None:
+            workers = import_module(f"{torch.__name__}.multiprocessing")
+            values += [(workers, "spawn", _spawn), (workers, "set_start_method", nothing)]
         with replaced(values):
             yield
 
 
-def _spawn(
-    fn: Callable[..., Any],
-    args: Sequence[Any] = (),
-    nprocs: int = 1,
-    join: bool = True,
-    daemon: bool = False,
-    start_method: str = "spawn",
-) -> Any:
+def _spawn(fn: Callable[..., Any], args: Sequence[Any] = (), nprocs: int = 1, **_: Any) -> None:
     """As torch.multiprocessing.spawn, one worker after the other in this process."""
     for rank in range(nprocs):
         fn(rank, *args)
-    return None if join else SimpleNamespace(join=_joined)
-
-
-def _joined(timeout: float | None = None) -> bool:
-    """True: the workers are done."""
-    return True
-
-
-class _Process:
-    """As multiprocessing.Process, but it runs in this process when it is started."""
-
-    exitcode = 0
-
-    def __init__(
-        self,
-        group: None = None,
-        target: Callable[..., Any] | None = None,
-        name: str | None = None,
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
-        *,
-        daemon: bool | None = None,
-    ) -> None:
-        self.call = partial(target or nothing, *args, **(kwargs or {}))
-
-    def start(self) -> None:
-        """Run the function to its end."""
-        self.call()
-
-    join = close = terminate = nothing
-
-
-def _submit_in_turn(
-    executor: Any, fn: Callable[..., Any], /, *args: Any, **kwargs: Any
-) -> Future[Any]:
-    """The finished future of a call in this process."""
-    future: Future[Any] = Future()
-    try:
-        future.set_result(fn(*args, **kwargs))
-    except Exception as error:
-        future.set_exception(error)
-    return future
 
 
 def _in_context(submit: Callable[..., Any]) -> Callable[..., Any]:

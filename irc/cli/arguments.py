@@ -333,9 +333,6 @@ def add_tensorrt_llm(parser: argparse.ArgumentParser) -> None:
         "the version of TensorRT-LLM that a script is written for, such as 0.7 (default: as read)"
     )
     add("--tensorrt-llm", metavar="VERSION", help=what)
-    add(
-        "--dialect", dest="tensorrt_llm", help=argparse.SUPPRESS
-    )  # A or B, as the option was called
     what = "your copy of TensorRT-LLM's sources, for the models that irc does not have"
     add("--tensorrt-llm-sources", metavar="DIR", help=what)
 

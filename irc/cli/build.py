@@ -134,7 +134,7 @@ def _build_from_sources(given: dict[str, Any], args: Namespace, source: Path) ->
         dry_run=output is None,
     )
     for name in run.engines:
-        print(f"{name}: {run.session.artifacts.get(name, 'traced, and not compiled')}")
+        print(f"{name}: {run.session.engines[name].artifact or 'traced, and not compiled'}")
     for note in run.session.notes:
         print(f"note: {note}")
     return 0

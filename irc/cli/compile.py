@@ -121,19 +121,19 @@ def _build(args: Namespace, script: Run, output: str | None) -> int:
 
     Engines that the script itself has saved need no output.
     """
-    saved = script.session.artifacts
-    missing = [name for name in script.engines if name not in saved]
+    engines = script.session.engines
+    missing = [name for name in script.engines if engines[name].artifact is None]
     if output is None and not args.dry_run and missing:
         raise Usage(f"the script does not save the engine {missing[0]}: give -o DIR", _HINT)
     found: list[dict[str, Any]] = []
     for name, module in script.engines.items():
         if output is None and not args.dry_run:
-            found.append({"artifact": str(saved[name]), "name": name})
+            found.append({"artifact": str(engines[name].artifact), "name": name})
             continue
         place = f"{output}/{name}" if len(script.engines) > 1 else output
         found.append(_compile(args, module, output and place))
-        if place and name in script.session.configs:  # for the scripts that run engines
-            add_facts(Path(place), script.session.configs[name].to_dict())
+        if place:  # for the scripts that run engines
+            add_facts(Path(place), engines[name].config.to_dict())
     notes = script.session.notes
     if args.json:
         print_json({"engines": found, "notes": notes})

@@ -128,12 +128,12 @@ def test_engines_of_ranks_are_saved_together(tmp_path: Path) -> None:
 def test_two_models_of_one_architecture_are_two_engines() -> None:
     for _ in range(2):
         build(Scale(np.ones(4, np.float32), Mapping()))
-    assert list(current_session().networks) == ["Scale", "Scale_2"]
+    assert list(current_session().engines) == ["Scale", "Scale_2"]
 
 
 def test_options_of_a_build(session: Session) -> None:
     model = Scale(np.ones(4, np.float32), Mapping())
-    assert build(model, BuildConfig(dry_run=True)) is None and not session.networks
+    assert build(model, BuildConfig(dry_run=True)) is None and not session.engines
     build(model, BuildConfig(weight_streaming=True))
     (note,) = session.notes
     assert note.endswith("has no effect in the script; give irc compile --weight-streaming")
@@ -183,7 +183,7 @@ def test_a_world_of_one_rank_after_a_larger_one(tmp_path: Path) -> None:
                 config = builder.create_builder_config("float32", name=world)
                 engine = builder.build_engine(network, config)
                 assert engine.engine == world
-        assert {name: merged(name).mesh.ranks for name in session.networks} == {"two": 2, "one": 1}
+        assert {name: merged(name).mesh.ranks for name in session.engines} == {"two": 2, "one": 1}
 
 
 def test_the_builder_of_tensorrt() -> None:

@@ -72,13 +72,6 @@ LOOPS = {
     "loop": "    for rank in range(args.tp_size):\n        build(rank, args)\n",
     "spawn": "    import torch.multiprocessing as mp\n    mp.set_start_method('spawn')\n"
     "    mp.spawn(build, nprocs=args.tp_size, args=(args,))\n",
-    "process": "    from multiprocessing import Process\n"
-    "    workers = [Process(target=build, args=(r, args)) for r in range(args.tp_size)]\n"
-    "    for worker in workers:\n        worker.start()\n"
-    "    for worker in workers:\n        worker.join()\n        assert worker.exitcode == 0\n",
-    "processes": "    from concurrent.futures import ProcessPoolExecutor\n"
-    "    with ProcessPoolExecutor(2) as pool:\n"
-    "        [f.result() for f in [pool.submit(build, r, args) for r in range(args.tp_size)]]\n",
     "threads": "    from concurrent.futures import ThreadPoolExecutor\n"
     "    with ThreadPoolExecutor(1) as pool:\n"
     "        list(pool.map(build, range(args.tp_size), [args] * args.tp_size))\n",
@@ -269,7 +262,9 @@ def test_wrong_commands(
 
 
 def test_an_error_of_a_worker_is_one_of_the_script(tmp_path: Path) -> None:
-    text = HEAD + LOOPS["processes"].replace("pool.submit(build, r, args)", "pool.submit(int, 'x')")
+    text = HEAD + LOOPS["threads"].replace(
+        "pool.map(build, range", "pool.map(lambda *_: int('x'), range"
+    )
     with pytest.raises(irc.Error, match="ValueError: invalid literal"):
         run_script(write(tmp_path, text))
 

@@ -146,7 +146,7 @@ def test_worlds_of_one_script_keep_apart(tmp_path: Path) -> None:
         one: Any = build(_model(1, 0))
         pairs: list[Any] = [build(_model(2, rank)) for rank in range(2)]
         again: list[Any] = [build(_model(2, rank)) for rank in range(2)]
-        assert list(session.networks) == ["Scale", "Scale_2", "Scale_3"]
+        assert list(session.engines) == ["Scale", "Scale_2", "Scale_3"]
         for engine in (*pairs, one):
             engine.save(tmp_path / ("one" if engine is one else "two"))
         for engine in (pairs[0], again[1]):  # other ranks than those of one name belong together
