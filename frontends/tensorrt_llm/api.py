@@ -310,6 +310,12 @@ def call_of(path: str) -> Call | None:
     return _in_release(_CALLS, path) or next(iter(calls.values()), None)
 
 
+def implemented(path: str) -> frozenset[str]:
+    """The arguments of a row that its implementation takes."""
+    call = call_of(path)
+    return frozenset() if call is None else call.taken
+
+
 def argument_status(path: str, name: str) -> Status:
     """What an argument of a row is."""
     call = call_of(path)

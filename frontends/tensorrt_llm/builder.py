@@ -190,7 +190,7 @@ def _input_options(prepare: Any, config: BuildConfig) -> dict[str, Any]:
     for what it does not have."""
     taken = {*inspect.signature(prepare).parameters}
     if "limits" in taken:  # those of its row
-        taken |= implemented("models.modeling_utils.PretrainedModel.prepare_inputs") or set()
+        taken |= implemented("models.modeling_utils.PretrainedModel.prepare_inputs")
     options: dict[str, Any] = {}
     initial = fields("builder.BuildConfig")
     for name, row in settings("build").items():
