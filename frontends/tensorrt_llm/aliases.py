@@ -16,7 +16,7 @@ from ...errors import Error, did_you_mean
 from ...source import here
 from .api import RELEASES, ROOT, find, is_module, modules, names_of, release, status, suggestion
 from .context import current_session
-from .sources import definitions, source_spec
+from .sources import Definitions, source_spec
 from .torch_ops import register
 
 _TENSORRT = "tensorrt"
@@ -105,7 +105,7 @@ class _Alias(ModuleType):
         path = f"{ROOT}.{module}" if module else ROOT
         super().__init__(path, f"{path} for irc: see `irc lint`.")
         self._module = module
-        self._definitions = definitions(module, _own, unsupported)
+        self._definitions = Definitions(module, _own, unsupported)
 
     def __getattr__(self, name: str) -> Any:
         if name == "__version__" and self._module in ("", "version"):
@@ -117,10 +117,8 @@ class _Alias(ModuleType):
         if path in modules() or source_spec(path) is not None:
             return import_module(f"{ROOT}.{path}")
         value = _own(path)
-        if value is None and self._definitions is not None and name in self._definitions:
-            value = self._definitions[name]
-        if value is None:
-            value = _object(path)
+        value = self._definitions.get(name) if value is None else value
+        value = _object(path) if value is None else value
         if value is None:
             near = suggestion(self._module, name)
             raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}{near}")
@@ -141,7 +139,10 @@ def _object(path: str) -> Any:
     """What stands for a name of the API; None for an unknown one."""
     note = status(path)
     if note.kind == "refused":
-        return unsupported(f"{ROOT}.{path}", note.why)
+        why, sources = note.why, current_session().sources
+        if sources is not None and "--tensorrt-llm-sources" in why:
+            why = f"{sources}, which --tensorrt-llm-sources names, does not define it either"
+        return unsupported(f"{ROOT}.{path}", why)
     value = find(path)
     if value is None and note.kind == "without effect":
         return WithoutEffect(f"{ROOT}.{path}", note.why)

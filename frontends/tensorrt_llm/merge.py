@@ -191,7 +191,7 @@ class Stage:
     def _join_inputs(self) -> None:
         for name in dict.fromkeys(name for network in self.networks for name in network.inputs):
             inputs = [network.inputs.get(name) for network in self.networks]
-            types = [tensor.type if tensor else "missing" for tensor in inputs]
+            types = ["missing" if each is None else each.type for each in inputs]
             self._same(f"the input {name}", types)
             arg = self.function.add_argument(name, cast("TensorType", types[0]))
             self._values[tuple(network.function.arg(name) for network in self.networks)] = arg

@@ -16,7 +16,6 @@ from copy import copy
 from importlib.machinery import ModuleSpec
 from importlib.util import spec_from_file_location
 from pathlib import Path
-from types import CodeType
 from typing import Any
 
 from ...errors import Error
@@ -70,14 +69,6 @@ def source_spec(module: str) -> ModuleSpec | None:
     return spec_from_file_location(f"{ROOT}.{module}", file, submodule_search_locations=folders)
 
 
-def definitions(
-    module: str, own: Callable[[str], Any], refuse: Callable[[str, str], Any]
-) -> Definitions | None:
-    """The definitions of a module, of which irc has a part, in the session's sources."""
-    file = source_of(module)
-    return None if file is None else Definitions(module, file, own, refuse)
-
-
 @contextmanager
 def sources_blamed() -> Generator[None]:
     """Let an Error of the block tell the line of the sources that it was raised at, if it was."""
@@ -92,39 +83,41 @@ def sources_blamed() -> Generator[None]:
 
 
 class Definitions:
-    """The definitions of one file, each of which is run when it is first needed.
+    """The definitions of a module in the session's sources, if it is there; each is run when it is
+    first needed.
 
     `own` gives irc's object of a name, or None; `refuse` makes an object for a name that cannot be
     imported, which raises an Error with the reason when it is used.
     """
 
     def __init__(
-        self, module: str, file: Path, own: Callable[[str], Any], refuse: Callable[[str, str], Any]
+        self, module: str, own: Callable[[str], Any], refuse: Callable[[str, str], Any]
     ) -> None:
-        self.file, self._own, self._refuse = file, own, refuse
-        self._module = module
-        self._tree = ast.parse(file.read_bytes(), str(file))
+        self._module, self._own, self._refuse = module, own, refuse
+        self._file = file = source_of(module) or Path()
+        body = ast.parse(file.read_bytes(), str(file)).body if file.name else []
+        imports = [each for each in body if isinstance(each, ast.ImportFrom)]
+        self._future: list[ast.stmt] = [each for each in imports if each.module == "__future__"]
         self._statements: dict[str, list[ast.stmt]] = {}
-        for statement in self._tree.body:
+        for statement in body:
             for name in _bound(statement):
                 self._statements.setdefault(name, []).append(statement)
         self._done: set[tuple[ast.stmt, str]] = set()
-        package = file.name == "__init__.py"
         name = f"{ROOT}.{module}".rstrip(".")
+        package = name if file.name == "__init__.py" else name.rpartition(".")[0]
         self._values: dict[str, Any] = {
             "__name__": name,
             "__file__": str(file),
-            "__package__": name if package else name.rpartition(".")[0],
+            "__package__": package,
         }
 
-    def __contains__(self, name: str) -> bool:
-        return name in self._statements
-
-    def __getitem__(self, name: str) -> Any:
+    def get(self, name: str) -> Any:
+        """What the module defines under a name, or None."""
+        if name not in self._statements:
+            return None
         if self._module.partition(".")[0] in _ON_TENSORRT:
-            return self._refuse(
-                f"{ROOT}.{self._path(name)}", "it works on TensorRT's own network or engines"
-            )
+            why = "it works on TensorRT's own network or engines"
+            return self._refuse(f"{ROOT}.{self._path(name)}", why)
         if name not in self._values:
             self._run(name)
         return self._values[name]
@@ -140,13 +133,13 @@ class Definitions:
             if key in self._done:
                 continue
             self._done.add(key)
-            if isinstance(statement, ast.Import | ast.ImportFrom):
+            if is_import:
                 self._import(statement, name)
                 continue
             for used in dict.fromkeys(_used(statement)):
                 if used not in self._values and not hasattr(builtins, used):
                     self._provide(used)
-            exec(self._compiled(statement), self._values)
+            self._execute(statement)
 
     def _provide(self, name: str) -> None:
         value = self._own(self._path(name))
@@ -157,20 +150,22 @@ class Definitions:
 
     def _import(self, statement: ast.Import | ast.ImportFrom, name: str) -> None:
         """Import one name of a statement; what cannot be imported is refused when it is used."""
-        aliases = [a for a in statement.names if (a.asname or a.name.partition(".")[0]) == name]
         single = copy(statement)
-        single.names = aliases
+        single.names = [each for each in statement.names if _imported_name(each) == name]
         try:
-            exec(self._compiled(single), self._values)
+            self._execute(single)
         except (ImportError, Error) as error:
-            why = f"{self.file}:{statement.lineno} cannot import it: {error}"
+            why = f"{self._file}:{statement.lineno} cannot import it: {error}"
             self._values[name] = self._refuse(f"{ROOT}.{self._path(name)}", why)
 
-    def _compiled(self, statement: ast.stmt) -> CodeType:
-        imports = [each for each in self._tree.body if isinstance(each, ast.ImportFrom)]
-        future = [each for each in imports if each.module == "__future__"]
-        body: list[ast.stmt] = [*future, statement]
-        return compile(ast.Module(body, []), str(self.file), "exec", dont_inherit=True)
+    def _execute(self, statement: ast.stmt) -> None:
+        tree = ast.Module([*self._future, statement], [])
+        exec(compile(tree, str(self._file), "exec", dont_inherit=True), self._values)
+
+
+def _imported_name(alias: ast.alias) -> str:
+    """The name that an import binds."""
+    return alias.asname or alias.name.partition(".")[0]
 
 
 def _bound(statement: ast.stmt) -> Iterator[str]:
@@ -179,8 +174,7 @@ def _bound(statement: ast.stmt) -> Iterator[str]:
         case ast.FunctionDef(name=name) | ast.ClassDef(name=name):
             yield name
         case ast.Import(names=names) | ast.ImportFrom(names=names):
-            for each in names:
-                yield each.asname or each.name.partition(".")[0]
+            yield from map(_imported_name, names)
         case _:
             for node in ast.walk(statement):
                 if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):

@@ -103,6 +103,8 @@ def test_without_sources_the_error_names_the_option(
     script.write_text("from tensorrt_llm.models import GPTLMHeadModel\nGPTLMHeadModel(1)\n")
     with pytest.raises(Error, match=r"GPTLMHeadModel is not supported.*--tensorrt-llm-sources DIR"):
         run_script(script)
+    with pytest.raises(Error, match=r"GPTLMHeadModel is not supported: .*does not define it eith"):
+        run_script(script, sources=sources)
     main(["lint", str(script)])
     assert "--tensorrt-llm-sources DIR" in capsys.readouterr().out
 
