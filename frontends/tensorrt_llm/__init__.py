@@ -5,11 +5,6 @@ from .context import Session as Session
 from .context import current_session as current_session
 from .context import new_session as new_session
 from .dtypes import DataType as DataType
-from .dtypes import str_dtype_to_np as str_dtype_to_np
-from .dtypes import str_dtype_to_torch as str_dtype_to_torch
-from .dtypes import str_dtype_to_trt as str_dtype_to_trt
-from .dtypes import trt_dtype_to_np as trt_dtype_to_np
-from .dtypes import trt_dtype_to_torch as trt_dtype_to_torch
 from .merge import merge as merge
 from .module import Module as Module
 from .module import ModuleList as ModuleList
@@ -18,6 +13,5 @@ from .network import Network as Network
 from .network import default_net as default_net
 from .network import default_trtnet as default_trtnet
 from .network import net_guard as net_guard
-from .network import precision as precision
 from .settings import PluginConfig as PluginConfig
 from .tensor import Tensor as Tensor

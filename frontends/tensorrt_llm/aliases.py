@@ -265,7 +265,7 @@ def _no_plugins(logger: object = None, namespace: str = "") -> bool:
 
 def _tensorrt() -> ModuleType:
     from .dtypes import DataType, numpy_of
-    from .tensorrt_enums import ENUMERATIONS
+    from .enums import OF_TENSORRT
 
     module = _TensorrtAlias(_TENSORRT, "The dtypes and the logger of TensorRT, for irc.")
     module.__spec__ = ModuleSpec(_TENSORRT, None, is_package=True)
@@ -275,7 +275,7 @@ def _tensorrt() -> ModuleType:
         "Logger": _Logger,
         "nptype": numpy_of,
         "init_libnvinfer_plugins": _no_plugins,
-        **ENUMERATIONS,
+        **OF_TENSORRT,
         "__version__": "10.7.0",
         **{name: getattr(DataType, member) for name, member in _TENSORRT_TYPES.items()},
     }

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, TypeAlias, cast
+from collections.abc import Sequence
+from typing import Any, NamedTuple, TypeAlias
 
 from ...errors import Error
 from ...source import here
@@ -22,9 +22,8 @@ class Range(NamedTuple):
     @property
     def merged(self) -> tuple[int, int, int]:
         """(min, opt, max) over all profiles; opt is that of the largest profile."""
-        low, _, high = (list(column) for column in zip(*self.profiles, strict=True))
         largest = max(self.profiles, key=lambda each: (each[2], each[1]))
-        return min(low), largest[1], max(high)
+        return min(low for low, _, _ in self.profiles), largest[1], largest[2]
 
 
 def ranges_of(name: str, shape: Sequence[int], dim_range: Any) -> list[Range | None]:
@@ -35,12 +34,11 @@ def ranges_of(name: str, shape: Sequence[int], dim_range: Any) -> list[Range | N
     if dim_range is None:
         return [None] * len(shape)
     try:
-        rows = cast("Mapping[str, Any]", dim_range)
-        named = [(key, tuple(map(_profile, row))) for key, row in rows.items()]
-        counts = {len(profiles) for _, profiles in named}
-        if len(counts) != 1 or 0 in counts:
+        rows = [Range(_symbol(key), tuple(map(_range, row))) for key, row in dim_range.items()]
+        counts = {len(row.profiles) for row in rows}
+        static = [{*row.profiles} == {(n,) * 3} for row, n in zip(rows, shape, strict=True)]
+        if len(counts) != 1 or 0 in counts or static != [size >= 0 for size in shape]:
             raise ValueError
-        found = [_range(*row, size) for row, size in zip(named, shape, strict=True)]
     except (AttributeError, TypeError, ValueError):
         raise Error(
             f"the input {name} of shape {list(shape)}: expected a dim_range such as "
@@ -48,47 +46,41 @@ def ranges_of(name: str, shape: Sequence[int], dim_range: Any) -> list[Range | N
             f"order per dimension and profile, found {dim_range}",
             loc=here(),
         ) from None
-    return found
+    return [row if size < 0 else None for row, size in zip(rows, shape, strict=True)]
 
 
-def _range(key: str, profiles: Ranges, size: int) -> Range | None:
-    if size >= 0:
-        if {*profiles} - {(size,) * 3}:
-            raise ValueError
-        return None
+def _symbol(key: str) -> str:
     symbol = re.sub(r"\W", "_", key)
-    return Range(symbol if re.match(r"[A-Za-z_]", symbol) else f"d{symbol}", profiles)
+    return symbol if re.match(r"[A-Za-z_]", symbol) else f"d{symbol}"
 
 
-def _profile(given: Any) -> tuple[int, int, int]:
-    sizes = cast("Sequence[int]", given) if isinstance(given, (list, tuple)) else [given]
-    low, best, high = [*sizes] * 3 if len(sizes) == 1 else sizes
+def _range(row: Any) -> tuple[int, int, int]:
+    sizes: Any = [*row] if isinstance(row, (list, tuple)) else [row]
+    low, best, high = (int(size) for size in (sizes * 3 if len(sizes) == 1 else sizes))
     if not 0 <= low <= best <= high:
         raise ValueError
-    return int(low), int(best), int(high)
+    return low, best, high
 
 
 class OptimizationProfile:
     """The ranges of the shapes of inputs, as scripts state them to TensorRT's builder."""
 
     def __init__(self) -> None:
-        self.shapes: dict[str, list[Sequence[int]]] = {}
+        self._shapes: dict[str, list[Sequence[int]]] = {}
 
     def set_shape(
         self, input: str, min: Sequence[int], opt: Sequence[int], max: Sequence[int]
     ) -> None:
         """The smallest, most frequent and largest shape of an input."""
-        self.shapes[input] = [tuple(min), tuple(opt), tuple(max)]
+        self._shapes[input] = [tuple(min), tuple(opt), tuple(max)]
 
-    def set_shape_input(
-        self, input: str, min: Sequence[int], opt: Sequence[int], max: Sequence[int]
-    ) -> None:
+    def set_shape_input(self, input: str, min: Any, opt: Any, max: Any) -> None:
         """Accepted: irc has no inputs whose elements are sizes, and refuses them where used."""
 
     def ranges(self, input: str) -> list[tuple[int, int, int]] | None:
         """(min, opt, max) of every dimension of an input; None if they are not set."""
-        rows = self.shapes.get(input)
-        return None if rows is None else [_profile(row) for row in zip(*rows, strict=True)]
+        rows = self._shapes.get(input)
+        return None if rows is None else [_range(row) for row in zip(*rows, strict=True)]
 
 
 def per_dimension(sizes: Any, count: int, least: int = 0) -> tuple[int, ...]:

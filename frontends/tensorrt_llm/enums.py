@@ -1,8 +1,9 @@
-"""The enumerations of attention and of layers, with the numbers of TensorRT-LLM 0.16."""
+"""Enumerations: those of attention and layers (TensorRT-LLM 0.16), and of TensorRT (10.7)."""
 
 from __future__ import annotations
 
 from enum import IntEnum
+from typing import Any
 
 from ...errors import Error, did_you_mean
 from ...source import here
@@ -12,7 +13,7 @@ class _Named(IntEnum):
     """An enumeration whose members are also found by name."""
 
     @classmethod
-    def from_string(cls, s: str) -> _Named:
+    def from_string(cls, s: str) -> Any:
         """The member of this name."""
         if s not in cls.__members__:
             near, names = did_you_mean(s, cls.__members__), ", ".join(cls.__members__)
@@ -26,13 +27,6 @@ class _Named(IntEnum):
 
     def __str__(self) -> str:
         return self.name
-
-
-class AttentionMaskType(_Named):
-    """Which keys a query may see."""
-
-    padding, causal, sliding_window_causal, bidirectional = range(4)
-    bidirectionalglm, blocksparse, custom_mask = range(4, 7)
 
 
 class PositionEmbeddingType(_Named):
@@ -56,19 +50,43 @@ class RotaryScalingType(_Named):
     none, linear, dynamic, longrope, llama3, yarn, mrope = range(7)
 
 
-class MLPType(_Named):
-    """The classes of feed-forward layers."""
+class AttentionMaskType(_Named):
+    """Which keys a query may see."""
 
-    MLP, GatedMLP, FusedGatedMLP = range(3)
-
-
-class LayerNormType(_Named):
-    """The classes of normalization layers."""
-
-    LayerNorm, RmsNorm, GroupNorm = range(3)
+    padding, causal, sliding_window_causal, bidirectional = range(4)
+    bidirectionalglm, blocksparse, custom_mask = range(4, 7)
 
 
-class LayerNormPositionType(_Named):
-    """Whether the norm is before or after the layer that it belongs to."""
+# classes of layers, and whether a norm is before or after its layer
+MLPType = IntEnum("MLPType", "MLP GatedMLP FusedGatedMLP", start=0)
+LayerNormType = IntEnum("LayerNormType", "LayerNorm RmsNorm GroupNorm", start=0)
+LayerNormPositionType = IntEnum("LayerNormPositionType", "pre_layernorm post_layernorm", start=0)
 
-    pre_layernorm, post_layernorm = range(2)
+# Those that scripts name beside layers of TensorRT's network; members count from 0.
+_OF_TENSORRT = """
+BuilderFlag: FP16 INT8 DEBUG GPU_FALLBACK REFIT DISABLE_TIMING_CACHE TF32 SPARSE_WEIGHTS
+  SAFETY_SCOPE OBEY_PRECISION_CONSTRAINTS PREFER_PRECISION_CONSTRAINTS DIRECT_IO VERSION_COMPATIBLE
+  EXCLUDE_LEAN_RUNTIME FP8 ERROR_ON_TIMING_CACHE_MISS BF16 DISABLE_COMPILATION_CACHE STRIP_PLAN
+  REFIT_IDENTICAL WEIGHT_STREAMING INT4 REFIT_INDIVIDUAL STRICT_NANS MONITOR_MEMORY FP4
+  EDITABLE_TIMING_CACHE
+ElementWiseOperation: SUM PROD MAX MIN SUB DIV POW FLOOR_DIV AND OR XOR EQUAL GREATER LESS
+LayerInformationFormat: ONELINE JSON
+LayerType: CONVOLUTION CAST ACTIVATION POOLING LRN SCALE SOFTMAX DECONVOLUTION CONCATENATION
+  ELEMENTWISE PLUGIN UNARY PADDING SHUFFLE REDUCE TOPK GATHER MATRIX_MULTIPLY RAGGED_SOFTMAX
+  CONSTANT IDENTITY PLUGIN_V2 SLICE SHAPE PARAMETRIC_RELU RESIZE TRIP_LIMIT RECURRENCE ITERATOR
+  LOOP_OUTPUT SELECT FILL QUANTIZE DEQUANTIZE CONDITION CONDITIONAL_INPUT CONDITIONAL_OUTPUT SCATTER
+  EINSUM ASSERTION ONE_HOT NON_ZERO GRID_SAMPLE NMS REVERSE_SEQUENCE NORMALIZATION PLUGIN_V3
+MemoryPoolType: WORKSPACE DLA_MANAGED_SRAM DLA_LOCAL_DRAM DLA_GLOBAL_DRAM TACTIC_DRAM
+  TACTIC_SHARED_MEMORY
+NetworkDefinitionCreationFlag: EXPLICIT_BATCH STRONGLY_TYPED
+ProfilingVerbosity: LAYER_NAMES_ONLY NONE DETAILED
+ReduceOperation: SUM PROD MAX MIN AVG NONE
+SampleMode: STRICT_BOUNDS WRAP CLAMP FILL REFLECT
+TensorIOMode: NONE INPUT OUTPUT
+TensorLocation: DEVICE HOST
+"""
+_ROWS = (row.split(": ") for row in _OF_TENSORRT.strip().replace("\n  ", " ").split("\n"))
+OF_TENSORRT: dict[str, Any] = {
+    name: IntEnum(name, members, start=0)  # pyright: ignore[reportArgumentType]
+    for name, members in _ROWS
+}

@@ -29,7 +29,7 @@ from .context import building, current_network
 from .dimensions import OptimizationProfile, Range, Ranges, ranges_of
 from .dtypes import irc_dtype
 from .settings import PluginConfig
-from .tensor import Precision, Tensor
+from .tensor import Tensor
 
 if TYPE_CHECKING:
     from ...weights import Ref
@@ -144,7 +144,6 @@ class Network:
         self.parameters: dict[str, Parameter] = {}  # those that the script named
         self.plugin_config = PluginConfig()
         self.mapping: Any = None  # of the ranks of its engine, once it is built
-        self.precision: Precision | None = None  # of the block in progress
         self.unnamed: set[str] = set()  # symbols of inputs without dim_range
         self.builder = NetworkBuilder(self.tracer)
         self.entries: WeakSet[Entry] = WeakSet()  # of tensors
@@ -469,17 +468,3 @@ def net_guard(network: Network) -> Generator[Network]:
 default_net = default_trtnet = current_network
 register("_common.default_net", default_net)
 register("_common.default_trtnet", default_trtnet)
-
-
-@api("_common.precision")
-@contextmanager
-def precision(dtype: Any) -> Generator[None]:
-    """Compute floats in at least `dtype` in the block; its results have their own dtype again."""
-    network = current_network()
-    outer, scope = network.precision, Precision(irc_dtype(dtype))
-    network.precision = scope
-    try:
-        yield
-    finally:
-        network.precision = outer
-    scope.end()

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias, cast
-from weakref import ref
 
 import numpy as np
 
@@ -17,9 +16,9 @@ from ...source import here
 from ..onnx.entry import Entry, sizes
 from ..tensor import Tensor as Inner
 from .api import api
-from .context import active_network, current_network
+from .context import current_network
 from .dtypes import DataType, data_type, irc_dtype
-from .tensorrt_enums import TensorLocation
+from .enums import OF_TENSORRT
 
 if TYPE_CHECKING:
     from .network import Network
@@ -65,7 +64,7 @@ class Tensor:
 
     def _set(self, entry: Entry, network: Network, name: str = "") -> None:
         self.entry, self.network, self._name, self.reuses = entry, network, name, ""
-        self.location = TensorLocation["DEVICE"]
+        self.location = OF_TENSORRT["TensorLocation"].DEVICE
         network.entries.add(entry)
 
     @classmethod
@@ -73,9 +72,6 @@ class Tensor:
         """The tensor of an entry of a network, by default the one in progress."""
         self = cls.__new__(cls)
         self._set(entry, network or current_network(), name)
-        scope = self.network.precision
-        if scope is not None and scope.narrow and entry.dtype == scope.dtype:
-            scope.made.append(ref(self))
         return self
 
     @property
@@ -98,8 +94,8 @@ class Tensor:
 
     @property
     def inner(self) -> Inner:
-        """irc's tensor, converted in a block of `precision`."""
-        return Inner(self.network.builder.get(widened(self.entry)), self.network.tracer)
+        """irc's tensor."""
+        return Inner(self.ir, self.network.tracer)
 
     def convert(self, dtype: str) -> None:
         """Change the dtype in place."""
@@ -162,8 +158,8 @@ class Tensor:
     ndim = rank
 
     def is_dynamic(self, dim: int | None = None) -> bool:
-        """Whether a size, or any, is dynamic."""
-        return -1 in self.shape if dim is None else self.shape[dim] == -1
+        """Whether a size, or any but the first, is dynamic."""
+        return -1 in self.shape[1:] if dim is None else self.shape[dim] == -1
 
     def mark_output(self, name: str | None = None, dtype: Any = None) -> None:
         """Make it an output of the network in progress, converted to `dtype`."""
@@ -195,28 +191,16 @@ class Tensor:
     def __repr__(self) -> str:
         return f"<tensor {self.type}>"
 
-    if TYPE_CHECKING:  # the methods that `add_methods` adds
+    if TYPE_CHECKING:  # what `arithmetic` and `functional` add
 
         def __getattr__(self, name: str) -> Any: ...
 
-        def __eq__(self, other: object) -> Any: ...
-
-        def __ne__(self, other: object) -> Any: ...
-
-        def _operator(self, other: Any) -> Tensor: ...
+        def _operator(self, *other: Any) -> Any: ...
 
         __add__ = __sub__ = __mul__ = __truediv__ = __floordiv__ = __mod__ = __pow__ = _operator
         __radd__ = __rsub__ = __rmul__ = __rtruediv__ = __rfloordiv__ = __rmod__ = _operator
-        __lt__ = __le__ = __gt__ = __ge__ = __and__ = __or__ = __matmul__ = _operator
-        __rpow__ = __rand__ = __ror__ = _operator
-
-        def __neg__(self) -> Tensor: ...
-
-
-def add_methods(**methods: Callable[..., Any]) -> None:
-    """Make functions methods of Tensor."""
-    for name, function in methods.items():
-        setattr(Tensor, name, function)
+        __and__ = __rand__ = __or__ = __ror__ = __rpow__ = __neg__ = _operator
+        __lt__ = __le__ = __gt__ = __ge__ = __eq__ = __ne__ = _operator
 
 
 # -- between tensors of scripts and of irc
@@ -225,40 +209,6 @@ def add_methods(**methods: Callable[..., Any]) -> None:
 def wrap(inner: Inner) -> Tensor:
     """The tensor of a script over one of irc."""
     return Tensor.of(current_network().builder.entry(inner.value))
-
-
-def wrap_entry(entry: Entry) -> Inner:
-    """irc's tensor of an entry of the network in progress."""
-    network = current_network()
-    return Inner(network.builder.get(entry), network.tracer)
-
-
-def widened(entry: Entry) -> Entry:
-    """An operand: in a block of `precision` a narrower float is converted."""
-    network = active_network()
-    scope = None if network is None else network.precision
-    row = DTYPES[entry.dtype]
-    if scope is None or not row.is_float or row.bits >= DTYPES[scope.dtype].bits:
-        return entry
-    scope.narrow = entry.dtype
-    return current_network().builder.cast(entry, scope.dtype)
-
-
-class Precision:
-    """A block that computes floats in at least `dtype`.
-
-    What it makes of narrower floats is converted back to their dtype, `narrow`, at the end.
-    """
-
-    def __init__(self, dtype: str) -> None:
-        self.dtype, self.narrow = dtype, ""
-        self.made: list[ref[Tensor]] = []
-
-    def end(self) -> None:
-        """Convert the tensors that are still used."""
-        for tensor in (each() for each in self.made):
-            if tensor is not None:
-                tensor.convert(self.narrow)
 
 
 # -- sizes

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from .. import enums
-from ..api import bind_methods, declare
+from ..api import bind_methods, declare, rows
 from ..enums import *
 from ..tensor import Tensor
 from . import basic, collectives, convolution, lookup, shapes
@@ -23,5 +23,9 @@ from .positions import make_causal_mask as make_causal_mask
 from .shapes import *
 
 for _module in (basic, collectives, convolution, enums, lookup, shapes):
-    declare("functional", _module, "ACT2FN GATED_ACT_2_ACT constants_to_tensors_")
-bind_methods("functional.Tensor", Tensor)  # with the functions that are its methods
+    declare("functional", _module, "ACT2FN GATED_ACT_2_ACT")
+for _path in rows():  # the functions that are methods of Tensor
+    _owner, _, _name = _path.rpartition(".")
+    if _owner == "functional.Tensor" and _name in globals():
+        setattr(Tensor, _name, globals()[_name])
+bind_methods("functional.Tensor", Tensor)

@@ -4,93 +4,67 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from ....errors import Error
+from ....ir.core import Op
 from ....ir.dims import exact_divide, product
 from ....ir.dtypes import is_float
-from ....ops import QuickGelu, Silu, SquaredRelu
+from ....ops import FloorDiv, Ne, QuickGelu, Repeat, Silu, SquaredRelu
 from ....source import here
-from ..arithmetic import at, binary, matched, node, nodes, retyped, tensor
+from ..arithmetic import binary, matched, node, nodes, retyped, tensor
 from ..context import current_network, current_session
 from ..dtypes import dim_resolve_negative, irc_dtype
 from ..module import constant_tensor
-from ..tensor import Operand, Tensor, add_methods, shape_of, tensor_of_sizes
-from .shapes import chunk, unbind, unsqueeze, view
+from ..tensor import Operand, Tensor, shape_of, tensor_of_sizes
+from .shapes import chunk, unbind, view, where
 
 Dims = int | Sequence[int]
 
 
-def _of_two(op: str) -> Callable[[Operand, Operand], Tensor]:
-    """A function of two tensors or numbers, by irc's name of the operation."""
+def _one(
+    kind: str | type[Op], order: str = "input", call: Any = node, **attributes: str
+) -> Callable[..., Tensor]:
+    """A function that is one operator of ONNX or of irc: its arguments in order, of which some are
+    attributes."""
+    names = order.split()
 
-    def function(left: Operand, right: Operand) -> Tensor:
-        return binary(op, left, right)
-
-    return function
-
-
-def _of_one(kind: Any) -> Callable[[Operand], Tensor]:
-    """A function of one tensor, of its shape and dtype, by the operator of ONNX or of irc."""
-
-    def function(input: Operand) -> Tensor:
-        return node(kind, input)
+    def function(*arguments: Operand, **fields: Operand) -> Tensor:
+        given = dict(zip(names, arguments, strict=False)) | fields
+        chosen = {key: given.get(name) for key, name in attributes.items()}
+        operands = [given[name] for name in names if name not in attributes.values()]
+        return call(kind, *operands, **{k: x for k, x in chosen.items() if x is not None})
 
     return function
 
 
 # of two tensors, which broadcast; a number takes the dtype of the tensor
-add, sub, mul, pow = (_of_two(op) for op in ("add", "sub", "mul", "pow"))
-div = _of_two("div")  # of integers rounded towards zero
-minimum, maximum = _of_two("minimum"), _of_two("maximum")
-eq, lt, gt, floordiv = (_of_two(op) for op in ("eq", "lt", "gt", "floor_div"))
-op_and, op_or, op_xor = (_of_two(op) for op in ("and", "or", "ne"))
+_two = partial(_one, order="left right", call=binary)
+add, sub, mul, pow = _two("Add"), _two("Sub"), _two("Mul"), _two("Pow")
+div, floordiv = _two("Div"), _two(FloorDiv)  # of integers rounded towards zero, and down
+modulo = _two("Mod", order="x y")  # with the sign of y
+minimum, maximum = _two("Min"), _two("Max")
+eq, lt, gt = _two("Equal"), _two("Less"), _two("Greater")
+op_and, op_or, op_xor = _two("And"), _two("Or"), _two(Ne)
 
-round = _of_one("Round")  # halves to the even number
-sqrt, exp, log = _of_one("Sqrt"), _of_one("Exp"), _of_one("Log")
-sin, cos, abs, not_op = _of_one("Sin"), _of_one("Cos"), _of_one("Abs"), _of_one("Not")
-relu, tanh, sigmoid, silu = _of_one("Relu"), _of_one("Tanh"), _of_one("Sigmoid"), _of_one(Silu)
-
-
-def modulo(x: Operand, y: Operand) -> Tensor:
-    """The remainder, with the sign of y."""
-    return binary("mod", x, y)
-
-
-def squared_relu(x: Operand) -> Tensor:
-    """relu(x)²."""
-    return node(SquaredRelu, x)
-
-
-def quick_gelu(x: Operand) -> Tensor:
-    """x * sigmoid(1.702 * x)."""
-    return node(QuickGelu, x)
+round = _one("Round")  # halves to the even number
+sqrt, exp, log = _one("Sqrt"), _one("Exp"), _one("Log")
+sin, cos, abs, not_op = _one("Sin"), _one("Cos"), _one("Abs"), _one("Not")
+relu, tanh, sigmoid, silu = _one("Relu"), _one("Tanh"), _one("Sigmoid"), _one(Silu)
+squared_relu = _one(SquaredRelu, "x")  # relu(x)²
+quick_gelu = _one(QuickGelu, "x")  # x * sigmoid(1.702 * x)
+softmax = _one("Softmax", "input dim", axis="dim")  # along the last dimension unless told
+log_softmax = _one("LogSoftmax", "input dim", axis="dim")
+cumsum = _one("CumSum", "input dim")  # running sums, with the element itself
+scatter = _one("ScatterElements", "input dim indices updates", axis="dim")
+scatter_nd = _one("ScatterND", "input mask source")  # slices at the index tuples of mask
+repeat_interleave = _one(Repeat, "tensor repeats dim", count="repeats", dim="dim")
 
 
 def identity(input: Operand) -> Tensor:
     """The same values, as a tensor that can have another name."""
     return Tensor.of(tensor(input).entry)
-
-
-def _create_tensor(  # pyright: ignore[reportUnusedFunction]  # by scripts
-    trt_tensor: Tensor, producer: Any = None
-) -> Tensor:
-    """The tensor itself; layers of TensorRT's network, which could make it, are refused."""
-    return trt_tensor
-
-
-def _by_name(functions: dict[str, Any], what: str, member: Any) -> Any:
-    """The function for a member of an enumeration of TensorRT, or for its name."""
-    name = str(getattr(member, "name", member)).upper()
-    if name not in functions:
-        raise Error(f"expected the {what} {', '.join(functions)}, found {member!r}", loc=here())
-    return functions[name]
-
-
-def activation(input: Tensor, act_type: Any) -> Tensor:
-    """relu, tanh or sigmoid, by a member of TensorRT's ActivationType or its name."""
-    functions = {"RELU": relu, "TANH": tanh, "SIGMOID": sigmoid}
-    return _by_name(functions, "activation", act_type)(input)
 
 
 def gelu(x: Operand) -> Tensor:
@@ -135,11 +109,6 @@ def clip(input: Tensor, alpha: float, beta: float) -> Tensor:
     return node("Clip", input, *bounds)
 
 
-def int_clip(input: Operand, lower: int, upper: int) -> Tensor:
-    """Integers kept between lower and upper; known sizes stay known."""
-    return maximum(minimum(input, upper), lower)
-
-
 def cast(input: Operand, dtype: Any) -> Tensor:
     """x converted to a dtype, named as by TensorRT, numpy or TensorRT-LLM.
 
@@ -153,41 +122,6 @@ def constant(ndarray: Any) -> Tensor:
     return constant_tensor(ndarray)
 
 
-def constant_to_tensor_(input: Operand, dtype: Any = None, to_array: bool = True) -> Tensor:
-    """A number as a tensor [1], or a scalar without `to_array`; a tensor is returned as it is."""
-    if not isinstance(input, (bool, int, float)):
-        return tensor(input)
-    scalar = tensor(input, None if dtype is None else irc_dtype(dtype))
-    return unsqueeze(scalar, 0) if to_array else scalar
-
-
-def constants_to_tensors_(*inputs: Operand) -> tuple[Tensor, ...]:
-    """Numbers as tensors [1]; i32 becomes i64 where another tensor is i64."""
-    return matched(*[constant_to_tensor_(each) for each in inputs])
-
-
-def where(condition: Operand, left: Operand, right: Operand) -> Tensor:
-    """Elements of left where the condition holds, else of right; all broadcast."""
-    x, y = matched(left, right)
-    current_network().agree(tensor(condition), x, y)
-    return node("Where", condition, x, y)
-
-
-class Conditional:
-    """Chooses between two results by one bool, after both branches are computed."""
-
-    def __init__(self, condition: Tensor) -> None:
-        self.condition = view(condition, ())
-
-    def add_input(self, input: Tensor) -> Tensor:
-        """The tensor, as the branches see it."""
-        return input
-
-    def add_output(self, true_value: Tensor, false_value: Tensor) -> Tensor:
-        """The result of the branch that the condition chooses."""
-        return where(self.condition, true_value, false_value)
-
-
 def assertion(condition: Tensor, message: str = "") -> None:
     """Accepted without effect: irc checks shapes while it traces, and indices at run time."""
     current_session().note(
@@ -195,25 +129,13 @@ def assertion(condition: Tensor, message: str = "") -> None:
     )
 
 
-def cuda_stream_sync(input_list: list[Tensor]) -> Tensor:
-    """The first tensor; backends order their streams themselves."""
-    return input_list[0]
-
-
 ACT2FN: dict[str, Callable[..., Tensor]] = {
     **dict.fromkeys(("gelu", "gelu_new", "gelu_fast", "gelu_pytorch_tanh", "openai-gelu"), gelu),
     **dict.fromkeys(("relu2", "squared-relu"), squared_relu),
     **dict.fromkeys(("swiglu", "fast-swiglu"), swiglu),
-    "relu": relu,
-    "tanh": tanh,
-    "sigmoid": sigmoid,
-    "silu": silu,
-    "quick_gelu": quick_gelu,
-    "geglu": geglu,
-    "gegelu": gegelu,
-    "identity": identity,
-    "softplus": softplus,
-}
+    "relu": relu, "tanh": tanh, "sigmoid": sigmoid, "silu": silu, "quick_gelu": quick_gelu,
+    "geglu": geglu, "gegelu": gegelu, "identity": identity, "softplus": softplus,
+}  # fmt: skip
 GATED_ACT_2_ACT = {"swiglu": "silu", "fast-swiglu": "silu", "geglu": "gelu"}
 
 
@@ -235,21 +157,23 @@ def _reduction(kind: str) -> Callable[..., Tensor]:
 
     def function(input: Operand, dim: Dims, keepdim: bool = False) -> Tensor:
         x = tensor(input)
-        dims = dim_resolve_negative(dim, x.rank())
-        return node(kind, x, axes=list(dims), keepdims=keepdim, noop_with_empty_axes=1)
+        axes = list(dim_resolve_negative(dim, x.rank()))
+        return node(kind, x, axes=axes, keepdims=keepdim, noop_with_empty_axes=1)
 
     return function
 
 
-sum, prod = _reduction("ReduceSum"), _reduction("ReduceProd")
+sum, prod, mean = (_reduction(f"Reduce{name}") for name in ("Sum", "Prod", "Mean"))
 max, min = _reduction("ReduceMax"), _reduction("ReduceMin")
-mean = _reduction("ReduceMean")
+_REDUCTIONS = {"SUM": sum, "PROD": prod, "MAX": max, "MIN": min, "AVG": mean}
 
 
 def reduce(input: Operand, op: Any, dim: Dims, keepdim: bool = False) -> Tensor:
     """A reduction by a member of TensorRT's ReduceOperation or its name."""
-    functions = {"SUM": sum, "PROD": prod, "MAX": max, "MIN": min, "AVG": mean}
-    return _by_name(functions, "reduction", op)(input, dim, keepdim)
+    name = str(getattr(op, "name", op)).upper()
+    if name not in _REDUCTIONS:
+        raise Error(f"expected the reduction {', '.join(_REDUCTIONS)}, found {op!r}", loc=here())
+    return _REDUCTIONS[name](input, dim, keepdim)
 
 
 def argmax(input: Operand, dim: int, keepdim: bool = False) -> Tensor:
@@ -262,23 +186,8 @@ def topk(input: Operand, k: Operand, dim: int, largest: bool = True) -> tuple[Te
 
     Of equal elements the one in front comes first.
     """
-    values, places = nodes("TopK", input, shape_of(k), count=2, axis=dim, largest=largest)
+    values, places = nodes("TopK", input, shape_of(k), outputs=2, axis=dim, largest=largest)
     return values, retyped(places, "i32")
-
-
-def cumsum(input: Operand, dim: int) -> Tensor:
-    """Running sums along `dim`, with the element itself."""
-    return node("CumSum", input, at(dim, tensor(input)))
-
-
-def softmax(input: Operand, dim: int | None = None) -> Tensor:
-    """exp(x) / sum of exp(x) along `dim`, the last unless told."""
-    return node("Softmax", input, axis=-1 if dim is None else dim)
-
-
-def log_softmax(input: Operand, dim: int) -> Tensor:
-    """The logarithm of softmax."""
-    return node("LogSoftmax", input, axis=dim)
 
 
 def categorical_sample(probs: Tensor, rand_data: Tensor | None = None) -> Tensor:
@@ -318,25 +227,32 @@ def _turned(x: Tensor) -> Tensor:
     return node("Transpose", x, perm=[*outer, columns, rows]) if x.rank() > 1 else x
 
 
-def _normalized_dims(x: Tensor, normalized_shape: Dims) -> int:
-    """How many dimensions at the end of x a norm is over."""
-    sizes = (normalized_shape,) if isinstance(normalized_shape, int) else tuple(normalized_shape)
-    if not sizes or x.type.shape[x.rank() - len(sizes) :] != sizes:
-        raise Error(f"expected {x.type} to end in the sizes {list(sizes)}", loc=here())
-    return len(sizes)
+def einsum(einsum_eq: str, inputs: Sequence[Operand]) -> Tensor:
+    """The sum of products that an equation such as "ij,jk->ik" states."""
+    return node("Einsum", *matched(*inputs), equation=einsum_eq)
+
+
+def outer(input: Operand, vec2: Operand) -> Tensor:
+    """Of vectors [M] and [N], all products: [M, N]."""
+    return einsum("i,j->ij", [input, vec2])
+
+
+def _affine(
+    input: Operand, sizes: Dims, weight: Operand, bias: Operand = None
+) -> tuple[Tensor, Tensor, Tensor | None, int]:
+    """(x, the factors, the summands, how many dimensions at the end of x a norm is over)."""
+    x, gain = matched(input, 1 if weight is None else weight)
+    shape = (sizes,) if isinstance(sizes, int) else tuple(sizes)
+    if not shape or x.type.shape[x.rank() - len(shape) :] != shape:
+        raise Error(f"expected {x.type} to end in the sizes {list(shape)}", loc=here())
+    return x, gain, None if bias is None else matched(x, bias)[1], len(shape)
 
 
 def layer_norm(
-    input: Operand,
-    normalized_shape: Dims,
-    weight: Operand = None,
-    bias: Operand = None,
-    eps: float = 1e-05,
+    input: Operand, normalized_shape: Dims, weight: Any = None, bias: Any = None, eps: float = 1e-05
 ) -> Tensor:
     """(x - mean) / sqrt(variance + eps) * weight + bias over the last dimensions, in f32."""
-    x, gain = matched(input, 1 if weight is None else weight)
-    count = _normalized_dims(x, normalized_shape)
-    shift = None if bias is None else matched(x, bias)[1]
+    x, gain, shift, count = _affine(input, normalized_shape, weight, bias)
     return node("LayerNormalization", x, gain, shift, axis=-count, epsilon=eps)
 
 
@@ -351,8 +267,7 @@ def rms_norm(
 
     With groups the mean is that of each of so many parts of the last dimension.
     """
-    x, gain = matched(input, 1 if weight is None else weight)
-    count = _normalized_dims(x, normalized_shape)
+    x, gain, _, count = _affine(input, normalized_shape, weight)
     if num_groups == 1:
         return node("RMSNormalization", x, gain, axis=-count, epsilon=eps)
     outer, size = x.type.shape[:-count], product(x.type.shape[-count:])
@@ -365,19 +280,10 @@ def rms_norm(
 
 
 def group_norm(
-    input: Operand,
-    num_groups: int,
-    weight: Operand = None,
-    bias: Operand = None,
-    eps: float = 1e-05,
+    input: Operand, num_groups: int, weight: Any = None, bias: Any = None, eps: float = 1e-05
 ) -> Tensor:
     """Layer norm over each group of the channels of x [B, C, ...], times weight [C] plus bias."""
     x, gain, shift = matched(input, 1 if weight is None else weight, 0 if bias is None else bias)
     channels = x.type.shape[1]
     gain, shift = (node("Expand", each, (channels,)) for each in (gain, shift))
     return node("GroupNormalization", x, gain, shift, num_groups=num_groups, epsilon=eps)
-
-
-add_methods(
-    mean=mean, max=max, min=min, sum=sum, abs=abs, sqrt=sqrt, log=log, cast=cast, where=where
-)  # fmt: skip

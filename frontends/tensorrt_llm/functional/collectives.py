@@ -18,44 +18,12 @@ from ..errors import ArgumentError
 from ..mapping import Mapping
 from ..tensor import Tensor, wrap
 
-__all__ = (  # what scripts find
-    "AllReduceConfig",
-    "AllReduceFusionOp",
-    "AllReduceFusionParams",
-    "AllReduceParams",
-    "AllReduceStrategy",
-    "allgather",
-    "allreduce",
-    "recv",
-    "reduce_scatter",
-    "send",
+_STRATEGIES = {"NCCL": 0, "RING": 0, "ONESHOT": 1, "TWOSHOT": 2, "UB": 3, "AUTO": 4}
+AllReduceStrategy = IntEnum("AllReduceStrategy", _STRATEGIES)  # without effect, as the next
+AllReduceConfig = IntFlag("AllReduceConfig", "USE_MEMCPY PUSH_MODE")
+AllReduceFusionOp = IntEnum(
+    "AllReduceFusionOp", "NONE RESIDUAL_RMS_NORM LAST_PROCESS_FOR_UB", start=0
 )
-
-
-class AllReduceStrategy(IntEnum):
-    """How the ranks add: accepted, without effect. NCCL or ONNX Runtime choose when they run."""
-
-    NCCL = 0
-    RING = 0
-    ONESHOT = 1
-    TWOSHOT = 2
-    UB = 3
-    AUTO = 4
-
-
-class AllReduceConfig(IntFlag):
-    """How buffers are exchanged: accepted, without effect."""
-
-    USE_MEMCPY = 1
-    PUSH_MODE = 2
-
-
-class AllReduceFusionOp(IntEnum):
-    """What follows the sum in the same call."""
-
-    NONE = 0
-    RESIDUAL_RMS_NORM = 1
-    LAST_PROCESS_FOR_UB = 2
 
 
 @dataclass
@@ -93,10 +61,9 @@ class Group:
 
     def position(self) -> Inner:
         """This rank's position in the group as it was given: i32[]."""
-        rank = F.rank(self.axis)
+        rank, places = F.rank(self.axis), _inverse(self.order)
         if self.in_order:
             return rank
-        places = [self.order.index(i) for i in range(self.size)]
         return F.gather(F.constant(places, shape=(self.size,), dtype="i32"), rank)
 
     def reordered(self, x: Inner, dim: int, order: Sequence[int]) -> Inner:
@@ -107,20 +74,24 @@ class Group:
         return F.gather(apart, places, dim=dim).reshape(shape)
 
 
+def _inverse(order: Sequence[int]) -> list[int]:
+    return [order.index(i) for i in range(len(order))]
+
+
 def group_of(ranks: Sequence[int]) -> Group:
     """The group of some ranks of the world, by the session's Mapping."""
-    found = list(ranks)
+    group = list(ranks)
     mapping = current_session().mapping
-    if mapping is None and sorted(found) == list(range(len(found))):
-        mapping = Mapping(len(found), tp_size=len(found))  # an old script with one group only
+    if mapping is None and sorted(group) == list(range(len(group))):
+        mapping = Mapping(len(group), tp_size=len(group))  # an old script with one group only
     if mapping is None:
         raise Error(
-            f"the group {found} needs a Mapping, which says how the world is divided; make a "
+            f"the group {group} needs a Mapping, which says how the world is divided; make a "
             "Mapping(world_size=..., rank=..., tp_size=..., pp_size=...) first",
             loc=here(),
         )
-    axes, order = mapping.axis_of(found)
-    return Group(".".join(axes), len(found), order)
+    axes, order = mapping.axis_of(group)
+    return Group(".".join(axes), len(group), order)
 
 
 def allreduce(
@@ -136,36 +107,23 @@ def allreduce(
     """
     over, x = group_of(group), data(tensor)
     params = all_reduce_params or reduce_fusion_params or AllReduceFusionParams()
-    if AllReduceFusionOp(params.fusion_op) is AllReduceFusionOp.RESIDUAL_RMS_NORM:
-        if params.residual is None:
-            raise ArgumentError("allreduce: RESIDUAL_RMS_NORM needs a residual", loc=here())
-        return _normalized(x, over, params)
-    if params.fusion_op:
+    op, bias, eps = AllReduceFusionOp(params.fusion_op), params.bias, params.eps
+    if op is AllReduceFusionOp.LAST_PROCESS_FOR_UB:
         raise Error(
-            f"allreduce: {AllReduceFusionOp(params.fusion_op).name} is not supported; use "
-            "RESIDUAL_RMS_NORM, and quantize the result by the options of the build",
+            "allreduce: LAST_PROCESS_FOR_UB is not supported; use RESIDUAL_RMS_NORM, and quantize "
+            "the result by the options of the build",
             loc=here(),
         )
-    total = _sum(x, over)
-    return wrap(total if params.bias is None else total + data(params.bias))
-
-
-def _sum(x: Inner, over: Group) -> Inner:
-    return x if over.size == 1 else F.all_reduce(x, over.axis, group_size=over.size)
-
-
-def _normalized(x: Inner, over: Group, params: AllReduceFusionParams) -> tuple[Tensor, Tensor]:
-    """(rms_norm of the sum and the residual, that sum)."""
+    total = x if over.size == 1 else F.all_reduce(x, over.axis, group_size=over.size)
+    total = total if bias is None else total + data(bias)
+    if op is AllReduceFusionOp.NONE:
+        return wrap(total)
+    if params.residual is None:
+        raise ArgumentError("allreduce: RESIDUAL_RMS_NORM needs a residual", loc=here())
     residual, weight = data(params.residual), params.norm_weight
     scale = F.full(1.0, shape=(x.shape[-1],), dtype=x.dtype) if weight is None else data(weight)
-    if params.bias is None and over.size > 1:
-        normed, total = F.all_reduce_rms_norm(
-            x, residual, scale, over.axis, eps=params.eps, group_size=over.size
-        )
-        return wrap(normed), wrap(total)
-    total = _sum(x, over)
-    total = (total if params.bias is None else total + data(params.bias)) + residual
-    return wrap(F.rms_norm(total, scale, eps=params.eps)), wrap(total)
+    total = total + residual
+    return wrap(F.rms_norm(total, scale, eps=eps)), wrap(total)
 
 
 def allgather(tensor: Tensor, group: Sequence[int], gather_dim: int = 0) -> Tensor:
@@ -175,8 +133,8 @@ def allgather(tensor: Tensor, group: Sequence[int], gather_dim: int = 0) -> Tens
     if over.size == 1:
         return wrap(x)
     (dim,) = dim_resolve_negative(gather_dim, x.ndim)
-    found = F.all_gather(x, over.axis, dim, group_size=over.size)
-    return wrap(found if over.in_order else over.reordered(found, dim, over.order))
+    gathered = F.all_gather(x, over.axis, dim, group_size=over.size)
+    return wrap(gathered if over.in_order else over.reordered(gathered, dim, over.order))
 
 
 def reduce_scatter(tensor: Tensor, group: Sequence[int]) -> Tensor:
@@ -187,7 +145,7 @@ def reduce_scatter(tensor: Tensor, group: Sequence[int]) -> Tensor:
         return wrap(x)
     (dim,) = dim_resolve_negative(0, x.ndim)
     if not over.in_order:
-        x = over.reordered(x, dim, [over.order.index(i) for i in range(over.size)])
+        x = over.reordered(x, dim, _inverse(over.order))
     return wrap(F.reduce_scatter(x, over.axis, dim, group_size=over.size))
 
 

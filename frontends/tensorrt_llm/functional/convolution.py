@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from ....errors import Error
-from ....ir.dims import Dim
 from ....source import here
 from ..arithmetic import node, tensor
 from ..dimensions import Sizes, per_dimension
@@ -22,57 +21,33 @@ def _batched(kind: str, x: Tensor, count: int, *operands: Any, **attributes: Any
     return squeeze(images, 0) if alone else images
 
 
-def conv2d(
-    input: Operand,
-    weight: Operand,
-    bias: Operand = None,
-    stride: Sizes = 1,
-    padding: Sizes = 0,
-    dilation: Sizes = 1,
-    groups: int = 1,
-    pre_padding: Sizes | None = None,
-    post_padding: Sizes | None = None,
-) -> Tensor:
+def conv2d(input: Operand, weight: Operand, bias: Operand = None, **fields: Any) -> Tensor:
     """x [B, C, H, W] with weight [O, C/groups, height, width]; zeros around x."""
     x, kernel = tensor(input), tensor(weight)
-    count = kernel.rank() - 2
-    before = per_dimension(padding if pre_padding is None else pre_padding, count)
-    after = per_dimension(padding if post_padding is None else post_padding, count)
-    strides, gaps = (per_dimension(each, count, 1) for each in (stride, dilation))
-    moves: Any = {"strides": strides, "dilations": gaps, "pads": before + after, "group": groups}
-    return _batched("Conv", x, count, kernel, bias, **moves)
+    count, padding = kernel.rank() - 2, fields.get("padding", 0)
+    ends = (fields.get(name) for name in ("pre_padding", "post_padding"))
+    pads = [per_dimension(padding if end is None else end, count) for end in ends]
+    moves: Any = {
+        f"{name}s": per_dimension(fields.get(name, 1), count, 1) for name in ("stride", "dilation")
+    }
+    group = fields.get("groups", 1)
+    return _batched("Conv", x, count, kernel, bias, pads=pads[0] + pads[1], group=group, **moves)
 
 
-conv3d = conv2d  # x [B, C, D, H, W] with weight [O, C/groups, depth, height, width]
-
-
-def conv1d(
-    input: Operand,
-    weight: Operand,
-    bias: Operand = None,
-    stride: Sizes = 1,
-    padding: Sizes = 0,
-    dilation: Sizes = 1,
-    groups: int = 1,
-) -> Tensor:
+def conv1d(input: Operand, weight: Operand, bias: Operand = None, **fields: Any) -> Tensor:
     """x [B, C, L] with weight [O, C/groups, size, 1], or without the last dimension."""
     kernel = tensor(weight)
-    kernel = squeeze(kernel, 3) if kernel.rank() == 4 else kernel
-    return conv2d(input, kernel, bias, stride, padding, dilation, groups)
+    return conv2d(input, squeeze(kernel, 3) if kernel.rank() == 4 else kernel, bias, **fields)
 
 
 def conv_transpose2d(
-    input: Operand,
-    weight: Operand,
-    bias: Operand = None,
-    stride: Sizes = 1,
-    padding: Sizes = 0,
-    groups: int = 1,
+    input: Operand, weight: Operand, bias: Operand = None, **fields: Any
 ) -> Tensor:
     """x [B, C, H, W] with weight [C, O/groups, height, width], as the gradient of conv2d."""
-    pads = per_dimension(padding, 2) * 2
-    moves: Any = {"strides": per_dimension(stride, 2, 1), "pads": pads, "group": groups}
-    return _batched("ConvTranspose", tensor(input), 2, tensor(weight), bias, **moves)
+    strides = per_dimension(fields.get("stride", 1), 2, 1)
+    moves: Any = {"strides": strides, "pads": per_dimension(fields.get("padding", 0), 2) * 2}
+    kernel, group = tensor(weight), fields.get("groups", 1)
+    return _batched("ConvTranspose", tensor(input), 2, kernel, bias, group=group, **moves)
 
 
 def avg_pool2d(input: Operand, kernel_size: Sizes, stride: Sizes | None = None) -> Tensor:
@@ -94,27 +69,23 @@ def interpolate(
     As in TensorRT-LLM "nearest-exact" is "nearest", and `align_corners` is of "linear" and
     "trilinear" alone.
     """
-    x = tensor(input)
-    count, sizes = x.rank() - 2, x.type.shape[2:]
-    linear = {3: "linear", 4: "bilinear", 5: "trilinear"}.get(x.rank())
-    modes = ("nearest", "nearest-exact", linear, "bicubic")
-    if mode not in modes:
-        raise Error(f"interpolate: expected one of {modes}, found {mode!r} {x.type}", loc=here())
-    if (size is None) == (scale_factor is None) or any(isinstance(n, Dim) for n in sizes):
+    x, at_corners = tensor(input), align_corners and mode in ("linear", "trilinear")
+    centers = {"coordinate_transformation_mode": "align_corners" if at_corners else "half_pixel"}
+    floor = {"coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
+    linear = {4: "bilinear", 5: "trilinear"}.get(x.rank(), "linear")
+    ways = {"nearest": floor, "nearest-exact": floor, linear: centers | {"mode": "linear"}}
+    ways["bicubic"] = centers | {"mode": "cubic"}
+    if mode not in ways:
+        raise Error(f"interpolate: expected one of {[*ways]}, found {mode!r} {x.type}", loc=here())
+    sizes = [n for n in x.type.shape[2:] if isinstance(n, int)]
+    if (size is None) == (scale_factor is None) or not 0 < len(sizes) == x.rank() - 2:
         raise Error(
             "interpolate: expected either size or scale_factor, and known sizes of positions, "
             f"found {x.type}",
             loc=here(),
         )
     if scale_factor is not None:
-        factors = zip(sizes, per_dimension(scale_factor, count), strict=True)
-        size = [math.floor(int(str(n)) * factor) for n, factor in factors]
-    wanted = per_dimension(size, count, 1)
-    how = {"coordinate_transformation_mode": "half_pixel", "mode": "linear"}
-    if mode.startswith("nearest"):
-        how = {"coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
-    elif mode == "bicubic":
-        how["mode"] = "cubic"
-    elif align_corners and mode != "bilinear":
-        how["coordinate_transformation_mode"] = "align_corners"
-    return node("Resize", x, None, None, wanted, axes=list(range(2, x.rank())), **how)
+        factors = zip(sizes, per_dimension(scale_factor, len(sizes)), strict=True)
+        size = [math.floor(n * factor) for n, factor in factors]
+    wanted = per_dimension(size, len(sizes), 1)
+    return node("Resize", x, None, None, wanted, axes=list(range(2, x.rank())), **ways[mode])

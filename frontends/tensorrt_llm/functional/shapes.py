@@ -7,13 +7,13 @@ from typing import Any
 
 from ....errors import Error
 from ....ir.dims import Dim, DimLike
-from ....ops import Flip, Gather, Repeat
+from ....ops import Flip, Gather
 from ....source import here
 from ..api import release
 from ..arithmetic import at, binary, count_up_to, matched, node, nodes, retyped, size_of, tensor
 from ..context import current_network
 from ..dtypes import dim_resolve_negative, irc_dtype
-from ..tensor import Operand, Tensor, add_methods, content_of, shape_of, tensor_of_sizes
+from ..tensor import Operand, Tensor, content_of, shape_of, tensor_of_sizes
 
 _FAR = 1 << 31  # before the first element, as Slice writes it
 
@@ -33,7 +33,7 @@ def shape(
     sizes = tensor_of_sizes(x.type.shape if dim is None else size_of(x, dim), kind)
     if clip_before_cast is not None and cast_to_dtype is not None:
         low, high = clip_before_cast
-        sizes = binary("maximum", binary("minimum", sizes, high), low)
+        sizes = binary("Max", binary("Min", sizes, high), low)
     return sizes if cast_to_dtype is None else retyped(sizes, irc_dtype(cast_to_dtype))
 
 
@@ -60,7 +60,7 @@ def flatten(input: Operand, start_dim: int = 0, end_dim: int = -1) -> Tensor:
 def permute(input: Operand, dims: Sequence[int]) -> Tensor:
     """x with dimension dims[i] as dimension i."""
     x = tensor(input)
-    return node("Transpose", x, perm=[at(dim, x) for dim in dims])
+    return node("Transpose", x, perm=list(dim_resolve_negative(dims, x.rank())))
 
 
 def transpose(input: Operand, dim0: int, dim1: int) -> Tensor:
@@ -68,7 +68,7 @@ def transpose(input: Operand, dim0: int, dim1: int) -> Tensor:
     x = tensor(input)
     order = list(range(x.rank()))
     order[at(dim0, x)], order[at(dim1, x)] = at(dim1, x), at(dim0, x)
-    return node("Transpose", x, perm=order)
+    return permute(x, order)
 
 
 def expand_dims(input: Operand, dim: int | Sequence[int]) -> Tensor:
@@ -88,18 +88,6 @@ def squeeze(input: Operand, dim: int | Sequence[int] | None = None) -> Tensor:
     dims = range(x.rank()) if dim is None else dim_resolve_negative(dim, x.rank())
     ones = [i for i in dims if x.type.shape[i] == 1]
     return node("Squeeze", x, ones) if ones else Tensor.of(x.entry)
-
-
-def expand_dims_like(left: Operand, right: Tensor) -> Tensor:
-    """left with dimensions of size 1 in front, as many dimensions as right has."""
-    x, _ = matched(left, right)
-    return expand_dims(x, range(max(0, right.rank() - x.rank())))
-
-
-def broadcast_helper(left: Operand, right: Operand) -> tuple[Tensor, Tensor]:
-    """Both with as many dimensions as the larger; a number takes the dtype of the other."""
-    x, y = matched(left, right)
-    return expand_dims_like(x, y), expand_dims_like(y, x)
 
 
 def expand(input: Operand, expand_shape: Operand) -> Tensor:
@@ -141,13 +129,12 @@ def slice(input: Operand, starts: Operand, sizes: Operand, strides: Operand = No
         if begins is not None:
             x = _sliced(x, dim, begins[dim], size, step)
         elif (size, step) != (x.type.shape[dim], 1):
-            kind = tensor(starts).entry.dtype
-            places = count_up_to(size, kind) * step + node("Gather", starts, dim)
-            x = node("Gather", x, places, axis=dim)
+            places = count_up_to(size, tensor(starts).entry.dtype) * step
+            x = node("Gather", x, places + node("Gather", starts, dim), axis=dim)
     return Tensor.of(x.entry)
 
 
-def _sliced(x: Tensor, dim: int, start: DimLike, size: DimLike, step: int) -> Tensor:
+def _sliced(x: Tensor, dim: int, start: DimLike, size: DimLike, step: int = 1) -> Tensor:
     """`size` elements of a dimension from `start` on."""
     total = x.type.shape[dim]
     if (start, size, step) == (0, total, 1):
@@ -164,17 +151,15 @@ def split(
     tensor: Operand, split_size_or_sections: int | Sequence[int], dim: int = 0
 ) -> list[Tensor]:
     """Pieces along `dim`, of one size that divides it, or of the given sizes."""
-    (x,) = matched(tensor)
-    sizes = split_size_or_sections
+    (x,), sizes = matched(tensor), split_size_or_sections
     if isinstance(sizes, int):
         total = size_of(x, dim)
         if isinstance(total, Dim) or sizes < 1 or total % sizes:
             raise Error(f"split: {total} elements are no multiple of {sizes}", loc=here())
         sizes = [sizes] * (total // sizes)
     if x.content is None:
-        return nodes("Split", x, list(sizes), count=len(sizes), axis=dim)
-    ends = [sum(sizes[: i + 1]) for i in range(len(sizes))]
-    return [_sliced(x, 0, end - size, size, 1) for end, size in zip(ends, sizes, strict=True)]
+        return nodes("Split", x, list(sizes), outputs=len(sizes), axis=dim)
+    return [_sliced(x, 0, sum(sizes[:i]), size) for i, size in enumerate(sizes)]
 
 
 def chunk(tensor: Operand, chunks: int, dim: int = 0) -> list[Tensor]:
@@ -195,25 +180,9 @@ def repeat(input: Operand, sizes: Sequence[int]) -> Tensor:
     """x as many times along every dimension as `sizes` says; new dimensions are in front."""
     x = tensor(input)
     if len(sizes) < x.rank():
-        raise Error(
-            f"repeat: expected {x.rank()} numbers or more for {x.type}, found {sizes}", loc=here()
-        )
+        expected = f"repeat: expected {x.rank()} numbers or more for {x.type}"
+        raise Error(f"{expected}, found {sizes}", loc=here())
     return node("Tile", expand_dims(x, range(len(sizes) - x.rank())), list(sizes))
-
-
-def repeat_interleave(tensor: Operand, repeats: int, dim: int) -> Tensor:
-    """Every element along `dim`, `repeats` times in a row."""
-    (count,) = shape_of(repeats)
-    if isinstance(count, Dim):
-        raise Error(f"repeat_interleave: expected a number of repeats, found {count}", loc=here())
-    return node(Repeat, tensor, dim=dim, count=count)
-
-
-def meshgrid2d(x: Operand, y: Operand) -> tuple[Tensor, Tensor]:
-    """Of vectors [X] and [Y], two tensors [X, Y]: x along the rows, y along the columns."""
-    a, b = flatten(x), flatten(y)
-    sizes = (*a.type.shape, *b.type.shape)
-    return expand(unsqueeze(a, 1), sizes), expand(unsqueeze(b, 0), sizes)
 
 
 def arange(start: Operand, end: Operand, dtype: Any) -> Tensor:
@@ -264,13 +233,12 @@ def gather(input: Operand, dim: int, indices: Operand) -> Tensor:
 
 def _taken(x: Tensor, dim: int, places: Tensor) -> Tensor:
     """Slices of x; of known elements known ones."""
-    numbers = content_of(places)
-    if x.content is None or numbers is None or not all(isinstance(n, int) for n in numbers):
-        return node(Gather, x, places, dim=at(dim, x))
-    size = len(x.content)
-    if not all(-size <= n < size for n in numbers if isinstance(n, int)):
-        raise Error(f"expected indices of a vector of {size}, found {[*numbers]}", loc=here())
-    return node("Gather", x, places)
+    axis, size = at(dim, x), size_of(x, dim)
+    for place in content_of(places) or ():
+        if isinstance(place, int) and isinstance(size, int) and not -size <= place < size:
+            raise Error(f"expected indices below {size}, found {place}", loc=here())
+    is_known = x.entry.content is not None
+    return node("Gather", x, places, axis=axis) if is_known else node(Gather, x, places, dim=axis)
 
 
 def select(input: Operand, dim: int, index: Operand) -> Tensor:
@@ -287,12 +255,6 @@ def index_select(input: Operand, dim: int, index: Operand) -> Tensor:
     return _taken(x, dim, places)
 
 
-def scatter(input: Operand, dim: int, indices: Operand, updates: Operand) -> Tensor:
-    """x with updates[place] at indices[place] along `dim`, for every place of indices."""
-    x, new = matched(input, updates)
-    return node("ScatterElements", x, indices, new, axis=dim)
-
-
 def gather_nd(input: Operand, indices: Operand, batch_dims: int = 1) -> Tensor:
     """The elements or slices of x at the index tuples in the last dimension of indices.
 
@@ -307,24 +269,11 @@ def gather_nd(input: Operand, indices: Operand, batch_dims: int = 1) -> Tensor:
     return node("GatherND", x, places)
 
 
-def scatter_nd(input: Operand, mask: Operand, source: Operand) -> Tensor:
-    """x with elements or slices of source at the index tuples in the last dimension of mask."""
-    x, new = matched(input, source)
-    return node("ScatterND", x, mask, new)
-
-
-def einsum(einsum_eq: str, inputs: Sequence[Operand]) -> Tensor:
-    """The sum of products that an equation such as "ij,jk->ik" states."""
-    return node("Einsum", *matched(*inputs), equation=einsum_eq)
-
-
-def outer(input: Operand, vec2: Operand) -> Tensor:
-    """Of vectors [M] and [N], all products: [M, N]."""
-    return einsum("i,j->ij", [input, vec2])
-
-
-def _where(condition: Tensor, left: Operand, right: Operand) -> Tensor:
-    return node("Where", condition, *matched(left, right))
+def where(condition: Operand, left: Operand, right: Operand) -> Tensor:
+    """Elements of left where the condition holds, else of right; all broadcast."""
+    x, y = matched(left, right)
+    current_network().agree(tensor(condition), x, y)
+    return node("Where", condition, x, y)
 
 
 def masked_scatter(input: Operand, mask: Operand, source: Operand) -> Tensor:
@@ -338,7 +287,7 @@ def masked_scatter(input: Operand, mask: Operand, source: Operand) -> Tensor:
     last = tensor_of_sizes(size_of(values, 0) - 1)
     ends = node("Min", node("CumSum", counted, 0) - 1, last)
     taken = node(Gather, values, ends, dim=0)  # -1, before the first, is the last
-    return _where(chosen, view(taken, shape, zero_is_placeholder=False), x)
+    return where(chosen, view(taken, shape, zero_is_placeholder=False), x)
 
 
 def gather_last_token_logits(
@@ -351,28 +300,25 @@ def gather_last_token_logits(
     hidden] are taken at the lengths [batch], less one, to [batch, hidden] (length 0 is the last
     token, as index -1 is), or at positions [batch, n], to [batch, n, hidden].
     """
-    if last_token_ids is None:
+    ids, (*batches, tokens, hidden) = last_token_ids, hidden_states.type.shape
+    if ids is None:
         return hidden_states
-    ids = last_token_ids
-    if hidden_states.rank() == 2 and not remove_input_padding:
+    if remove_input_padding and batches in ([], [1]):
+        return index_select(view(hidden_states, (tokens, hidden)), 0, ids - 1)
+    if not batches:
         raise Error(
             f"expected padded states [batch, tokens, hidden], found {hidden_states.type}; give "
             "remove_input_padding=True for packed ones",
             loc=here(),
         )
-    *batches, tokens, hidden = hidden_states.type.shape
-    if remove_input_padding and batches in ([], [1]):
-        return index_select(view(hidden_states, (tokens, hidden)), 0, ids - 1)
     (batch,) = batches
     current_network().unify(batch, ids.type.shape[0], named=True)
-    per_row = ids.rank() == 1
-    kind = ids.entry.dtype
+    kind, count = ids.entry.dtype, ids.type.shape
     length = tensor_of_sizes(tokens, kind)
-    places = view(_where(ids == 0, length, ids) - 1, (batch, 1)) if per_row else ids
-    rows = count_up_to(batch, kind) * length
+    places = view(where(ids == 0, length, ids) - 1, (batch, 1)) if ids.rank() == 1 else ids
+    rows = view(count_up_to(batch, kind) * length, (batch, 1))
     flat = view(hidden_states, (batch * tokens, hidden))
-    taken = index_select(flat, 0, flatten(places + view(rows, (batch, 1))))
-    count = (batch,) if per_row else ids.type.shape
+    taken = index_select(flat, 0, flatten(places + rows))
     return view(taken, (*count, hidden), zero_is_placeholder=False)
 
 
@@ -386,10 +332,4 @@ def expand_mask(mask: Operand, tgt_len: Operand = None) -> Tensor:
     count = columns if tgt_len is None else tgt_len
     wide = expand(view(x, [rows, 1, 1, columns]), concat([rows, 1, count, columns]))
     hidden = wide == (False if x.entry.dtype == "bool" else 0)
-    return _where(hidden, float("-inf"), 0.0)
-
-
-add_methods(
-    view=view, flatten=flatten, permute=permute, transpose=transpose, squeeze=squeeze,
-    unsqueeze=unsqueeze, split=split, unbind=unbind, repeat=repeat, select=select, gather=gather,
-)  # fmt: skip
+    return where(hidden, float("-inf"), 0.0)

@@ -62,8 +62,8 @@ class Conv2d(Module):
 
     def forward(self, input: Any) -> Any:
         """[B, O, ...]."""
-        rest = self.stride, self.padding, self.dilation, self.groups
-        return self.convolve(input, *self.weights(), *rest)
+        names = "stride", "padding", "dilation", "groups"
+        return self.convolve(input, *self.weights(), **{n: getattr(self, n) for n in names})
 
 
 @api("layers.conv.Conv1d", inner=True)

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from ..api import api
 from ..context import current_session
-from ..dtypes import numpy_to_torch, str_dtype_to_trt
+from ..dtypes import data_type, numpy_to_torch
 from ..enums import AttentionMaskType
 from ..functional.collectives import send
 from ..layers import (
@@ -279,7 +279,7 @@ def _describe(part: Any, config: LLaMAConfig, names: str) -> None:
     keys = {keyword: key for key, keyword in _KEYWORDS.items()}
     for name in names.split():
         value = getattr(config, keys.get(name, name))
-        setattr(part, name, str_dtype_to_trt(value) if name in _DTYPES else value)
+        setattr(part, name, data_type(value) if name in _DTYPES else value)
     part.tp_group, part.tp_size = config.mapping.tp_group, config.mapping.tp_size
 
 

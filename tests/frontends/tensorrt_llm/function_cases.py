@@ -141,7 +141,6 @@ ARITHMETIC = [
 
 ACTIVATIONS = [
     *(same(name, getattr(torch, name), X) for name in ("relu", "tanh", "sigmoid")),
-    Case("activation", lambda x: F.activation(x, "TANH"), torch.tanh, (X,)),
     same("silu", T.silu, X),
     same("gelu", _gelu, X),
     same("quick_gelu", _quick_gelu, X),
@@ -153,7 +152,6 @@ ACTIVATIONS = [
     same("softplus", T.softplus, X, 2.0, 1.5),
     same("clip", torch.clamp, X, -0.5, 1.0),
     Case("clip", lambda x: F.clip(x, -math.inf, 1), lambda x: x.clamp(max=1), (INTS,)),
-    same("int_clip", torch.clamp, INTS, -3, 7),
     same("identity", lambda x: x, X),
 ]
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.frontends.tensorrt_llm.function_cases import Case, F, T, X, b, f, i, same, torch
+from tests.frontends.tensorrt_llm.function_cases import Case, F, T, X, f, i, same, torch
 
 V = F.shape
 HIDDEN = f("B", "S", 12)
@@ -24,12 +24,6 @@ def _joined(x: Any) -> Any:
     """[B, S, 12] as [B*S, 12] by a product of sizes, and back."""
     flat = F.view(x, F.concat([V(x, 0) * V(x, 1), 12]))
     return F.view(flat + 1.0, F.shape(x))
-
-
-def _conditional(condition: Any, x: Any) -> Any:
-    branch = F.Conditional(condition)
-    seen = branch.add_input(x)
-    return branch.add_output(seen * 2.0, seen - 1.0)
 
 
 def _asserted(x: Any) -> Any:
@@ -77,14 +71,6 @@ VIEWS = [
     same("permute", torch.permute, X, (2, 0, -1, 1)),
     same("transpose", torch.transpose, X, -1, 1),
     Case("expand_dims", lambda x: F.expand_dims(x, [0, 2]), lambda x: x[None, :, None], (X,)),
-    Case("expand_dims_like", F.expand_dims_like, lambda x, y: x[None, None], (f(5, "B"), X)),
-    Case(
-        "expand_dims_like",
-        lambda x: F.expand_dims_like(2.0, x),
-        lambda x: torch.full((1, 1), 2.0),
-        (f("B", 2),),
-    ),
-    Case("broadcast_helper", F.broadcast_helper, lambda x, y: (x[None, None], y), (f(5, "B"), X)),
     same("unsqueeze", torch.unsqueeze, X, -2),
     Case("squeeze", lambda x: F.squeeze(x, [1, -1]), lambda x: x[:, 0], (f("B", 1, 4),)),
     same("squeeze", lambda x: x[0, :, 0], f(1, "S", 1, 3)),
@@ -129,9 +115,6 @@ PARTS = [
 
 MADE = [
     Case(
-        "meshgrid2d", F.meshgrid2d, lambda x, y: torch.meshgrid(x, y, indexing="ij"), (f(4), f("B"))
-    ),
-    Case(
         "arange",
         lambda x: F.arange(2, V(x, 1), "float32"),
         lambda x: torch.arange(2.0, x.shape[1]),
@@ -155,21 +138,7 @@ MADE = [
         lambda x: torch.from_numpy(TABLE[:4].reshape(2, 2)),
         (X,),
     ),
-    Case(
-        "constant_to_tensor_",
-        lambda x: F.constant_to_tensor_(3, x.dtype),
-        lambda x: torch.tensor([3.0]),
-        (X,),
-    ),
-    Case(
-        "constants_to_tensors_",
-        lambda x: F.constants_to_tensors_(x, 2),
-        lambda x: (x, _sizes(2)),
-        (LONGS,),
-    ),
-    Case("Conditional", _conditional, lambda c, x: x * 2 if c else x - 1, (b(1), X)),
     Case("assertion", _asserted, lambda x: x, (X,)),
-    Case("cuda_stream_sync", lambda x, y: F.cuda_stream_sync([x, y], 1), lambda x, y: x, (X, X)),
 ]
 
 SHAPES = [*VIEWS, *PARTS, *MADE]

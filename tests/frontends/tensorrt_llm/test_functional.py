@@ -17,7 +17,7 @@ from irc.frontends.tensorrt_llm.aliases import aliases
 from irc.frontends.tensorrt_llm.context import current_session, new_session
 from irc.frontends.tensorrt_llm.dtypes import DataType
 from irc.frontends.tensorrt_llm.functional import basic, convolution, shapes
-from irc.frontends.tensorrt_llm.network import Network, net_guard, precision
+from irc.frontends.tensorrt_llm.network import Network, net_guard
 from irc.frontends.tensorrt_llm.tensor import Tensor
 from tests.frontends.onnx_models import on_emitted
 from tests.frontends.tensorrt_llm.function_cases import ELEMENTWISE, Arg, Case, F, torch
@@ -120,21 +120,6 @@ def test_known_sizes_make_no_operations() -> None:
     assert second.content == (6,)
 
 
-def test_numbers_have_the_precision_of_their_block(rng: np.random.Generator) -> None:
-    x = rng.integers(1, 9, (4,)).astype(np.float16)
-
-    def build(mapping: Any) -> None:
-        given = Tensor("x", "float16", [4])
-        with precision("float32"):
-            ((given * 1e-7) * 1e7).mark_output("y")
-        (given * 1e-8).mark_output("zero")
-
-    with new_session():
-        found = irc.evaluate(trace(build), {"x": x})
-    np.testing.assert_allclose(found["y"], x, rtol=1e-3)
-    assert not found["zero"].any()
-
-
 def test_a_start_from_the_data_chooses_in_its_dimension_only() -> None:
     network = Network()
     with net_guard(network):
@@ -161,17 +146,15 @@ def test_a_start_from_the_data_chooses_in_its_dimension_only() -> None:
         (lambda x: F.slice(x, [0, 0], [1, 1], mode="FILL"), "mode is not supported: all elements"),
         (lambda x: F.pad(x, (1,)), "expected two numbers for each padded dimension"),
         (lambda x: F.pad(x, (1, 1), "reflect"), "expected the mode 'constant', found 'reflect'"),
-        (lambda x: F.activation(x, "ELU"), "expected the activation relu, tanh, sigmoid"),
         (lambda x: F.reduce(x, "NORM", 0), "expected the reduction SUM, PROD, MAX, MIN, AVG"),
-        (lambda x: F.Conditional(x > 0), "reshape"),
         (lambda x: F.interpolate(x, 3, mode="bilinear"), "expected one of .*, found 'bilinear'"),
         (lambda x: F.gelu(None), "expected a tensor or a number, found None"),
         (lambda x: F.layer_norm(x, 6), r"to end in the sizes \[6\]"),
         (lambda x: F.rms_norm(x, 12, 5), "5 groups do not divide 12 features"),
         (lambda x: F.gather_last_token_logits(x, x, False), r"expected padded states \[batch"),
         (lambda x: F.index_select(x, 0, x), r"expected a vector of indices, found i32\[B, 12\]"),
-        (lambda x: F.gather(F.shape(x), 0, 2), r"indices of a vector of 2, found \[2\]"),
-        (lambda x: F.select(F.shape(x), 0, -3), r"indices of a vector of 2, found \[-3\]"),
+        (lambda x: F.gather(F.shape(x), 0, 2), "indices below 2, found 2"),
+        (lambda x: F.select(F.shape(x), 0, -3), "indices below 2, found -3"),
         (lambda x: F.expand_dims(x, [1, -3]), r"names one of the axes \[1, -3\] twice"),
         (lambda x: F.repeat(x, [2]), "expected 2 numbers or more"),
         (lambda x: F.add(x, None), "expected a tensor or a number, found None"),
@@ -217,7 +200,7 @@ def test_enumerations_of_tensorrt() -> None:
     with aliases(), new_session(), net_guard(Network()) as network:
         trt: Any = import_module("tensorrt")
         x = Tensor("x", trt.float32, [2, 3], location=trt.TensorLocation.HOST)
-        F.reduce(F.activation(x, trt.ActivationType.TANH), trt.ReduceOperation.MAX, 1)
+        F.reduce(F.tanh(x), trt.ReduceOperation.MAX, 1)
         assert [op.opname for op in network.function] == ["tanh", "reduce_max"]
         assert x.location == 1 and trt.BuilderFlag.TF32 == 6 and trt.MemoryPoolType.WORKSPACE == 0
 

@@ -227,7 +227,7 @@ def test_weight_references_may_differ_by_rank() -> None:
         same, other = Parameter(shape=(2,)), Parameter(shape=(2,))
         same.value = ZerosRef((2,), "f32")
         other.value = ZerosRef((2,), "f16" if m.tp_rank else "f32")
-        gathered(binary("add", same, other), "tp", 2).mark_output("y")
+        gathered(binary("Add", same, other), "tp", 2).mark_output("y")
 
     with new_session():
         module = trace(build, 2)
@@ -369,7 +369,7 @@ def array_on_one_rank(m: Mapping) -> None:
     weight = Parameter(shape=(2,))
     if m.rank:
         weight.value = np.ones(2)
-    (binary("mul", weight, 1.0)).mark_output("y")
+    (binary("Mul", weight, 1.0)).mark_output("y")
 
 
 def marks(m: Mapping) -> None:

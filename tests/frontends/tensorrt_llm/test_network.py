@@ -19,16 +19,14 @@ from irc.frontends.tensorrt_llm import (
     default_trtnet,
     merge,
     net_guard,
-    precision,
 )
 from irc.frontends.tensorrt_llm.arithmetic import unwrapped
 from irc.frontends.tensorrt_llm.context import current_session, new_session
 from irc.frontends.tensorrt_llm.mapping import Mapping
 from irc.frontends.tensorrt_llm.tensor import wrap
 from irc.weights import FileRef, UnboundRef
-from tests.fresh import fresh
 
-from .traced import run, trace
+from .traced import trace
 
 
 class Scale(Module):
@@ -167,24 +165,6 @@ def test_two_parameters_of_one_name_are_refused() -> None:
 def test_a_parameter_without_a_name_is_told_by_its_type() -> None:
     with pytest.raises(irc.Error, match=r"the parameter f32\[4\] has the shape \[4\], but its new"):
         Scale(4).weight.value = np.ones(3, np.float32)
-
-
-def test_precision_widens_floats_in_its_block() -> None:
-    x = fresh().normal(300, 20, (2, 4)).astype(np.float16)  # whose squares are infinite in f16
-
-    def build(_: Any) -> None:
-        given = Tensor("x", "float16", [2, 4])
-        with precision("float32"):
-            square = given * given
-            mean = wrap(F.reduce_mean(unwrapped(square), dims=(1,), keep=True))
-            assert str(mean.type) == "f32[2, 1]"
-            y = given / wrap(F.sqrt(unwrapped(mean)))
-        assert str(y.type) == "f16[2, 4]"
-        (y * given).mark_output("y")
-
-    wide = x.astype(np.float32)
-    wanted = wide * wide / np.sqrt((wide**2).mean(1, keepdims=True))
-    assert np.allclose(run(build, {"x": x})["y"], wanted, rtol=5e-3)
 
 
 def test_the_network_of_tensorrt_is_read_only() -> None:
