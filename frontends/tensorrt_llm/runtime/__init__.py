@@ -1,33 +1,13 @@
 """TensorRT-LLM's Python runtime over irc artifacts: sessions, runners and their settings."""
 
 from ..api import register
-from .configs import ModelConfig, SamplingConfig, decode_words_list, to_word_list_format
-from .generation import (
-    GenerationSession,
-    LogitsProcessor,
-    LogitsProcessorList,
-    StoppingCriteria,
-    StoppingCriteriaList,
-)
-from .model_runner import ModelRunner, ModelRunnerCpp
-from .session import Session, TensorInfo
+from .configs import ModelConfig as ModelConfig
+from .configs import SamplingConfig as SamplingConfig
+from .configs import decode_words_list as decode_words_list
+from .configs import to_word_list_format as to_word_list_format
+from .generation import GenerationSession as GenerationSession
+from .model_runner import ModelRunner as ModelRunner
+from .session import Session as Session
+from .session import TensorInfo as TensorInfo
 
-PYTHON_BINDINGS = False  # whether the runtime in C++ is installed
-register("runtime.PYTHON_BINDINGS", PYTHON_BINDINGS)
-
-__all__ = [
-    "PYTHON_BINDINGS",
-    "GenerationSession",
-    "LogitsProcessor",
-    "LogitsProcessorList",
-    "ModelConfig",
-    "ModelRunner",
-    "ModelRunnerCpp",
-    "SamplingConfig",
-    "Session",
-    "StoppingCriteria",
-    "StoppingCriteriaList",
-    "TensorInfo",
-    "decode_words_list",
-    "to_word_list_format",
-]
+register("runtime.PYTHON_BINDINGS", False)  # the runtime in C++ is not installed

@@ -135,12 +135,6 @@ def decode_words_list(
     word_dict: Sequence[Sequence[Any]], tokenizer: Any = None, add_special_tokens: bool = False
 ) -> list[WordLists]:
     """The tokens of the words of each row; texts are encoded by `tokenizer`."""
-    return _encoded_words(word_dict, tokenizer, add_special_tokens)
-
-
-def _encoded_words(
-    rows: Sequence[Sequence[Any]], tokenizer: Any, add_special_tokens: bool
-) -> list[WordLists]:
 
     def encoded(word: Any) -> list[int]:
         if not isinstance(word, str | bytes):
@@ -150,7 +144,7 @@ def _encoded_words(
         text = word.decode() if isinstance(word, bytes) else word
         return list(tokenizer.encode(text, add_special_tokens=add_special_tokens))
 
-    return [[tokens for word in row if (tokens := encoded(word))] for row in rows]
+    return [[tokens for word in row if (tokens := encoded(word))] for row in word_dict]
 
 
 @api("runtime.generation.to_word_list_format")
@@ -165,4 +159,4 @@ def to_word_list_format(
     for row in word_dict:
         text = row[0].decode() if isinstance(row[0], bytes) else row[0]
         split.append(next(csv.reader([text])) if len(row) == 1 and isinstance(text, str) else row)
-    return word_array(_encoded_words(split, tokenizer, add_special_tokens))
+    return word_array(decode_words_list(split, tokenizer, add_special_tokens))

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy
+from functools import partial
+from itertools import count
 from types import SimpleNamespace
 from typing import Any, TypeAlias
 
 import numpy as np
 
-from irc.errors import Error, did_you_mean
+from irc.errors import Error
 from irc.generation.decoding import Decoding
 from irc.generation.inputs import split_prompts, vocabulary
 from irc.generation.rows import check_language_model
@@ -21,7 +23,7 @@ from irc.generation.search import Beams, DecodingRules, Sampled
 from irc.generation.words import WordLists, words_of
 from irc.source import here
 
-from ..api import api, fields, release
+from ..api import api, release
 from ..dtypes import as_array, torch_of
 from .configs import ModelConfig, SamplingConfig
 from .session import Session, like, open_engine
@@ -40,37 +42,13 @@ _RENAMED = {
 }
 
 
-class _Hook:
+@api("runtime.generation.LogitsProcessor")
+@api("runtime.generation.StoppingCriteria")
+class GenerationHook:
+    """Changes logits [rows, V] before tokens are chosen, or says whether decoding ends."""
+
     def __call__(self, step: int, input_ids: Any, scores: Any) -> Any:
         raise NotImplementedError(f"{type(self).__name__} has no __call__(step, input_ids, scores)")
-
-
-@api("runtime.generation.LogitsProcessor")
-class LogitsProcessor(_Hook):
-    """Changes logits [rows, V] before tokens are chosen, by (step, input_ids, scores)."""
-
-
-@api("runtime.generation.StoppingCriteria")
-class StoppingCriteria(_Hook):
-    """Whether decoding ends, by (step, input_ids, scores)."""
-
-
-@api("runtime.generation.LogitsProcessorList")
-class LogitsProcessorList(list[Hook], LogitsProcessor):
-    """Several processors, each of which gets the logits of the one before."""
-
-    def __call__(self, step: int, input_ids: Any, scores: Any) -> Any:
-        for processor in self:
-            scores = processor(step, input_ids, scores)
-        return scores
-
-
-@api("runtime.generation.StoppingCriteriaList")
-class StoppingCriteriaList(list[Hook], StoppingCriteria):
-    """Decoding ends where one of these says so."""
-
-    def __call__(self, step: int, input_ids: Any, scores: Any) -> Any:
-        return any(criteria(step, input_ids, scores) for criteria in self)
 
 
 @api("runtime.generation.GenerationSession")
@@ -93,12 +71,9 @@ class GenerationSession:
         self._limits: dict[str, Array] = {}
 
     def __getattr__(self, name: str) -> Any:
-        config = vars(self).get("config")
-        known = {*fields(ModelConfig.path, every=True), *_RENAMED}
-        if config is None or name not in known:
-            near = did_you_mean(name, known)
-            raise AttributeError(f"{type(self).__name__} has no attribute {name!r}{near}")
-        value = getattr(config, _RENAMED.get(name, name))
+        if "config" not in vars(self):
+            raise AttributeError(name)
+        value = getattr(self.config, _RENAMED.get(name, name))
         return bool(value) if name.startswith("use_") else value
 
     @property
@@ -177,21 +152,13 @@ class GenerationSession:
         input_ids: Any,
         context_lengths: Any,
         sampling_config: SamplingConfig,
-        prompt_embedding_table: Any = None,
-        tasks: Any = None,
-        prompt_vocab_size: Any = None,
-        stop_words_list: Any = None,
-        bad_words_list: Any = None,
-        no_repeat_ngram_size: Any = None,
         streaming: bool = False,
         output_sequence_lengths: bool = False,
         return_dict: bool = False,
-        encoder_output: Any = None,
-        encoder_input_lengths: Any = None,
         stopping_criteria: Hook | None = None,
         logits_processor: Hook | None = None,
-        cross_attention_mask: Any = None,
         inputs: Mapping[str, Any] | None = None,
+        **fields: Any,
     ) -> Any:
         """Returns the prompts and their continuations, filled with end_id.
 
@@ -199,96 +166,74 @@ class GenerationSession:
         or all prompts joined, with `context_lengths` [B]. With `return_dict` the result is a dict
         of `output_ids`, `sequence_lengths` [B, beams], and the log-probabilities and logits that
         were asked for, `generation_logits` [B, beams, steps, V] among them. With `streaming` it is
-        an iterator of such results, one after each token. `inputs` are further inputs of the
-        engine by name. Results are tensors of PyTorch where `input_ids` is one.
+        an iterator of such results, one after each token. `inputs`, and other arguments such as
+        `prompt_embedding_table`, are further inputs of the engine by name. Results are tensors of
+        PyTorch where `input_ids` is one.
         """
         if self.max_context_length == 0:
             raise Error("call setup(batch_size, max_context_length, max_new_tokens) first")
         config = copy(sampling_config)
-        if no_repeat_ngram_size is not None:
-            config.no_repeat_ngram_size = no_repeat_ngram_size
-        given = {
-            "prompt_embedding_table": prompt_embedding_table,
-            "tasks": tasks,
-            "prompt_vocab_size": prompt_vocab_size,
-            "encoder_output": encoder_output,
-            "encoder_input_lengths": encoder_input_lengths,
-            "cross_attention_mask": cross_attention_mask,
-            **(inputs or {}),
-        }
-        arrays = {name: as_array(value) for name, value in given.items() if value is not None}
-        if unknown := arrays.keys() - {*_MAY_BE_UNUSED, *(port.name for port in self.ports.inputs)}:
+        for name in ("no_repeat_ngram_size", "stop_words_list", "bad_words_list"):
+            if (value := fields.pop(name, None)) is not None:
+                setattr(config, name, value)
+        given = {n: as_array(x) for n, x in {**fields, **(inputs or {})}.items() if x is not None}
+        if unknown := given.keys() - {*_MAY_BE_UNUSED, *(port.name for port in self.ports.inputs)}:
             raise Error(
                 f"the engine has no input called {', '.join(sorted(unknown))}; leave it out, or "
                 "build the engine with it",
                 loc=here(),
             )
         prompts = split_prompts(as_array(input_ids), as_array(context_lengths).reshape(-1).tolist())
-        given_words = (
-            (stop_words_list, config.stop_words_list),
-            (bad_words_list, config.bad_words_list),
+        lists = (config.stop_words_list, config.bad_words_list)
+        words = (words_of(as_array(x) if hasattr(x, "shape") else x, len(prompts)) for x in lists)
+        hooks = (
+            None if hook is None else partial(_on_arrays, hook, input_ids)
+            for hook in (logits_processor, stopping_criteria)
         )
-        lists = [default if own is None else own for own, default in given_words]
-        words = zip(*(words_of(_on_host(each), len(prompts)) for each in lists), strict=True)
-        searches = [
-            self._search(config, row, prompt, *each)
-            for row, (prompt, each) in enumerate(zip(prompts, words, strict=True))
-        ]
-
-        def wrapped(array: Array) -> Any:
-            return like(array, input_ids)
-
-        def processor(step: int, ids: Array, logits: Array) -> Array:
-            assert logits_processor is not None
-            return as_array(logits_processor(step, wrapped(ids), wrapped(logits)))
-
-        def criteria(step: int, ids: Array, logits: Array) -> bool:
-            assert stopping_criteria is not None
-            return bool(stopping_criteria(step, wrapped(ids), wrapped(logits)))
-
         decoding = Decoding(
             self.artifact.program,
             self.artifact.manifest["dims"],
-            searches,
-            {**self._limits, **arrays},
+            [self._search(config, *each) for each in zip(count(), prompts, *words, strict=False)],
+            {**self._limits, **given},
             self.vocab_size,
-            processor if logits_processor else None,
-            criteria if stopping_criteria else None,
+            *hooks,
             fill=next(iter([*config.ends(), config.pad_id or 0])),
             width=self.max_context_length + self.max_new_tokens,
         )
+        asked = {
+            "output_ids": True,
+            "sequence_lengths": output_sequence_lengths or config.output_sequence_lengths,
+            "cum_log_probs": config.output_cum_log_probs,
+            "log_probs": config.output_log_probs,
+        }
         logits: list[Array] = []
 
         def result() -> Any:
             """The tokens so far, in the form that was asked for."""
-            arrays = decoding.arrays()
+            arrays: dict[str, Any] = decoding.arrays()
             if not (return_dict or config.return_dict):
-                return wrapped(arrays["output_ids"])
-            asked = {
-                "output_ids": True,
-                "sequence_lengths": output_sequence_lengths or config.output_sequence_lengths,
-                "cum_log_probs": config.output_cum_log_probs,
-                "log_probs": config.output_log_probs,
-            }
-            results: dict[str, Any] = {n: wrapped(arrays[n]) for n, is_on in asked.items() if is_on}
-            if self.gather_context_logits and decoding.prompt_logits is not None:
-                results["context_logits"] = [wrapped(each) for each in decoding.prompt_logits]
+                return like(arrays["output_ids"], input_ids)
+            arrays = {name: arrays[name] for name, is_on in asked.items() if is_on}
             if self.gather_generation_logits:
                 rows = np.stack(logits, 1) if logits else decoding.logits[:, None][:, :0]
                 shape = (len(prompts), decoding.width, *rows.shape[1:])
-                results["generation_logits"] = wrapped(rows.reshape(shape))
+                arrays["generation_logits"] = rows.reshape(shape)
+            results = {name: like(array, input_ids) for name, array in arrays.items()}
+            if self.gather_context_logits and decoding.prompt_logits is not None:
+                of_prompts = [like(each, input_ids) for each in decoding.prompt_logits]
+                results["context_logits"] = of_prompts
             return results
 
-        def steps() -> Iterator[int]:
-            """Decode, and keep the logits that were asked for; up to 0.7 not the first."""
+        def results() -> Iterator[Any]:
+            """The results after each step, with the logits of all; up to 0.7 not of the first."""
             for step in decoding.steps():
                 if self.gather_generation_logits and (step or release() > 7):
                     logits.append(decoding.logits)
-                yield step
+                yield result() if streaming else None
 
         if streaming:
-            return (result() for _ in steps())
-        for _ in steps():
+            return results()
+        for _ in results():
             pass
         return result()
 
@@ -323,9 +268,9 @@ class GenerationSession:
         return Beams(prompt, rules, width, float(penalty), bool(early))
 
 
-def _on_host(words: Any) -> Any:
-    """Words without tensors of PyTorch."""
-    return as_array(words) if hasattr(words, "shape") else words
+def _on_arrays(hook: Hook, given: Any, step: int, ids: Array, logits: Array) -> Any:
+    """What a hook of the script, which takes what `given` is, returns for arrays."""
+    return as_array(hook(step, like(ids, given), like(logits, given)))
 
 
 @api("runtime.generation._prepare_attention_mask")

@@ -45,8 +45,6 @@ class TensorInfo:
 class EngineTensors:
     """The inputs and outputs of an engine, by TensorRT's names; -1 is a size that may change."""
 
-    streamable_weights_size = 0
-
     def __init__(self, artifact: irc.Artifact) -> None:
         ports = artifact.program.ports
         self.inputs = {port.name: port for port in (*ports.inputs, *ports.states)}
@@ -87,7 +85,7 @@ class Session:
         """The session of an engine, its bytes, or its folder."""
         return cls(engine)
 
-    from_engine = from_artifact = from_serialized_engine
+    from_engine = from_serialized_engine
 
     def infer_shapes(self, inputs: Sequence[TensorInfo], context: Any = None) -> list[TensorInfo]:
         """The outputs for inputs of these shapes, states included in neither."""

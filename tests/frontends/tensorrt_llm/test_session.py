@@ -37,7 +37,7 @@ def test_a_session_runs_any_engine_on_arrays(growing: Path) -> None:
     oracle = Oracle(SEED)
     (prompt,) = oracle.prompts(fresh(1), 1)
     inputs, count = growing_inputs(prompt), len(prompt)
-    session = Session.from_artifact(growing)
+    session = Session.from_engine(growing)
     infos = session.infer_shapes([TensorInfo(n, x.dtype, x.shape) for n, x in inputs.items()])
     outputs = {info.name: np.empty(info.shape, np.float32) for info in infos}
     assert outputs["present_key_value_0"].shape == (1, 2, HEADS, count, SIZE)
@@ -57,7 +57,7 @@ def test_shapes_that_an_engine_does_not_take(
     count: int, change: dict[str, np.ndarray], message: str, growing: Path
 ) -> None:
     inputs = growing_inputs([0] * count) | change
-    session = Session.from_artifact(growing)
+    session = Session.from_engine(growing)
     for use in (session.set_shapes, session.run):
         with pytest.raises(Error, match=message):
             use(inputs)
@@ -66,7 +66,7 @@ def test_shapes_that_an_engine_does_not_take(
 def test_a_session_refuses_ids_that_are_no_integers(growing: Path) -> None:
     inputs = {**growing_inputs([1, 2]), "input_ids": np.array([[1.5, 2]])}
     with pytest.raises(Error, match="input_ids is float64, but it must be i32"):
-        Session.from_artifact(growing).run(inputs)
+        Session.from_engine(growing).run(inputs)
 
 
 def test_a_session_reports_indices_out_of_range(tmp_path: Path) -> None:
@@ -76,7 +76,7 @@ def test_a_session_reports_indices_out_of_range(tmp_path: Path) -> None:
     inputs = complete(program.ports, {"input_ids": [[1, 2]]})
     inputs["input_ids"][0, 1] = 10**6
     with pytest.raises(Error, match=r"indices from the input input_ids are out of range \(1 of"):
-        Session.from_artifact(tmp_path / "e").run(inputs)
+        Session.from_engine(tmp_path / "e").run(inputs)
 
 
 @pytest.mark.oracle
@@ -91,7 +91,7 @@ def test_results_and_inputs_have_dtypes_of_their_own(backend: str, tmp_path: Pat
         {casts} return %ids, {", ".join(f"%{kind}_y" for kind in kinds)} }} }}""")
     folder = tmp_path / "engine"
     irc.compile(module, folder, backend=backend)
-    session = Session.from_artifact(folder)
+    session = Session.from_engine(folder)
     x = torch.tensor([0.3, -1.7, 300.0]).bfloat16()
     inputs = {"ids": torch.tensor([5, 6], dtype=torch.int32), "h": x}
     wanted = {"ids": inputs["ids"], "f32": x.float(), "f16": x.half(), "bf16": x}
