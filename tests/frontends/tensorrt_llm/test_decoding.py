@@ -7,6 +7,7 @@ Prompts are drawn until no step of the greedy answer is a near tie.
 # (the binder takes the arguments of every release)
 
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from irc.frontends.tensorrt_llm.runtime import (
     ModelRunner,
     SamplingConfig,
     Session,
+    to_word_list_format,
 )
 from irc.frontends.tensorrt_llm.runtime.generation import _prepare_attention_mask, _Runtime
 from irc.json_files import read_object
@@ -47,28 +49,26 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Llama:
 @pytest.fixture(scope="module")
 def engine(llama: Llama, tmp_path_factory: pytest.TempPathFactory) -> Engine:
     """The folder of an engine, which a script of 0.16 would build and save."""
-    folders: dict[str, Path] = {}
 
+    @cache
     def folder(name: str) -> Path:
-        if name not in folders:
-            folders[name] = tmp_path_factory.mktemp("engine") / "engine"
-            tp, pp, packed = ENGINES[name]
-            with new_session("0.16"):
-                for rank in range(tp * pp):
-                    mapping = Mapping(tp * pp, rank, tp_size=tp, pp_size=pp)
-                    model = LLaMAForCausalLM.from_hugging_face(
-                        str(llama.folder), "float32", mapping=mapping
-                    )
-                    config = BuildConfig(
-                        max_batch_size=ROWS * BEAMS, max_input_len=8, max_seq_len=8 + NEW,
-                        max_beam_width=BEAMS, gather_context_logits=name == "padded",
-                        gather_generation_logits=True,
-                    )  # fmt: skip
-                    config.plugin_config.remove_input_padding = packed
-                    saved = build(model, config)
-                    assert saved is not None
-                    saved.save(folders[name])
-        return folders[name]
+        path, (tp, pp, packed) = tmp_path_factory.mktemp("engine") / "engine", ENGINES[name]
+        with new_session("0.16"):
+            for rank in range(tp * pp):
+                mapping = Mapping(tp * pp, rank, tp_size=tp, pp_size=pp)
+                model = LLaMAForCausalLM.from_hugging_face(
+                    str(llama.folder), "float32", mapping=mapping
+                )
+                config = BuildConfig(
+                    max_batch_size=ROWS * BEAMS, max_input_len=8, max_seq_len=8 + NEW,
+                    max_beam_width=BEAMS, gather_context_logits=name == "padded",
+                    gather_generation_logits=True,
+                )  # fmt: skip
+                config.plugin_config.remove_input_padding = packed
+                saved = build(model, config)
+                assert saved is not None
+                saved.save(path)
+        return path
 
     return folder
 
@@ -140,21 +140,25 @@ def test_settings_are_those_of_transformers(
             assert beam[: len(tokens)] == tokens and {*beam[len(tokens) :]} <= {END}
 
 
-def test_words_and_lengths(engine: Engine, llama: Llama, prompts: list[list[int]]) -> None:
+@pytest.mark.parametrize("form", [list[Any], to_word_list_format])
+def test_words_and_lengths(
+    form: Any, engine: Engine, llama: Llama, prompts: list[list[int]]
+) -> None:
     runner, (prompt, *_) = ModelRunner.from_dir(engine("packed")), prompts
     new = answer(llama, prompt)[len(prompt) :]
     report = {"return_dict": True, "output_sequence_lengths": True, "output_log_probs": True}
     settings = {"end_id": -1, "pad_id": 0, "max_new_tokens": NEW, **report}
     words = [new[4:6]]
     end = next(at for at in range(2, NEW + 1) if new[at - 2 : at] == words[0])
-    results = runner.generate([prompt], stop_words_list=[words], **settings)
+    results = runner.generate([prompt], stop_words_list=form([words]), **settings)
     assert results["sequence_lengths"].tolist() == [[len(prompt) + end]]
     chances = torch.log_softmax(logits(llama, prompt + new[:end]), -1)
     wanted = chances[np.arange(len(prompt) - 1, len(prompt) + end - 1), new[:end]]
     np.testing.assert_allclose(results["log_probs"][0, 0, :end], wanted, rtol=1e-4, atol=1e-4)
-    tokens = runner.generate([prompt], bad_words_list=[words], **settings)["output_ids"][0, 0]
-    banned = answer(llama, prompt, bad_words_ids=words)
-    assert tokens.tolist()[: len(banned)] == banned
+    for banned in (words, [[prompt[-1], new[0]]]):  # a word may begin with the end of the prompt
+        tokens = runner.generate([prompt], bad_words_list=form([banned]), **settings)
+        wanted = answer(llama, prompt, bad_words_ids=banned)
+        assert tokens["output_ids"][0, 0].tolist()[: len(wanted)] == wanted
 
 
 @pytest.mark.parametrize("given", [np.array, torch.tensor])
@@ -250,33 +254,3 @@ def test_profiler() -> None:
         assert 0 < used < total and free < total
         with pytest.raises(Error, match=r"without profiler\.start"):
             profiler.stop("y")
-
-
-@pytest.mark.parametrize(
-    ("use", "message"),
-    [
-        (lambda r: r.session.setup(1, 4, 4, max_attention_window_size=4), "attends to all tokens"),
-        (lambda r: r.session.setup(1, 4, 4, sink_token_length=4), "attends to all tokens"),
-        (lambda r: r.session.setup(1, 4, 4, lora_manager=object()), "merge the adapters"),
-        (lambda r: r.session.setup(1, 4, 4, medusa_choices=[[0]]), "speculative decoding"),
-        (lambda r: r.session.setup(1, 4, 4, max_new_tokenz=4), "no argument 'max_new_tokenz'; did"),
-        (
-            lambda r: ModelRunner.from_dir("x", max_batch_sise=3),
-            "no argument 'max_batch_sise'; did",
-        ),
-        (lambda r: ModelRunner.from_dir("x", lora_dir=["a"]), "merge the adapters"),
-        (lambda r: ModelRunner.from_dir("x", debug_mode=True), "irc run --backend reference"),
-        (lambda r: r.generate([[1]], encoder_input_ids=[[1]]), "run the encoder with"),
-        (lambda r: r.generate([[1]], temprature=1.0), "no argument 'temprature'; did you mean"),
-    ],
-)
-def test_arguments_that_would_have_no_effect(
-    use: Callable[[ModelRunner], Any], message: str, engine: Engine
-) -> None:
-    runner = ModelRunner.from_dir(engine("padded"))
-    runner.session.setup(
-        1, 4, 4, 1, max_attention_window_size=8, sink_token_length=0, lora_manager=None,
-        lora_uids=None, medusa_choices=None, multi_block_mode=False,
-    )  # fmt: skip
-    with pytest.raises(Error, match=message):
-        use(runner)
