@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Generator
 from contextlib import contextmanager, nullcontext
-from enum import Enum
+from enum import IntEnum
 from importlib import import_module
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
@@ -50,22 +50,21 @@ def _exchanged(
 
     Yields the modules that they replace.
     """
-    before, replaced = _taken_out(), _replace_finders(finders)
+    before, replaced = _taken_out(), [each for each in sys.meta_path if isinstance(each, _Finder)]
+    _search(finders)
     sys.modules.update(modules)
     try:
         yield before
     finally:
-        _replace_finders(replaced)
+        _search(replaced)
         _taken_out()
         sys.modules.update(before)
 
 
-def _replace_finders(finders: list[_Finder]) -> list[_Finder]:
-    """Search `finders` first, and no other of this class; returns those that were searched."""
-    replaced = [each for each in sys.meta_path if isinstance(each, _Finder)]
+def _search(finders: list[_Finder]) -> None:
+    """Search these finders first, and no other of this class."""
     others = [each for each in sys.meta_path if not isinstance(each, _Finder)]
     sys.meta_path[:] = [*finders, *others]
-    return replaced
 
 
 def _taken_out() -> dict[str, ModuleType]:
@@ -118,7 +117,11 @@ class _Alias(ModuleType):
             return import_module(f"{ROOT}.{path}")
         value = _own(path)
         value = self._definitions.get(name) if value is None else value
-        value = _object(path) if value is None else value
+        if value is None and (note := status(path)).kind == "refused":
+            why, sources = note.why, current_session().sources
+            if sources is not None and "--tensorrt-llm-sources" in why:
+                why = f"{sources}, which --tensorrt-llm-sources names, does not define it either"
+            return unsupported(f"{ROOT}.{path}", why)
         if value is None:
             near = suggestion(self._module, name)
             raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}{near}")
@@ -132,21 +135,10 @@ class _Alias(ModuleType):
 
 def _own(path: str) -> Any:
     """What irc has of a name of the API; None where it is refused or unknown."""
-    return _object(path) if status(path).kind in ("supported", "without effect") else None
-
-
-def _object(path: str) -> Any:
-    """What stands for a name of the API; None for an unknown one."""
-    note = status(path)
-    if note.kind == "refused":
-        why, sources = note.why, current_session().sources
-        if sources is not None and "--tensorrt-llm-sources" in why:
-            why = f"{sources}, which --tensorrt-llm-sources names, does not define it either"
-        return unsupported(f"{ROOT}.{path}", why)
-    value = find(path)
+    note, value = status(path), find(path)
     if value is None and note.kind == "without effect":
         return WithoutEffect(f"{ROOT}.{path}", note.why)
-    return value
+    return None if note.kind == "refused" else value
 
 
 class WithoutEffect:
@@ -205,18 +197,14 @@ def unsupported(path: str, why: str) -> type:
     return _Unsupported(path.rpartition(".")[2], (), body)
 
 
-class _Level(Enum):
+class _Level(IntEnum):
     """The severities of TensorRT's logger."""
 
-    INTERNAL_ERROR = 0
-    ERROR = 1
-    WARNING = 2
-    INFO = 3
-    VERBOSE = 4
+    INTERNAL_ERROR, ERROR, WARNING, INFO, VERBOSE = range(5)
 
 
 class _Logger:
-    """TensorRT's logger, which has no effect: irc reports errors itself."""
+    """TensorRT's logger, which prints messages of the script: irc reports errors itself."""
 
     Severity = _Level
     INTERNAL_ERROR, ERROR, WARNING, INFO, VERBOSE = _Level
@@ -226,23 +214,11 @@ class _Logger:
 
     def log(self, severity: _Level, text: str) -> None:
         """Print a message of the script to standard error."""
-        if severity.value <= self.min_severity.value:
+        if severity <= self.min_severity:
             print(text, file=sys.stderr)
 
 
-_TENSORRT_TYPES = {
-    "float32": "FLOAT",
-    "float16": "HALF",
-    "bfloat16": "BF16",
-    "int8": "INT8",
-    "int32": "INT32",
-    "int64": "INT64",
-    "int4": "INT4",
-    "uint8": "UINT8",
-    "bool": "BOOL",
-    "fp8": "FP8",
-    "fp4": "FP4",
-}
+_DTYPES = "float32 float16 bfloat16 int8 int32 int64 int4 uint8 bool fp8 fp4"
 
 
 class _TensorrtAlias(ModuleType):
@@ -264,20 +240,12 @@ def _no_plugins(logger: object = None, namespace: str = "") -> bool:
 
 
 def _tensorrt() -> ModuleType:
-    from .dtypes import DataType, numpy_of
+    from .dtypes import DataType, data_type, numpy_of
     from .enums import OF_TENSORRT
 
     module = _TensorrtAlias(_TENSORRT, "The dtypes and the logger of TensorRT, for irc.")
     module.__spec__ = ModuleSpec(_TENSORRT, None, is_package=True)
-    module.__path__ = []
-    values: dict[str, Any] = {
-        "DataType": DataType,
-        "Logger": _Logger,
-        "nptype": numpy_of,
-        "init_libnvinfer_plugins": _no_plugins,
-        **OF_TENSORRT,
-        "__version__": "10.7.0",
-        **{name: getattr(DataType, member) for name, member in _TENSORRT_TYPES.items()},
-    }
-    vars(module).update(values)
+    vars(module).update({name: data_type(name) for name in _DTYPES.split()})
+    vars(module).update(OF_TENSORRT, DataType=DataType, Logger=_Logger, nptype=numpy_of)
+    vars(module).update(init_libnvinfer_plugins=_no_plugins, __path__=[], __version__="10.7.0")
     return module

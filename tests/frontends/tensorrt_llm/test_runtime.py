@@ -86,7 +86,7 @@ def test_onnx_and_padded_rows(tmp_path: Path, oracle: Oracle, batch: list[list[i
         assert row[: len(prompt) + 3] == oracle.greedy(prompt, 3)
 
 
-def sums_by_hand(oracle: Oracle, prompt: list[int]) -> dict[tuple[int, int], float]:
+def sums_by_hand(oracle: Oracle, prompt: list[int]) -> dict[tuple[int, ...], float]:
     """The log-probabilities of all continuations of two tokens."""
     first = log_probabilities(oracle.logits(prompt))
     seconds = [log_probabilities(oracle.logits([*prompt, token])) for token in range(VOCAB)]
