@@ -61,6 +61,7 @@ class AttentionMaskType(_Named):
 MLPType = IntEnum("MLPType", "MLP GatedMLP FusedGatedMLP", start=0)
 LayerNormType = IntEnum("LayerNormType", "LayerNorm RmsNorm GroupNorm", start=0)
 LayerNormPositionType = IntEnum("LayerNormPositionType", "pre_layernorm post_layernorm", start=0)
+SideStreamIDType = IntEnum("SideStreamIDType", "disable moe", start=0)  # backends choose streams
 
 # Those that scripts name beside layers of TensorRT's network; members count from 0.
 _OF_TENSORRT = """

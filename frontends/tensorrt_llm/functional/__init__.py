@@ -15,11 +15,8 @@ from .collectives import *
 from .convolution import *
 from .lookup import *
 from .positions import RopeEmbeddingUtils as RopeEmbeddingUtils
-from .positions import compute_relative_bias as compute_relative_bias
 from .positions import generate_alibi_biases as generate_alibi_biases
 from .positions import generate_alibi_slopes as generate_alibi_slopes
-from .positions import generate_logn_scaling as generate_logn_scaling
-from .positions import make_causal_mask as make_causal_mask
 from .shapes import *
 
 for _module in (basic, collectives, convolution, enums, lookup, shapes):

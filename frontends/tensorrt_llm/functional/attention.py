@@ -16,20 +16,22 @@ Without the attention plugin `attention_mask` hides keys of every type.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any, cast
 
 from ....errors import Error
 from ....source import here
 from ... import functional as F
-from ...layers import BlockSparse, RelativePositions, Rope
+from ...layers import BlockSparse, RelativePositions
 from ...layers.caches import CacheQuantization, Heads, grow, write
 from ...layers.masks import key_mask
-from ...layers.positions import query_positions, rotated, size_tensor
-from ...layers.rope import mrope_angles, table_angles
+from ...layers.positions import logn_scale, query_positions, rotated, size_tensor
+from ...layers.rope import table_angles
 from ...layers.scores import attend
 from ...tensor import Tensor
-from ..api import api
+from ..api import api, fields
 from ..arithmetic import unwrapped
 from ..context import current_network, current_session
 from ..enums import AttentionMaskType, PositionEmbeddingType, RotaryScalingType
@@ -37,23 +39,26 @@ from ..tensor import wrap
 from .packed import PackedRows, packed_rows
 from .positions import rope_of
 
+Rotation = Callable[[Tensor, Tensor], Tensor]  # (x [B, S, features], positions i32 [B, S])
 _BY_TABLE = ("longrope", "long_rope", "llama3", "yarn")  # kinds that need more than a factor
 _CAUSAL = (AttentionMaskType.causal, AttentionMaskType.sliding_window_causal)
 
 
 @dataclass(frozen=True)
 class AttentionSettings:
-    """What attention computes: its heads, visible keys, scores, and the form of its cache.
+    """What attention computes: its heads, positions, visible keys, scores, and form of its cache.
 
-    `slopes` are those of ALiBi. `table` has the relative biases of the buckets of `relative`, or
-    of query and key positions.
+    `logn` is the length from which queries grow, `slopes` are those of ALiBi. `table` has the
+    relative biases of the buckets of `relative`, or of query and key positions.
     """
 
     heads: Heads
     mask_type: AttentionMaskType = AttentionMaskType.causal
-    scale: float | None = None
+    q_scaling: float = 1.0
     softcap: float = 0.0
     block_sparse: BlockSparse | None = None
+    rotation: Rotation | None = None
+    logn: int = 0
     slopes: Tensor | None = None
     relative: RelativePositions | None = None
     table: Tensor | None = None
@@ -102,7 +107,7 @@ def attend_with(
         bias=None if bias is None else bias.cast("f32"),
         causal=kind in _CAUSAL,
         window=window if kind in _CAUSAL else 0,
-        scale=settings.scale,
+        scale=1 / (settings.q_scaling * math.sqrt(heads.head_size)),
         softcap=settings.softcap,
         slopes=settings.slopes,
         relative=settings.relative,
@@ -114,70 +119,63 @@ def attend_with(
     )
 
 
-def run_attention(
+def self_attention(
     settings: AttentionSettings,
     qkv: tuple[Tensor, Tensor, Tensor],
     past: Tensor | None = None,
-    lengths: Tensor | None = None,
+    filled: Tensor | None = None,
     *,
+    positions: Tensor | None = None,
     mask: Tensor | None = None,
     prompt: Tensor | None = None,
     window: int | Tensor = 0,
-    use_cache: bool = True,
     packed: PackedRows | None = None,
+    plugin: bool = True,
 ) -> tuple[Tensor, Any]:
-    """(context, cache) over a cache of a capacity, of which the first `lengths` keys are filled.
+    """(context, cache) over the tokens of earlier calls, which the cache `past` has, and of this.
 
-    `prompt` i32 [B] are the lengths of the prompts. Without a cache, over the tokens of the call;
-    then the returned cache holds them. A cache that is an input is overwritten. The context of
-    `packed` rows is packed.
+    With the plugin the cache has a capacity, of which the first `filled` i32 [B] keys are filled;
+    one that is an input is overwritten. Without it the cache grows by the tokens of the call.
+    `prompt` i32 [B] are the lengths of the prompts, `positions` i32 [B, S] by default counted from
+    the cache. The context of `packed` rows is packed.
     """
-    q, k, v = qkv
+    (q, k, v), kind = qkv, settings.mask_type
     heads, codes = settings.heads, settings.codes
-    if mask is not None and settings.mask_type is not AttentionMaskType.custom_mask:
+    if plugin and past is not None and filled is None:
+        raise Error("a KV cache needs host_past_key_value_lengths i32 [batch]", loc=here())
+    if plugin and mask is not None and kind is not AttentionMaskType.custom_mask:
         current_session().note(
-            f"attention_mask has no effect on {settings.mask_type} attention with "
-            "gpt_attention_plugin; padding is on the right, where no token attends to it"
+            f"attention_mask has no effect on {kind} attention with gpt_attention_plugin; "
+            "padding is on the right, where no token attends to it"
         )
         mask = None
+    before = 0 if past is None else filled if plugin else past.shape[3]
+    queries = query_positions(q.shape[1], cast("Any", before))
+    if settings.rotation is not None:
+        positions = F.expand(queries, q.shape[:2]) if positions is None else positions
+        q, k = settings.rotation(q, positions), settings.rotation(k, positions)
+    if settings.logn:
+        q = q * logn_scale(queries, settings.logn).cast(q.dtype)
     seen: dict[str, Any] = {"mask": mask, "prompt": prompt, "window": window}
-    if past is None or lengths is None:
+    if not plugin:
+        cache, k, v = grow(heads, past, k, v, codes)
+        return attend_with(settings, q, k, v, **seen), cache
+    if past is None or filled is None:
         context = attend_with(settings, q, k, v, lengths=prompt, **seen)
-        context = context if packed is None else packed.unpad(context)
-        return context, grow(heads, None, k, v, codes)[0] if use_cache else None
-    held = past if packed is None else packed.with_room(past)
-    cache, keys, values = write(heads, held, lengths, k, v, codes)
-    cache = cache if packed is None else F.slice(cache, 3, 0, past.shape[3])
-    filled = None
-    if settings.mask_type is AttentionMaskType.padding and prompt is None:
-        filled = lengths + size_tensor(q.shape[1])
-    elif settings.mask_type is AttentionMaskType.padding and prompt is not None:
-        filled = F.maximum(prompt, lengths + 1)  # the padding behind the prompts is no key
-    context = attend_with(settings, q, keys, values, past=lengths, lengths=filled, **seen)
-    context = context if packed is None else packed.unpad(context)
-    present = wrap(cache)
-    if past.value.owner is current_network().function:
-        present.reuses = past.value.name or ""
-    return context, present
-
-
-def run_cross_attention(
-    settings: AttentionSettings,
-    q: Tensor,
-    kv: tuple[Tensor, Tensor],
-    lengths: Tensor | None,
-    mask: Tensor | None,
-) -> tuple[Tensor, Tensor]:
-    """(context, cache [B, 2, kv_heads, T, head_size]) of queries over another sequence's keys.
-
-    `lengths` i32 [B] are the lengths of that sequence.
-    """
-    settings = replace(settings, mask_type=AttentionMaskType.padding)
-    for other in (*kv, lengths, mask):  # inputs may call the rows by different names
-        if other is not None:
-            current_network().unify(q.shape[0], other.shape[0], named=True)
-    cache, keys, values = grow(settings.heads, None, *kv, settings.codes)
-    return attend_with(settings, q, keys, values, lengths=lengths, mask=mask), cache
+        present: Any = grow(heads, None, k, v, codes)[0]
+    else:
+        held = past if packed is None else packed.with_room(past)
+        cache, keys, values = write(heads, held, filled, k, v, codes)
+        cache = cache if packed is None else F.slice(cache, 3, 0, past.shape[3])
+        ends = None
+        if kind is AttentionMaskType.padding:  # the padding behind the prompts is no key
+            end = filled + size_tensor(q.shape[1])
+            ends = end if prompt is None else F.maximum(prompt, filled + 1)
+        context = attend_with(settings, q, keys, values, past=filled, lengths=ends, **seen)
+        present = wrap(cache)
+        if past.value.owner is current_network().function:
+            present.reuses = past.value.name or ""
+    return context if packed is None else packed.unpad(context), present
 
 
 def window_of(sizes: Any, layer: int) -> int | Tensor:
@@ -191,13 +189,6 @@ def window_of(sizes: Any, layer: int) -> int | Tensor:
     size = tensor.shape[0]
     at = layer % size if isinstance(size, int) else layer
     return F.slice(tensor, 0, at, at + 1).cast("i32")
-
-
-def filled_keys(past: Any, lengths: Any) -> Tensor | None:
-    """How many keys of a cache of a capacity are filled: i32 [B], None without a cache."""
-    if past is not None and lengths is None:
-        raise Error("a KV cache needs host_past_key_value_lengths i32 [batch]", loc=here())
-    return None if past is None else unwrapped(lengths)
 
 
 def relative_rule(table: Tensor | None, max_distance: int, bidirectional: bool) -> dict[str, Any]:
@@ -236,127 +227,103 @@ def cache_codes(mode: Any, scale: Tensor | None) -> CacheQuantization:
 
 @api("functional.gpt_attention", inner=True)
 def gpt_attention(
-    num_heads: int, num_kv_heads: int, hidden_size_per_head: int, qkv: Any = None,
-    tensor: Any = None, past_key_value: Any = None, attention_mask: Any = None,
-    context_fmha_custom_mask: Any = None, host_past_key_value_lengths: Any = None,
-    host_max_attention_window_sizes: Any = None, host_max_kv_cache_lengths: Any = None,
-    context_lengths: Any = None, host_request_types: Any = None, layer_idx: int = 0,
+    num_heads: int,
+    num_kv_heads: int,
+    hidden_size_per_head: int,
     q_scaling: float = 1.0,
-    qk_tanh_scale: float = 0.0, attn_logit_softcapping_scale: float = 0.0,
-    rotary_embedding_dim: int = 0, rotary_embedding_base: float = 10000.0,
-    rotary_embedding_scale_type: RotaryScalingType = RotaryScalingType.none,
-    rotary_embedding_scale: float = 1.0, rotary_embedding_max_positions: int = 1024,
-    rotary_embedding_original_max_positions: int = 1024,
-    position_embedding_type: PositionEmbeddingType = PositionEmbeddingType.learned_absolute,
-    rotary_inv_freq: Any = None, rotary_cos_sin: Any = None, long_rope_rotary_cos_sin: Any = None,
-    kv_quant_orig_scale: Any = None, kv_cache_quant_mode: Any = None,
-    mask_type: AttentionMaskType = AttentionMaskType.causal, block_sparse_block_size: int = 64,
-    block_sparse_homo_head_pattern: bool = False, block_sparse_num_local_blocks: int = 16,
-    block_sparse_vertical_stride: int = 8, alibi_slopes: Any = None, tp_size: int = 1,
-    tp_rank: int = 0, do_cross_attention: bool = False, cross_kv: Any = None,
-    cross_qkv: Any = None, encoder_input_lengths: Any = None, relative_attention_bias: Any = None,
-    max_distance: int = 0, logn_scaling: Any = None, qkv_bias: Any = None, use_cache: bool = True,
-    mrope_rotary_sin_cos: Any = None, mrope_position_deltas: Any = None,
-) -> Any:  # fmt: skip
+    qkv: Any = None,
+    past_key_value: Any = None,
+    use_cache: bool = True,
+    **arguments: Any,
+) -> Any:
     """(context [B, S, num_heads*d], present_key_value) of qkv [B, S, (num_heads+2*num_kv_heads)*d].
 
     `past_key_value` [B, 2, num_kv_heads, capacity, d] holds `host_past_key_value_lengths` i32 [B]
     tokens per row; the new ones are written behind them, and present_key_value is the same memory.
     Rows shorter than S are padded on the right. Every mask type is possible.
     """
-    x: Any = tensor if qkv is None else qkv
+    given = SimpleNamespace(**fields("functional.gpt_attention", every=True) | arguments)
+    x: Any = given.tensor if qkv is None else qkv
     if x is None:
         raise Error("gpt_attention needs qkv, found none", loc=here())
-    rows = packed_rows(x, context_lengths, host_request_types, host_past_key_value_lengths)
-    padded: Any = x if rows is None else rows.pad(x)
-    kind = position_embedding_type
-    angles: Any = None
-    if kind.is_alibi() and alibi_slopes is None:
+    kind = given.position_embedding_type or PositionEmbeddingType.learned_absolute
+    if kind.is_alibi() and given.alibi_slopes is None:
         raise Error(
             f"gpt_attention: {kind} needs alibi_slopes, which generate_alibi_slopes makes; found "
             "none",
             loc=here(),
         )
-    heads = Heads(num_heads, num_kv_heads, hidden_size_per_head, tp_rank, tp_size)
-    q, k, v = heads.split(padded if qkv_bias is None else padded + qkv_bias.cast(x.dtype))
+    prompt, filled = given.context_lengths, given.host_past_key_value_lengths
+    rows = packed_rows(x, prompt, given.host_request_types, filled)
+    padded: Any = x if rows is None else rows.pad(x)
+    bias, slopes, mask_type = given.qkv_bias, given.alibi_slopes, given.mask_type
+    heads = Heads(num_heads, num_kv_heads, hidden_size_per_head, given.tp_rank, given.tp_size)
     settings = AttentionSettings(
         heads,
-        mask_type,
-        1 / (q_scaling * math.sqrt(hidden_size_per_head)),
-        float(attn_logit_softcapping_scale or qk_tanh_scale),
+        AttentionMaskType.causal if mask_type is None else mask_type,
+        q_scaling,
+        float(given.attn_logit_softcapping_scale or given.qk_tanh_scale),
         BlockSparse(
-            block_sparse_block_size,
-            block_sparse_num_local_blocks,
-            block_sparse_vertical_stride,
-            block_sparse_homo_head_pattern,
+            given.block_sparse_block_size,
+            given.block_sparse_num_local_blocks,
+            given.block_sparse_vertical_stride,
+            given.block_sparse_homo_head_pattern,
         ),
-        None if alibi_slopes is None else alibi_slopes.reshape(num_heads).cast("f32"),
-        codes=cache_codes(kv_cache_quant_mode, kv_quant_orig_scale),
-        **relative_rule(relative_attention_bias, max_distance, bidirectional=False),
+        _rotation(kind, hidden_size_per_head, given),
+        slopes=None if slopes is None else slopes.reshape(num_heads).cast("f32"),
+        codes=cache_codes(given.kv_cache_quant_mode, given.kv_quant_orig_scale),
+        **relative_rule(given.relative_attention_bias, given.max_distance, bidirectional=False),
     )
-    mask = context_fmha_custom_mask if attention_mask is None else attention_mask
-    if do_cross_attention:
-        if cross_qkv is None and cross_kv is None:
-            raise Error("gpt_attention: cross attention needs cross_kv, found none", loc=here())
-        other: Any = cross_qkv if cross_kv is None else cross_kv
-        k, v = heads.split(other)[1:] if cross_kv is None else other.split(heads.sizes[1:], 2)
-        return run_cross_attention(settings, q, (k, v), encoder_input_lengths, mask)
-    lengths = filled_keys(past_key_value, host_past_key_value_lengths)
-    queries = query_positions(q.shape[1], 0 if lengths is None else lengths)
-    if logn_scaling is not None:
-        factors = F.gather(logn_scaling, queries, dim=0).unsqueeze(2)
-        q = q * factors.cast(q.dtype)
-    queries = F.expand(queries, q.shape[:2])
-    if mrope_rotary_sin_cos is not None:
-        rope = Rope(rotary_embedding_base, rotary_dim=rotary_embedding_dim)
-        given = mrope_rotary_sin_cos, mrope_position_deltas
-        angles = mrope_angles(*given, queries, context_lengths, rope)
-    elif rotary_cos_sin is not None:
-        angles = table_angles(rotary_cos_sin, queries, rotary_embedding_dim)
-        if long_rope_rotary_cos_sin is not None:
-            last = F.reduce_max(queries, dims=(0, 1))
-            is_long = F.ge(last, rotary_embedding_original_max_positions)
-            long = table_angles(long_rope_rotary_cos_sin, queries, rotary_embedding_dim)
-            angles = tuple(F.where(is_long, *pair) for pair in zip(long, angles, strict=True))
-    elif rotary_inv_freq is not None:
-        radians = queries.cast("f32").unsqueeze(2) * rotary_inv_freq.reshape(1, 1, -1)
-        angles = F.cos(radians), F.sin(radians)
-    if kind.is_rope() and rotary_embedding_dim:
-        if angles is not None and rotary_embedding_scale_type is not RotaryScalingType.dynamic:
-            pairwise = kind is PositionEmbeddingType.rope_gptj
-            cos, sin = angles
-            q, k = (rotated(each, cos, sin, hidden_size_per_head, pairwise) for each in (q, k))
-        else:
-            if rotary_embedding_scale_type.name in _BY_TABLE or kind.name in _BY_TABLE:
-                raise Error(
-                    f"gpt_attention: rotary scaling {rotary_embedding_scale_type} of {kind} needs "
-                    "rotary_cos_sin, which RopeEmbeddingUtils."
-                    "create_sinusoidal_positions_for_attention_plugin makes",
-                    loc=here(),
-                )
-            rope = rope_of(
-                kind,
-                hidden_size_per_head,
-                base=rotary_embedding_base,
-                scaling={"factor": rotary_embedding_scale},
-                scale_type=rotary_embedding_scale_type,
-                percentage=rotary_embedding_dim / hidden_size_per_head,
-                max_positions=rotary_embedding_max_positions,
-            )
-            q, k = (rope(each, queries, hidden_size_per_head) for each in (q, k))
-    windows = host_max_attention_window_sizes
-    windows = host_max_kv_cache_lengths if windows is None else windows
-    return run_attention(
+    mask, windows = given.attention_mask, given.host_max_attention_window_sizes
+    context, present = self_attention(
         settings,
-        (q, k, v),
+        heads.split(padded if bias is None else padded + bias.cast(x.dtype)),
         past_key_value,
-        lengths,
-        mask=mask,
-        prompt=context_lengths,
-        window=window_of(windows, layer_idx),
-        use_cache=use_cache,
+        filled,
+        mask=given.context_fmha_custom_mask if mask is None else mask,
+        prompt=prompt,
+        window=window_of(
+            given.host_max_kv_cache_lengths if windows is None else windows, given.layer_idx or 0
+        ),
         packed=rows,
     )
+    return context, present if use_cache or past_key_value is not None else None
+
+
+def _rotation(
+    kind: PositionEmbeddingType, head_size: int, given: SimpleNamespace
+) -> Rotation | None:
+    """The rotation by arguments of gpt_attention: by a table of angles, or by numbers."""
+    dim, table, inverse = given.rotary_embedding_dim, given.rotary_cos_sin, given.rotary_inv_freq
+    stretch = given.rotary_embedding_scale_type or RotaryScalingType.none
+    if not kind.is_rope() or not dim:
+        return None
+    if (table is None and inverse is None) or stretch is RotaryScalingType.dynamic:
+        if stretch.name in _BY_TABLE or kind.name in _BY_TABLE:
+            raise Error(
+                f"gpt_attention: rotary scaling {stretch} of {kind} needs rotary_cos_sin, which "
+                "RopeEmbeddingUtils.create_sinusoidal_positions_for_attention_plugin makes",
+                loc=here(),
+            )
+        rope = rope_of(
+            kind,
+            head_size,
+            base=given.rotary_embedding_base,
+            scaling={"type": stretch, "factor": given.rotary_embedding_scale},
+            percentage=dim / head_size,
+            max_positions=given.rotary_embedding_max_positions,
+        )
+        return lambda x, positions: rope(x, positions, head_size)
+
+    def rotation(x: Tensor, positions: Tensor) -> Tensor:
+        if table is None:
+            radians = positions.cast("f32").unsqueeze(2) * inverse.reshape(1, 1, -1)
+            cos, sin = F.cos(radians), F.sin(radians)
+        else:
+            cos, sin = table_angles(table, positions, dim)
+        return rotated(x, cos, sin, head_size, kind is PositionEmbeddingType.rope_gptj)
+
+    return rotation
 
 
 @api("functional.bert_attention", inner=True)
@@ -376,11 +343,8 @@ def bert_attention(
     rank's heads [heads, buckets], or with max_distance 0 the biases [heads, N, N].
     """
     heads = Heads(num_heads, num_heads, head_size)
-    table = relative_attention_bias if relative_attention else None
-    settings = AttentionSettings(
-        heads,
-        AttentionMaskType.padding,
-        1 / (q_scaling * math.sqrt(head_size)),
-        **relative_rule(table, max_distance, bidirectional=True),
+    rule = relative_rule(
+        relative_attention_bias if relative_attention else None, max_distance, bidirectional=True
     )
+    settings = AttentionSettings(heads, AttentionMaskType.padding, q_scaling, **rule)
     return attend_with(settings, *heads.split(tensor), lengths=input_lengths)

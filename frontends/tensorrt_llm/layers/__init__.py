@@ -6,6 +6,8 @@ from .attention_params import AttentionMaskParams as AttentionMaskParams
 from .attention_params import AttentionParams as AttentionParams
 from .attention_params import BlockSparseAttnParams as BlockSparseAttnParams
 from .attention_params import KeyValueCacheParams as KeyValueCacheParams
+from .attention_params import LoraConfig as LoraConfig
+from .attention_params import LoraParams as LoraParams
 from .attention_params import MropeParams as MropeParams
 from .attention_params import SpecDecodingParams as SpecDecodingParams
 from .conv import AvgPool2d as AvgPool2d
@@ -19,15 +21,12 @@ from .embedding import PromptTuningEmbedding as PromptTuningEmbedding
 from .linear import ColumnLinear as ColumnLinear
 from .linear import Linear as Linear
 from .linear import RowLinear as RowLinear
-from .lora import LoraConfig as LoraConfig
-from .lora import LoraParams as LoraParams
 from .mlp import MLP as MLP
 from .mlp import FusedGatedMLP as FusedGatedMLP
 from .mlp import GatedMLP as GatedMLP
 from .moe import MOE as MOE
 from .moe import MixtureOfExperts as MixtureOfExperts
 from .moe import MoeConfig as MoeConfig
-from .moe import SharedMoE as SharedMoE
 from .norms import GroupNorm as GroupNorm
 from .norms import LayerNorm as LayerNorm
 from .norms import RmsNorm as RmsNorm

@@ -3,77 +3,59 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, cast
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from ....errors import Error
 from ....source import here
 from ... import functional as F
-from ...layers import BlockSparse, Rope
+from ...layers import BlockSparse
 from ...layers.caches import Heads, grow
-from ...layers.positions import alibi_slopes, logn_scale, query_positions, rotated
-from ...layers.rope import mrope_angles
+from ...layers.positions import alibi_slopes
 from ...tensor import Tensor
-from ..api import api, release
+from ..api import api, fields, release
 from ..arithmetic import unwrapped
 from ..context import current_network
 from ..enums import AttentionMaskType, LayerNormType, PositionEmbeddingType
 from ..errors import ArgumentError
 from ..functional.attention import (
     AttentionSettings,
+    Rotation,
     attend_with,
     cache_codes,
-    filled_keys,
     relative_rule,
-    run_attention,
-    run_cross_attention,
+    self_attention,
     window_of,
 )
 from ..functional.packed import packed_rows
 from ..functional.positions import rope_of, scaling_type
 from ..module import Module, Parameter
 from ..quantization import QuantMode
-from .attention_params import (
-    AttentionParams,
-    BlockSparseAttnParams,
-    KeyValueCacheParams,
-    MropeParams,
-)
+from .attention_params import AttentionParams, BlockSparseAttnParams, KeyValueCacheParams
 from .linear import NO_MODE, ColumnLinear, RowLinear, sharded_parameter
 from .norms import LayerNorm, RmsNorm
 from .quantized import FP8Linear, FP8RowLinear
 
+_NORMS: dict[Any, Any] = {LayerNormType.LayerNorm: LayerNorm, LayerNormType.RmsNorm: RmsNorm}
 
-@dataclass(eq=False, repr=False)
+
 class AttentionBase(Module):
-    """The projections, heads and scores that both layers have; the fields are their arguments.
+    """The projections, heads and scores that both layers have.
 
-    Per rank the weight of `qkv` is [(heads + 2 * kv_heads) * head size, hidden_size] of this rank's
-    queries, keys and values. Where there are fewer key-value heads than ranks, each is on several.
+    The arguments of the row are attributes. Per rank the weight of `qkv` is
+    [(heads + 2 * kv_heads) * head size, hidden_size] of this rank's queries, keys and values. Where
+    there are fewer key-value heads than ranks, each is on several.
     """
 
-    hidden_size: int
-    num_attention_heads: int
-    num_kv_heads: int | None = None
-    attention_head_size: int | None = None
-    max_position_embeddings: int = 1024
-    num_layers: int = 1
-    apply_query_key_layer_scaling: bool = False
-    bias: bool = True
-    dense_bias: bool | None = None
-    dtype: Any = None
-    tp_group: Sequence[int] | None = None
-    tp_size: int = 1
-    tp_rank: int = 0
-    quant_mode: QuantMode = NO_MODE
-    q_scaling: float = 1.0
-    relative_attention: bool = False
-    max_distance: int = 0
-    num_buckets: int = 0
+    row: ClassVar[str]
 
-    def __post_init__(self) -> None:
-        hidden, heads = self.hidden_size, self.num_attention_heads
+    if TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any: ...
+
+    def __init__(self, hidden_size: int, num_attention_heads: int, **given: Any) -> None:
+        vars(self).update({"dense_bias": None, **fields(self.row, every=True), **given})
+        hidden, heads, tp = hidden_size, num_attention_heads, self.tp_size
         if heads < 1 or (not self.attention_head_size and hidden % heads):
             raise ArgumentError(
                 f"hidden_size={hidden} is no multiple of num_attention_heads={heads}; give "
@@ -82,20 +64,19 @@ class AttentionBase(Module):
             )
         kv = heads if self.num_kv_heads is None else self.num_kv_heads
         width = self.attention_head_size or hidden // heads
-        self.heads = Heads.of_rank(heads, kv, width, self.tp_rank, self.tp_size)
-        if self.tp_size > 1 and self.tp_group is None:
-            raise ArgumentError(f"attention: tp_size={self.tp_size} needs a tp_group", loc=here())
+        self.heads = Heads.of_rank(heads, kv, width, self.tp_rank, tp)
+        if tp > 1 and self.tp_group is None:
+            raise ArgumentError(f"attention: tp_size={tp} needs a tp_group", loc=here())
         self.dense_bias = self.bias if self.dense_bias is None else self.dense_bias
+        self.quant_mode: Any = self.quant_mode or NO_MODE
         self.use_fp8_qdq = self.quant_mode.has_fp8_qdq() and release() < 8
         column, row = (FP8Linear, FP8RowLinear) if self.use_fp8_qdq else (ColumnLinear, RowLinear)
-        group: Any = {"dtype": self.dtype, "tp_group": self.tp_group, "tp_size": self.tp_size}
-        outputs, queries = sum(self.heads.sizes), self.heads.sizes[0]
-        self.qkv = column(
-            hidden, self.tp_size * outputs, bias=self.bias, gather_output=False, **group
-        )
-        self.dense = row(self.tp_size * queries, hidden, bias=self.dense_bias, **group)
+        group: Any = {"dtype": self.dtype, "tp_group": self.tp_group, "tp_size": tp}
+        outputs, queries = tp * sum(self.heads.sizes), self.heads.sizes[0]
+        self.qkv = column(hidden, outputs, bias=self.bias, gather_output=False, **group)
+        self.dense = row(tp * queries, hidden, bias=self.dense_bias, **group)
         # from here on those of one rank, as in TensorRT-LLM
-        self.hidden_size = hidden // (self.tp_size if release() < 8 else 1)
+        self.hidden_size = hidden // (tp if release() < 8 else 1)
         self.num_attention_heads = self.heads.query_heads
         self.num_attention_kv_heads = self.heads.kv_heads
         self.attention_head_size, self.attention_hidden_size = width, queries
@@ -104,12 +85,8 @@ class AttentionBase(Module):
         self.rel_attn_table: Parameter | None = None
         if self.relative_attention and self.num_buckets:
             shape = (self.num_attention_heads, self.num_buckets)
-            self.rel_attn_table = sharded_parameter(shape, self.dtype, 0, self.shards)
-
-    @property
-    def shards(self) -> Sequence[int] | None:
-        """The ranks that share the heads."""
-        return self.tp_group if self.tp_size > 1 else None
+            shards: Sequence[int] | None = self.tp_group if tp > 1 else None
+            self.rel_attn_table = sharded_parameter(shape, self.dtype, 0, shards)
 
     def settings(self, bidirectional: bool, **more: Any) -> AttentionSettings:
         """The settings of a call; `bidirectional` is of relative biases."""
@@ -123,68 +100,42 @@ class AttentionBase(Module):
             table = self.rel_attn_table.inner
             distance = self.max_distance if table.ndim == 2 else 0
             more |= relative_rule(table, distance, bidirectional)
-        scale = 1 / (self.q_scaling * math.sqrt(self.heads.head_size))
-        return AttentionSettings(self.heads, scale=scale, **more)
+        return AttentionSettings(self.heads, q_scaling=self.q_scaling, **more)
 
 
 @api("layers.attention.Attention", inner=True)
-@dataclass(eq=False, repr=False)
 class Attention(AttentionBase):
     """softmax(q kᵀ) v of the heads of one rank, from one projection `qkv` and into `dense`.
 
-    With chatglm positions or `qk_layernorm`, and as many key-value heads as heads, query, key and
-    value of a head follow each other in the features of `qkv`. `rotary_embedding_base` and
-    `rotary_embedding_scaling` count with and without the plugin, relative tables belong to the
-    heads of their rank, and causal masks are computed, not stored.
+    With `qk_layernorm`, and as many key-value heads as heads, query, key and value of a head follow
+    each other in the features of `qkv`. `rotary_embedding_base` and `rotary_embedding_scaling`
+    count with and without the plugin, relative tables belong to the heads of their rank, and causal
+    masks are computed, not stored.
     """
 
-    local_layer_idx: int = 0
-    qk_layernorm: bool = False
-    layernorm_type: LayerNormType = LayerNormType.LayerNorm
-    layernorm_share: bool = True
-    inner_layernorm: Any = False
-    eps: float = 1e-05
-    attention_mask_type: AttentionMaskType = AttentionMaskType.padding
-    position_embedding_type: PositionEmbeddingType = PositionEmbeddingType.learned_absolute
-    rotary_embedding_base: float = 10000.0
-    rotary_embedding_scaling: Mapping[str, Any] | None = None
-    rotary_embedding_percentage: float = 1.0
-    rope_scaling_short_factors: Sequence[float] | None = None
-    rope_scaling_long_factors: Sequence[float] | None = None
-    rope_scaling_short_mscale: float | None = None
-    rope_scaling_long_mscale: float | None = None
-    original_max_position_embeddings: int = 1024
-    use_int8_kv_cache: bool = False
-    cross_attention: bool = False
-    clip_qkv: float | None = None
-    alibi_bias_max: int = 8
-    skip_cross_kv: bool = False
-    skip_cross_qkv: bool = False
-    max_attn_value: float = 0.0
-    block_sparse_params: BlockSparseAttnParams | None = None
-    layer_idx_in_cache_pool: int | None = None
-    max_seqlen_for_logn_scaling: int = 8192
-    use_logn_scaling: bool = False
-    enable_qkv: bool = True
+    row = "layers.attention.Attention"
 
-    def __post_init__(self) -> None:
+    def __init__(self, hidden_size: int, num_attention_heads: int, **given: Any) -> None:
+        super().__init__(hidden_size, num_attention_heads, **given)
+        self.attention_mask_type = self.attention_mask_type or AttentionMaskType.padding
         if not self.enable_qkv:
             raise ArgumentError("attention always has the projection qkv", loc=here())
-        if self.inner_layernorm and self.tp_size > 1:
-            raise ArgumentError("inner_layernorm needs the heads of all ranks", loc=here())
-        super().__post_init__()
-        kind, width = self.position_embedding_type, self.heads.head_size
-        self.layer_idx = self.local_layer_idx
-        self.skip_cross_kv = self.skip_cross_kv or self.skip_cross_qkv
+        if not self.layernorm_share:
+            raise ArgumentError("attention has one norm for all heads", loc=here())
+        kind = self.position_embedding_type or PositionEmbeddingType.learned_absolute
+        if kind is PositionEmbeddingType.chatglm:
+            raise ArgumentError("attention: chatglm positions are not supported", loc=here())
+        self.position_embedding_type = kind
+        self.layer_idx = self.local_layer_idx = self.local_layer_idx or 0
         self.scale_alibi_bias = kind is PositionEmbeddingType.alibi_with_scale
         # what scripts with a forward of their own pass to gpt_attention
         self.rotary_embedding_scale_type = scaling_type(self.rotary_embedding_scaling)
-        self.rotary_embedding_scale = float((self.rotary_embedding_scaling or {}).get("factor", 1))
-        self.rotary_enabled = kind.is_rope()
-        self.rotary_embedding_dim = int(width * self.rotary_embedding_percentage) * kind.is_rope()
-        self.rope: Rope | None = None
-        if kind.is_rope() or kind is PositionEmbeddingType.chatglm:
-            self.rope = rope_of(
+        scaling: dict[str, Any] = self.rotary_embedding_scaling or {}
+        self.rotary_embedding_scale = float(scaling.get("factor", 1))
+        width, self.rotary_enabled, self.rotary_embedding_dim = self.heads.head_size, False, 0
+        self.rotation: Rotation | None = None
+        if kind.is_rope():
+            rope = rope_of(
                 kind,
                 width,
                 base=self.rotary_embedding_base,
@@ -193,20 +144,25 @@ class Attention(AttentionBase):
                 max_positions=self.max_position_embeddings,
                 original_positions=self.original_max_position_embeddings,
                 factors=(self.rope_scaling_short_factors, self.rope_scaling_long_factors),
-                scales=(self.rope_scaling_short_mscale, self.rope_scaling_long_mscale),
             )
+            self.rotary_enabled, self.rotary_embedding_dim = True, rope.rotary_dim
+            self.rotation = lambda x, positions: rope(x, positions, width)
         # the scale of a quantized cache; up to 0.7 under the second name, with its reciprocal
         self.kv_cache_scaling_factor: Parameter | None = None
         self.kv_quant_orig_scale: Parameter | None = None
         self.kv_orig_quant_scale: Parameter | None = None
-        int8 = QuantMode.INT8_KV_CACHE if self.use_int8_kv_cache else QuantMode(0)
-        self.quantize_cache(self.quant_mode | int8)
-        norm: Any = norm_class(self.layernorm_type)
+        mode: Any = QuantMode.INT8_KV_CACHE if self.use_int8_kv_cache else NO_MODE
+        self.quantize_cache(self.quant_mode | mode)
         if self.qk_layernorm:
-            self.q_layernorm = self._norm(norm, self.heads.query_heads)
-            self.k_layernorm = self._norm(norm, self.heads.kv_heads)
-        if self.inner_layernorm:
-            self.inner_layernorm = norm(self.hidden_size, dtype=self.dtype, eps=self.eps)
+            norm = _NORMS.get(self.layernorm_type or LayerNormType.LayerNorm)
+            if norm is None:
+                raise ArgumentError(
+                    "attention: expected LayerNormType.LayerNorm or RmsNorm, found "
+                    f"{self.layernorm_type!r}",
+                    loc=here(),
+                )
+            self.q_layernorm = norm(width, eps=self.eps, dtype=self.dtype)
+            self.k_layernorm = norm(width, eps=self.eps, dtype=self.dtype)
 
     def quantize_cache(self, mode: QuantMode) -> None:
         """Hold the KV cache as codes where `mode` says so, times a scale [1]."""
@@ -238,18 +194,6 @@ class Attention(AttentionBase):
         """`attention_params`, or empty ones."""
         return attention_params or AttentionParams()
 
-    def _norm(self, norm: Any, heads: int) -> Any:
-        """A norm of the features of every head, with one weight for all heads or one for each."""
-        width = self.heads.head_size
-        if self.layernorm_share:
-            return norm(width, eps=self.eps, dtype=self.dtype)
-        if norm is not LayerNorm:
-            raise ArgumentError("layernorm_share=False needs LayerNormType.LayerNorm", loc=here())
-        own = LayerNorm(normalized_shape=(heads, width), eps=self.eps, dtype=self.dtype)
-        own.weight = sharded_parameter((heads, width), self.dtype, 0, self.shards)
-        own.bias = None
-        return own
-
     # -- the graph
 
     def forward(
@@ -260,12 +204,7 @@ class Attention(AttentionBase):
         kv_cache_params: KeyValueCacheParams | None = None,
         attention_params: AttentionParams | None = None,
         encoder_output: Any = None,
-        position_embedding: Any = None,
-        mrope_params: MropeParams | None = None,
         position_ids: Any = None,
-        cross_kv_cache_gen: Any = None,
-        cross_kv_reuse: Any = None,
-        cross_qkv_reuse: Any = None,
         all_reduce_params: Any = None,
         reduce_fusion_params: Any = None,
         attention_packed_mask: Any = None,
@@ -284,55 +223,33 @@ class Attention(AttentionBase):
             )
         caches = kv_cache_params or KeyValueCacheParams()
         sizes = attention_params or AttentionParams()
-        prompt = unwrapped(sizes.context_lengths)
-        by_head = position_embedding is not None and position_embedding.ndim == 3
-        settings, switches = self._settings(), current_network().plugin_config
-        x, is_pair = hidden_states, isinstance(hidden_states, tuple)  # codes and their scales
-        given = _first(hidden_states)
-        rows = packed_rows(
-            given,
-            prompt,
-            unwrapped(sizes.host_request_types),
-            unwrapped(caches.host_past_key_value_lengths),
-        )
-        x = x if is_pair or given.ndim == 3 else given.unsqueeze(0)
-        q, k, v = self._projected(x, by_head)
+        prompt, filled = unwrapped([sizes.context_lengths, caches.host_past_key_value_lengths])
+        is_pair = isinstance(hidden_states, tuple)  # codes and their scales
+        x: Any = cast("tuple[Tensor, Tensor]", hidden_states)[0] if is_pair else hidden_states
+        rows = packed_rows(x, prompt, unwrapped(sizes.host_request_types), filled)
+        padded: Any = hidden_states if is_pair or x.ndim == 3 else x.unsqueeze(0)
+        q, k, v = self._projected(padded)
         if rows is not None:
             q, k, v = (rows.pad(each) for each in (q, k, v))
-            position_ids = None  # counted from the cache
         if self.cross_attention:
-            reuse = cross_qkv_reuse if cross_kv_reuse is None else cross_kv_reuse
-            kv = self._encoded(encoder_output, by_head, cross_kv_cache_gen, reuse)
-            mask = None if release() < 8 else attention_mask  # up to 0.7 that of the decoder
             lengths = unwrapped(sizes.encoder_input_lengths)
-            context, cache = run_cross_attention(settings, q, kv, lengths, mask)
+            mask = None if release() < 8 else attention_mask  # up to 0.7 that of the decoder
+            context, cache = self._crossed(q, encoder_output, lengths, mask)
         else:
-            past = unwrapped(caches.get_first_past_key_value())
-            window = window_of(caches.windows, self.local_layer_idx)
-            plugin = bool(switches.gpt_attention_plugin) or rows is not None
-            filled = filled_keys(past, caches.host_past_key_value_lengths) if plugin else None
-            before = 0 if past is None else past.shape[3] if filled is None else filled
-            queries = query_positions(q.shape[1], before)
-            ids = position_ids if position_embedding is None else position_embedding
-            q, k = self._positioned(q, k, queries, ids, mrope_params or MropeParams(), prompt)
-            if plugin:
-                context, cache = run_attention(
-                    settings,
-                    (q, k, v),
-                    past,
-                    filled,
-                    mask=attention_mask,
-                    prompt=prompt,
-                    window=window,
-                    use_cache=use_cache,
-                    packed=rows,
-                )
-            else:
-                cache, k, v = grow(self.heads, past, k, v, settings.codes)
-                seen: Any = {"mask": attention_mask, "prompt": prompt, "window": window}
-                context = attend_with(settings, q, k, v, **seen)
-        if self.inner_layernorm:
-            context = self.inner_layernorm(context)
+            counted = rows is not None or position_ids is None or position_ids.ndim != 2
+            plugin = rows is not None or bool(current_network().plugin_config.gpt_attention_plugin)
+            context, cache = self_attention(
+                self._settings(self.attention_mask_type),
+                (q, k, v),
+                unwrapped(caches.get_first_past_key_value()),
+                filled if plugin else None,
+                positions=None if counted else position_ids,
+                mask=attention_mask,
+                prompt=prompt,
+                window=window_of(caches.windows, self.local_layer_idx),
+                packed=rows,
+                plugin=plugin,
+            )
         out = self.project(context, all_reduce_params or reduce_fusion_params)
         return (out, cache) if use_cache else out
 
@@ -340,7 +257,7 @@ class Attention(AttentionBase):
         """The output of the layer."""
         return self.dense(context, all_reduce_params=all_reduce_params)
 
-    def _settings(self) -> AttentionSettings:
+    def _settings(self, mask_type: AttentionMaskType) -> AttentionSettings:
         slopes, heads = None, self.heads
         if self.position_embedding_type.is_alibi():
             every, first = heads.query_heads * heads.tp_size, heads.query_heads * heads.tp_rank
@@ -350,96 +267,53 @@ class Attention(AttentionBase):
         scale = self.kv_quant_orig_scale if release() < 8 else self.kv_cache_scaling_factor
         return self.settings(
             bidirectional=False,
-            mask_type=self.attention_mask_type,
+            mask_type=mask_type,
             softcap=float(self.max_attn_value),
+            rotation=self.rotation,
+            logn=self.max_seqlen_for_logn_scaling if self.use_logn_scaling else 0,
             slopes=slopes,
             block_sparse=BlockSparse(
-                sparse.block_size or 64,
-                sparse.num_local_blocks or 16,
-                sparse.vertical_stride or 8,
-                bool(sparse.homo_head_pattern),
+                sparse.block_size,
+                sparse.num_local_blocks,
+                sparse.vertical_stride,
+                sparse.homo_head_pattern,
             ),
             codes=cache_codes(self.quant_mode, None if scale is None else scale.inner),
         )
 
-    def _projected(self, x: Any, by_head: bool) -> tuple[Tensor, Tensor, Tensor]:
+    def _projected(self, x: Any) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values, clipped and normalized."""
         qkv: Tensor = self.qkv(x)
         if self.clip_qkv is not None:
             qkv = F.clip(qkv, low=-float(self.clip_qkv), high=float(self.clip_qkv))
-        if by_head or self.qk_layernorm:
-            q, k, v = self.heads.split_by_head(qkv)
-        else:
-            q, k, v = self.heads.split(qkv)
-        if self.qk_layernorm:
-            q, k = self._normed(self.q_layernorm, q), self._normed(self.k_layernorm, k)
-        return q, k, v
+        if not self.qk_layernorm:
+            return self.heads.split(qkv)
+        q, k, v = self.heads.split_by_head(qkv)
+        by_head = [each.reshape(*each.shape[:2], -1, self.heads.head_size) for each in (q, k)]
+        q_normed, k_normed = self.q_layernorm(by_head[0]), self.k_layernorm(by_head[1])
+        return q_normed.reshape(*q.shape), k_normed.reshape(*k.shape), v
 
-    def _normed(self, norm: Any, x: Tensor) -> Tensor:
-        """x [B, S, heads*head_size] with every head normalized."""
-        heads = x.reshape(*x.shape[:2], -1, self.heads.head_size)
-        if self.layernorm_share:
-            return norm(heads).reshape(*x.shape)
-        weight = norm.weight.inner.cast(x.dtype)
-        return (F.layer_norm(heads, eps=norm.eps) * weight).reshape(*x.shape)
-
-    def _positioned(
-        self,
-        q: Tensor,
-        k: Tensor,
-        queries: Tensor,
-        ids: Tensor | None,
-        mrope: MropeParams,
-        prompt: Tensor | None,
+    def _crossed(
+        self, q: Tensor, encoder_output: Any, lengths: Tensor | None, mask: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        """Queries and keys turned by the positions of their tokens, and queries by log n."""
-        rope, width = self.rope, self.heads.head_size
-        if rope is not None and rope.halves and ids is None:
-            raise Error("attention with chatglm positions needs position_embedding", loc=here())
-        every = F.expand(queries, q.shape[:2])
-        if mrope.mrope_rotary_sin_cos is not None and rope is not None:
-            table, deltas = (
-                unwrapped(x) for x in (mrope.mrope_rotary_sin_cos, mrope.mrope_position_deltas)
-            )
-            cos, sin = mrope_angles(table, deltas, every, prompt, rope)
-            q, k = (rotated(x, cos, sin, width, False) for x in (q, k))
-        elif rope is not None:
-            own = ids is not None and (ids.ndim == 2 or rope.halves or bool(rope.sections))
-            positions = ids if own and ids is not None else every
-            q, k = rope(q, positions, width), rope(k, positions, width)
-        if self.use_logn_scaling:
-            q = q * logn_scale(queries, self.max_seqlen_for_logn_scaling).cast(q.dtype)
-        return q, k
-
-    def _encoded(
-        self, encoder_output: Any, by_head: bool, generate: Any, reuse: Any
-    ) -> tuple[Tensor, Tensor]:
-        """Keys and values [B, T, kv*head_size] of the encoder's output.
-
-        With `skip_cross_kv` they are `reuse` [B, T, 2*kv*head_size] where `generate` bool [1] is
-        false. Both are computed.
-        """
+        """(context, cache [B, 2, kv_heads, T, head_size]) over the keys of the encoder's output,
+        `lengths` i32 [B] of each row."""
         if encoder_output is None:
             raise Error("cross attention needs encoder_output, found None", loc=here())
-        _, k, v = self._projected(encoder_output, by_head)
-        if not self.skip_cross_kv or generate is None or reuse is None:
-            return k, v
-        _, width, _ = self.heads.sizes
-        kept = F.slice(reuse, 2, reuse.shape[2] - 2 * width, reuse.shape[2]).split(width, 2)
-        chosen = generate.reshape(1, 1, 1)
-        fresh = chosen if chosen.dtype == "bool" else F.ne(chosen, 0)
-        return F.where(fresh, k, kept[0].cast(k.dtype)), F.where(fresh, v, kept[1].cast(v.dtype))
-
-
-def _first(given: Any) -> Tensor:
-    pair = cast("tuple[Tensor, Tensor]", given)
-    return pair[0] if isinstance(given, tuple) else cast("Tensor", given)
+        _, k, v = self._projected(encoder_output)
+        for other in (k, v, lengths, mask):  # inputs may call the rows by different names
+            if other is not None:
+                current_network().unify(q.shape[0], other.shape[0], named=True)
+        settings = self._settings(AttentionMaskType.padding)
+        cache, k, v = grow(self.heads, None, k, v, settings.codes)
+        return attend_with(settings, q, k, v, lengths=lengths, mask=mask), cache
 
 
 @api("layers.attention.BertAttention", inner=True)
-@dataclass(eq=False, repr=False)
 class BertAttention(AttentionBase):
     """Attention over whole sequences, without a cache: the rows see their first keys only."""
+
+    row = "layers.attention.BertAttention"
 
     def forward(
         self, hidden_states: Any, attention_mask: Any = None, input_lengths: Any = None
@@ -453,13 +327,3 @@ class BertAttention(AttentionBase):
         seen = {"bias" if release() < 8 else "mask": attention_mask}
         q, k, v = self.heads.split(self.qkv(hidden_states))
         return self.dense(attend_with(settings, q, k, v, lengths=input_lengths, **seen))
-
-
-def norm_class(kind: LayerNormType) -> Any:
-    """The class of a norm over the features."""
-    norm = {LayerNormType.LayerNorm: LayerNorm, LayerNormType.RmsNorm: RmsNorm}.get(kind)
-    if norm is None:
-        raise ArgumentError(
-            f"attention: expected LayerNormType.LayerNorm or RmsNorm, found {kind!r}", loc=here()
-        )
-    return norm

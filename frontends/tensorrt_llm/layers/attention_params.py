@@ -5,41 +5,29 @@ The fields of a class are the arguments of its row in api.toml, in the versions 
 
 from __future__ import annotations
 
-from inspect import Parameter as Argument
-from inspect import Signature
-from typing import TYPE_CHECKING, Any, ClassVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from ....errors import Error
 from ....source import here
-from ..api import api, rows
+from ..api import api, fields, rows
 
 
 class Fields:
-    """An object that holds the arguments of its row, None unless given."""
+    """An object that holds the arguments and attributes of its row, None unless given."""
 
-    path: ClassVar[str] = ""
+    row: ClassVar[str]
 
-    def __init_subclass__(cls) -> None:
-        row = rows()[cls.path]
-        every = dict.fromkeys([*row.names, *(each.name for each in row.attributes)])
-
-        def hold(self: Fields, **fields: Any) -> None:
-            vars(self).update(every | fields)
-            self.check()
-
-        own = Argument("self", Argument.POSITIONAL_ONLY)
-        names = [Argument(name, Argument.KEYWORD_ONLY, default=None) for name in sorted(row.names)]
-        cast("Any", hold).__signature__ = Signature([own, *names])  # so that all are held
-        cast("Any", cls).__init__ = hold
+    def __init__(self, **given: Any) -> None:
+        attributes = (each.name for each in rows()[self.row].attributes)
+        vars(self).update({**dict.fromkeys(attributes), **fields(self.row, every=True), **given})
 
     if TYPE_CHECKING:
 
-        def __init__(self, *args: Any, **fields: Any) -> None: ...
-
         def __getattr__(self, name: str) -> Any: ...
 
-    def check(self) -> None:
-        """Raise an Error about fields that irc cannot honour."""
+    def is_off(self) -> bool:
+        """True: only arguments that are off are accepted."""
+        return True
 
     def is_valid(
         self,
@@ -60,7 +48,7 @@ class AttentionParams(Fields):
     the tables for them stay None.
     """
 
-    path = "layers.attention.AttentionParams"
+    row = "layers.attention.AttentionParams"
 
     def is_valid_cross_attn(self, do_cross_attention: Any) -> bool:
         """True."""
@@ -79,10 +67,10 @@ class KeyValueCacheParams(Fields):
 
     `past_key_value` has a cache [B, 2, kv, P, D] per layer. `host_max_attention_window_sizes` is
     a number, one per layer, or i32 [layers]. irc's caches are contiguous: the fields of paged ones
-    are only held.
+    stay None.
     """
 
-    path = "layers.attention.KeyValueCacheParams"
+    row = "layers.attention.KeyValueCacheParams"
     past_key_value: Any
     host_max_attention_window_sizes: Any
 
@@ -103,9 +91,9 @@ class KeyValueCacheParams(Fields):
 
     def fill_none_tensor_list(self, list_size: int) -> None:
         """Give every layer a cache, a window and blocks that are None, unless there are some."""
-        for name in rows()[self.path].names:
+        for name, value in list(vars(self).items()):
             per_layer = name.endswith(("_key_value", "_sizes", "_cache_lengths", "_pointers"))
-            if per_layer and vars(self)[name] is None:
+            if per_layer and value is None:
                 setattr(self, name, (None,) * list_size)
 
 
@@ -113,38 +101,82 @@ class KeyValueCacheParams(Fields):
 class AttentionMaskParams(Fields):
     """The masks of a layer, [B, T] or [B, S, T]; packed masks are not supported."""
 
-    path = "layers.attention.AttentionMaskParams"
-
-
-@api("layers.attention.MropeParams")
-class MropeParams(Fields):
-    """Angles of mrope: [cos, sin] per pair of the tokens of prompts, [B, N * D], and i32 [B, 1],
-    what is added to the positions of later tokens."""
-
-    path = "layers.attention.MropeParams"
+    row = "layers.attention.AttentionMaskParams"
 
 
 @api("layers.attention.BlockSparseAttnParams")
 class BlockSparseAttnParams(Fields):
     """Blocks of AttentionMaskType.blocksparse; `irc.frontends.layers.BlockSparse` defines them."""
 
-    path = "layers.attention.BlockSparseAttnParams"
+    row = "layers.attention.BlockSparseAttnParams"
+
+
+@api("layers.attention.MropeParams")
+class MropeParams(Fields):
+    """Angles of images and videos, which are refused."""
+
+    row = "layers.attention.MropeParams"
 
 
 @api("layers.attention.SpecDecodingParams")
 class SpecDecodingParams(Fields):
-    """Refused where it has tensors: speculative decoding is not supported."""
+    """Several tokens per call, which are refused."""
 
-    path = "layers.attention.SpecDecodingParams"
+    row = "layers.attention.SpecDecodingParams"
 
-    def check(self) -> None:
-        if not self.is_off():
-            raise Error(
-                "speculative decoding is not supported; generate one token per call", loc=here()
-            )
 
-    def is_off(self) -> bool:
-        """Whether one token is generated per call."""
-        most = self.spec_decoding_max_generation_length or 1
-        fields = [value for value in vars(self).values() if not isinstance(value, (int, bool))]
-        return most <= 1 and not any(value is not None for value in fields)
+# -- adapters (LoRA): accepted where there are none, as scripts write it; else refused
+
+
+def refuse_lora(*given: Any) -> None:
+    """An Error where there are LoRA weights at run time."""
+    if all(each is None or getattr(each, "is_off", bool)() for each in given):
+        return
+    raise Error(
+        "LoRA weights at run time are not supported; add them to the weights of the model before "
+        "it is compiled",
+        loc=here(),
+    )
+
+
+@api("layers.lora.LoraParams")
+class LoraParams(Fields):
+    """The adapters of the layers, of which there are none: every list is None or empty."""
+
+    row = "layers.lora.LoraParams"
+
+    def __init__(self, **given: Any) -> None:
+        super().__init__(**given)
+        lists = [value for name, value in vars(self).items() if name.startswith("lora_")]
+        refuse_lora(*(adapters for adapters in lists if any(adapters or ())))
+
+    def get_layer_params(self, layer_idx: int) -> LoraParams:
+        """Those of a layer."""
+        return self
+
+    def get_runtime_params(self, layer_idx: int, lora_module: str) -> None:
+        """None: the module has no adapter."""
+
+
+@api("runtime.lora_manager.LoraConfig")
+@api("lora_manager.LoraBuildConfig")
+@api("lora_manager.LoraConfig")
+class LoraConfig(Fields):
+    """The adapters of a build: none, in no folder. `is_valid` is whether there are any."""
+
+    row = "lora_manager.LoraConfig"
+
+    def __init__(self, **given: Any) -> None:
+        super().__init__(**given)
+        folders = self.hf_lora_dir, self.lora_dir or None
+        refuse_lora(*folders, self.lora_target_modules or None)
+
+    @classmethod
+    def from_hf(
+        cls,
+        hf_lora_dir: str | None,
+        hf_modules_to_trtllm_modules: dict[str, str] | None = None,
+        trtllm_modules_to_hf_modules: dict[str, str] | None = None,
+    ) -> LoraConfig:
+        """The config of a folder of adapters, or of None."""
+        return cls(hf_lora_dir=hf_lora_dir)

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
-from ....errors import Error
 from ....source import here
 from ... import functional as F
 from ...tensor import Tensor
@@ -52,25 +51,9 @@ def sharded_parameter(
     return parameter
 
 
-def gathered(x: Any, group: Sequence[int]) -> Tensor:
-    """The features of all ranks of a group."""
-    return unwrapped(allgather(tensor=x, group=group, gather_dim=-1))
-
-
 def summed(x: Any, group: Sequence[int], params: Any = None) -> Any:
     """The sum over the ranks of a group; with a fusion_op of `params` (the normalized, the sum)."""
     return unwrapped(allreduce(tensor=x, group=group, all_reduce_params=params))
-
-
-def refuse_lora(*given: Any) -> None:
-    """An Error where a layer gets LoRA weights at run time."""
-    if all(each is None or getattr(each, "is_off", bool)() for each in given):
-        return
-    raise Error(
-        "LoRA weights at run time are not supported; add them to the weights of the model before "
-        "it is compiled",
-        loc=here(),
-    )
 
 
 @dataclass(eq=False, repr=False)
@@ -127,9 +110,10 @@ class LinearBase(Module):
         """x · weightᵀ."""
         return F.linear(x, self.weight.inner.cast(x.dtype))
 
-    def bias_as(self, x: Tensor) -> Tensor:
-        """The bias, in the dtype of x."""
-        return self.bias.inner.cast(x.dtype)
+    def biased(self, y: Tensor, parts: int = 1) -> Tensor:
+        """y + bias / parts, in the dtype of y."""
+        bias = None if self.bias is None else self.bias.inner.cast(y.dtype)
+        return y if bias is None else y + (bias if parts == 1 else bias / parts)
 
 
 @api("layers.linear.Linear", inner=True)
@@ -152,11 +136,11 @@ class Linear(LinearBase):
 
     def forward(self, x: Any) -> Any:
         """x [..., in_features] to [..., out_features], of this rank or of all."""
-        y = self.multiply(x)
-        y = y if self.bias is None else y + self.bias_as(y)
+        y = self.biased(self.multiply(x))
         if not self.gather_output or self.tp_group is None:
             return y
-        return gathered(y, self.tp_group)
+        gather: Any = allgather
+        return unwrapped(gather(y, self.tp_group, gather_dim=-1))
 
 
 ColumnLinear = Linear
@@ -184,11 +168,9 @@ class RowLinear(LinearBase):
         `all_reduce_params` to (the normalized sum, the sum)."""
         y = self.multiply(x)
         if self.is_expert:
-            return y if self.bias is None else y + self.bias_as(y) / self.parts
+            return self.biased(y, self.parts)
         params = all_reduce_params or reduce_fusion_params or AllReduceParams()
         if params.fusion_op == AllReduceFusionOp.NONE:
-            y = y if self.tp_group is None else summed(y, self.tp_group)
-            return y if self.bias is None else y + self.bias_as(y)
-        bias = params.bias if self.bias is None else self.bias_as(y)
-        params = replace(params, bias=bias)
-        return summed(y, self.tp_group or [0], params)
+            return self.biased(y if self.tp_group is None else summed(y, self.tp_group))
+        bias = params.bias if self.bias is None else self.bias.inner.cast(y.dtype)
+        return summed(y, self.tp_group or [0], replace(params, bias=bias))

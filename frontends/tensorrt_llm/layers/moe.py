@@ -25,8 +25,8 @@ from ..functional.quantized import PackedWeight
 from ..mapping import Mapping
 from ..module import Module, Parameter
 from ..quantization import QuantMode
-from .linear import NO_MODE, Linear, RowLinear, shard_size, summed
-from .mlp import DOUBLE, MLP
+from .linear import NO_MODE, RowLinear, shard_size, summed
+from .mlp import DOUBLE
 
 
 class ExpertScaleNormalizationMode(IntEnum):
@@ -114,8 +114,8 @@ class ExpertWeights(Module):
         """x [experts, tokens, inputs] to [..., outputs]; the bias only where `only` is true."""
         weight, kind = self.weight.inner, x.dtype
         if self.per_channel_scale is not None:
-            scales, wanted = self.per_channel_scale.inner.unsqueeze(2), kind
-            weight = F.dequantize(weight, scales, dtype=wanted)  # pyright: ignore[reportArgumentType]
+            scales: Any = self.per_channel_scale.inner.unsqueeze(2)
+            weight = F.dequantize(weight, scales, dtype=kind)  # pyright: ignore[reportArgumentType]
         y = F.matmul(x, weight.cast(kind).transpose(1, 2))
         if self.bias is None:
             return y
@@ -175,8 +175,9 @@ class MixtureOfExperts(Module):
         self.router = router(
             self.hidden_size, self.num_experts, bias=False, dtype="float32", **group
         )
-        fc = self._experts(outputs, self.hidden_size)
-        proj = self._experts(self.hidden_size, inner)
+        count, own = self.experts_per_node, (self.bias, self.dtype, mode)
+        fc = ExpertWeights(count, outputs, self.hidden_size, *own)
+        proj = ExpertWeights(count, self.hidden_size, inner, *own)
         self.projections = fc, proj
         if release() >= 10:
             self.fc, self.proj = fc, proj
@@ -185,10 +186,6 @@ class MixtureOfExperts(Module):
             setattr(self, f"experts_weight_{number}", each.weight)
             setattr(self, f"experts_bias_{number}", each.bias)
             setattr(self, f"experts_scale_{number}", each.per_channel_scale)
-
-    def _experts(self, outputs: int, inputs: int) -> ExpertWeights:
-        own = self.bias, self.dtype, self.quant_mode
-        return ExpertWeights(self.experts_per_node, outputs, inputs, *own)
 
     def _division(self) -> tuple[tuple[str, ...], tuple[str, ...], int, int]:
         """(axes of the shards of experts, axes of the sets of experts, how many of both)."""
@@ -218,12 +215,25 @@ class MixtureOfExperts(Module):
         """hidden_states [..., hidden_size] to the same."""
         x: Tensor = hidden_states
         tokens = x.reshape(product(x.shape[:-1]), x.shape[-1])
-        mixed = self.mixed(tokens, *self._routed(tokens)).reshape(x.shape)
+        first, is_first = None, None
+        if self.ep_axes:
+            first = F.rank(".".join(self.ep_axes)) * self.experts_per_node
+        if self.tp_axes:  # of the ranks with shards of an expert, one adds the bias
+            is_first = F.eq(F.rank(".".join(self.tp_axes)), 0)
+        fc, proj = self.projections
+        mixed, _ = mix_experts(
+            lambda queued: proj.forward(unwrapped(self.act(fc.forward(queued))), is_first),
+            tokens,
+            *self._routed(tokens),
+            self.num_experts,
+            local=self.experts_per_node,
+            first=first,
+        )
         is_whole = release() < 11 and self.moe_config.tp_mode == ParallelismMode.NONE
         if is_whole or not self.use_all_reduce:
-            return mixed
+            return mixed.reshape(x.shape)
         params = all_reduce_params or reduce_fusion_params
-        return summed(mixed, self.tp_group or [0], params)
+        return summed(mixed.reshape(x.shape), self.tp_group or [0], params)
 
     def _routed(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
         """The weights and the numbers of the experts of each token."""
@@ -235,55 +245,6 @@ class MixtureOfExperts(Module):
         normalize = self.moe_config.normalization_mode == ExpertScaleNormalizationMode.RENORMALIZE
         return route(self.router(given), self.top_k, normalize, tokens.dtype)
 
-    def mixed(self, tokens: Tensor, weights: Tensor, chosen: Tensor) -> Tensor:
-        """The weighted sum [T, hidden_size] of this rank's experts, partial over the group."""
-        first = None
-        if self.ep_axes:
-            first = F.rank(".".join(self.ep_axes)) * self.experts_per_node
-        is_first = F.eq(F.rank(".".join(self.tp_axes)), 0) if self.tp_axes else None
-        fc, proj = self.projections
-        return mix_experts(
-            lambda queued: proj.forward(unwrapped(self.act(fc.forward(queued))), is_first),
-            tokens,
-            weights,
-            chosen,
-            self.num_experts,
-            local=self.experts_per_node,
-            first=first,
-        )[0]
-
 
 MOE = MixtureOfExperts
 register("layers.moe.MOE", MixtureOfExperts)
-
-
-@api("layers.moe.SharedMoE", inner=True)
-@dataclass(eq=False, repr=False)
-class SharedMoE(MixtureOfExperts):
-    """A mixture of experts, plus a feed-forward that every token uses, times the sigmoid of its own
-    gate if `use_shared_gate`."""
-
-    use_shared_gate: bool = False
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.shared_expert = MLP(
-            hidden_size=self.hidden_size,
-            ffn_hidden_size=self.moe_config.shared_expert_intermediate_size,
-            hidden_act=self.hidden_act,
-            bias=False,
-            dtype=self.dtype,
-            tp_group=self.tp_group,
-            tp_size=self.tp_size,
-            is_expert=True,
-        )
-        gate: Any = Linear
-        self.shared_expert_gate = None
-        if self.use_shared_gate:
-            self.shared_expert_gate = gate(self.hidden_size, 1, bias=False, dtype=self.dtype)
-
-    def mixed(self, tokens: Tensor, weights: Tensor, chosen: Tensor) -> Tensor:
-        shared: Any = self.shared_expert(tokens)
-        if self.shared_expert_gate is not None:
-            shared = F.sigmoid(self.shared_expert_gate(tokens)) * shared
-        return super().mixed(tokens, weights, chosen) + shared

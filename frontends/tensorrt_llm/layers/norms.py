@@ -10,13 +10,8 @@ from ....errors import Error
 from ....source import here
 from ..api import api
 from ..arithmetic import unwrapped
-from ..context import current_session
 from ..functional import group_norm, layer_norm, rms_norm
 from ..module import Module, Parameter
-
-
-def _inner(parameter: Parameter | None) -> Any:
-    return None if parameter is None else parameter.inner
 
 
 @dataclass(eq=False, repr=False)
@@ -31,40 +26,23 @@ class Norm(Module):
 
     def __post_init__(self) -> None:
         sizes = self.normalized_shape
-        self.normalized_shape = (sizes,) if isinstance(sizes, int) else tuple(sizes)
-        has_bias = vars(self).pop("bias")
-        self.weight = self.parameter() if self.elementwise_affine else None
-        self.bias = self.parameter() if self.elementwise_affine and has_bias else None
-
-    def parameter(self) -> Parameter:
-        """A number per feature."""
-        shape: Any = self.normalized_shape
-        return Parameter(shape=shape, dtype=self.dtype)
+        shape = self.normalized_shape = (sizes,) if isinstance(sizes, int) else tuple(sizes)
+        affine, biased = self.elementwise_affine, vars(self).pop("bias")
+        self.weight = Parameter(shape=shape, dtype=self.dtype) if affine else None
+        self.bias = Parameter(shape=shape, dtype=self.dtype) if affine and biased else None
 
 
 @api("layers.normalization.LayerNorm", inner=True)
 @dataclass(eq=False, repr=False)
 class LayerNorm(Norm):
-    """Normalizes the last dimensions of x, whose sizes are `normalized_shape`.
-
-    With `tp_size` and a `tp_dim` the weights are the part of one rank along that dimension.
-    """
+    """Normalizes the last dimensions of x, whose sizes are `normalized_shape`."""
 
     bias: Any = True
-    tp_size: int = 1
-    tp_dim: int = -1
-
-    def parameter(self) -> Parameter:
-        own = super().parameter()
-        if self.tp_size > 1 and self.tp_dim >= 0:
-            mapping = current_session().mapping
-            own.sharded = (self.tp_dim, mapping.axes_of("tp") if mapping else ("tp",))
-        return own
 
     def forward(self, x: Any, normalized_shape: Any = None) -> Any:
         """x, normalized."""
         shape = normalized_shape or self.normalized_shape
-        return unwrapped(layer_norm(x, shape, _inner(self.weight), _inner(self.bias), self.eps))
+        return unwrapped(layer_norm(x, shape, self.weight, self.bias, self.eps))
 
 
 @api("layers.normalization.RmsNorm", inner=True)
@@ -78,8 +56,8 @@ class RmsNorm(Norm):
     def forward(self, x: Any, normalized_shape: Any = None) -> Any:
         """x, normalized."""
         shape = normalized_shape or self.normalized_shape
-        options: Any = {"weight": _inner(self.weight), "eps": self.eps}
-        return unwrapped(rms_norm(x, shape, num_groups=self.num_groups, **options))
+        groups: Any = {"num_groups": self.num_groups}
+        return unwrapped(rms_norm(x, shape, weight=self.weight, eps=self.eps, **groups))
 
 
 @api("layers.normalization.GroupNorm", inner=True)
@@ -106,5 +84,4 @@ class GroupNorm(Module):
 
     def forward(self, x: Any) -> Any:
         """x, normalized."""
-        weight, bias = _inner(self.weight), _inner(self.bias)
-        return unwrapped(group_norm(x, self.num_groups, weight, bias, self.eps))
+        return unwrapped(group_norm(x, self.num_groups, self.weight, self.bias, self.eps))

@@ -58,7 +58,7 @@ class SmoothQuantMLP(MLP, OfCodes):
     def options(self) -> dict[str, Any]:
         return {"quant_mode": self.quant_mode}
 
-    def normed(self, x: Tensor) -> Any:
+    def to_proj(self, x: Tensor) -> Any:
         return self.encoded(x, self.proj.smoother)
 
 
@@ -69,31 +69,41 @@ class SmoothQuantGatedMLP(GatedMLP, SmoothQuantMLP):
 
 
 @api("quantization.layers.SmoothQuantAttention", inner=True)
-@dataclass(eq=False, repr=False)
 class SmoothQuantAttention(Attention, OfCodes):
     """Attention of codes i8, or of pairs (codes, scales) per token."""
 
-    qkv_bias_only: bool = False
-    scale_alibi_bias: bool = False
+    def __init__(
+        self,
+        hidden_size: int,
+        num_attention_heads: int,
+        qkv_bias_only: bool = False,
+        scale_alibi_bias: bool = False,
+        **given: Any,
+    ) -> None:
+        super().__init__(hidden_size, num_attention_heads, **given)
+        self.scale_alibi_bias = self.scale_alibi_bias or scale_alibi_bias
+        self.bias = self.bias or qkv_bias_only
+        self.make_products()
 
-    def __post_init__(self) -> None:
-        scaled = self.scale_alibi_bias
-        super().__post_init__()
-        self.scale_alibi_bias = self.scale_alibi_bias or scaled
+    @classmethod
+    def of(cls, part: Attention, mode: QuantMode) -> SmoothQuantAttention:
+        """A layer with the settings of another one, and without weights."""
+        smoothed = cls.__new__(cls)
+        smoothed.__dict__.update(vars(part), quant_mode=mode | part.quant_mode)
+        smoothed.make_products()
+        return smoothed
+
+    def make_products(self) -> None:
+        """Make the projections, and the scale between them."""
         mode, heads = self.quant_mode, self.heads
         group: Any = {"dtype": self.dtype, "tp_group": self.tp_group, "tp_size": self.tp_size}
         hidden = self.dense.out_features
         # the scales of queries, keys and values are always per output
         own = QuantMode.from_description(True, True, mode.has_per_token_dynamic_scaling(), True)
+        outputs, inputs = self.tp_size * sum(heads.sizes), self.tp_size * heads.sizes[0]
         self.qkv = q.SmoothQuantLinear(
-            hidden,
-            self.tp_size * sum(heads.sizes),
-            bias=self.bias or self.qkv_bias_only,
-            gather_output=False,
-            quant_mode=own,
-            **group,
+            hidden, outputs, bias=self.bias, gather_output=False, quant_mode=own, **group
         )
-        inputs = self.tp_size * heads.sizes[0]
         self.dense = q.SmoothQuantRowLinear(
             inputs, hidden, bias=self.dense_bias, quant_mode=mode, **group
         )
@@ -243,12 +253,7 @@ def _smoothed(model: Any, mode: QuantMode) -> Any:
                 old = {n: getattr(part, n) for n in (*sizes, "tp_group", "tp_size")}
                 setattr(parent, name, kind(quant_mode=mode, **old))
             elif type(part) is Attention:
-                old = {n: getattr(part, n) for n in Attention.__dataclass_fields__}
-                width = part.heads.head_size
-                old |= {"hidden_size": part.qkv.in_features, "quant_mode": mode | part.quant_mode}
-                old |= {"num_attention_heads": part.heads.query_heads * part.tp_size}
-                old |= {"attention_head_size": width, "apply_query_key_layer_scaling": False}
-                setattr(parent, name, SmoothQuantAttention(**old))
+                setattr(parent, name, SmoothQuantAttention.of(part, mode))
     return model
 
 

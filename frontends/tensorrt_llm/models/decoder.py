@@ -21,7 +21,7 @@ from ..layers import (
     LoraParams,
     PromptTuningEmbedding,
 )
-from ..layers.linear import refuse_lora
+from ..layers.attention_params import refuse_lora
 from ..layers.quantize import quantize
 from ..mapping import Mapping as RankMapping
 from ..module import Module, ModuleList

@@ -185,7 +185,7 @@ class Case:
             inputs.pop("x"),
             use_cache=True,
             kv_cache_params=KeyValueCacheParams(
-                [inputs.pop("past_key_value_0")],
+                past_key_value=[inputs.pop("past_key_value_0")],
                 host_past_key_value_lengths=inputs.pop("host_past_key_value_lengths", None),
                 host_max_attention_window_sizes=inputs.pop("window", self.window),
             ),
@@ -201,8 +201,6 @@ KEYS, HELD = ("keys", (1, 4, 16)), ("held", (0, 3, 16))
 # the dynamic sizes of inputs, None for others
 SIZES: dict[str, tuple[tuple[Any, ...], ...]] = {
     "x": ((BATCH, QUERIES, None),),
-    "position_embedding": ((BATCH, QUERIES), (BATCH, None, QUERIES)),
-    "position_ids": ((BATCH, QUERIES), (None, BATCH, QUERIES)),
     "attention_mask": ((BATCH, KEYS), (BATCH, QUERIES, KEYS)),
     "context_lengths": ((BATCH,),),
     "host_past_key_value_lengths": ((BATCH,),),

@@ -17,7 +17,6 @@ from irc.ir.dtypes import numpy_dtype
 from tests.frontends.tensorrt_llm.attention_cases import Case, made
 from tests.frontends.tensorrt_llm.test_attention_layer import (
     PROMPTS,
-    RANDOM,
     TOKENS,
     WIDTH,
     close,
@@ -33,43 +32,28 @@ def test_cross_attention(tp: int, plugin: bool) -> None:
     found = oracle(4, 2, mask="causal", position="learned_absolute", prompts=PROMPTS)
     x, source = tokens()[:, :2], tokens()
     hidden = (np.arange(TOKENS) < PROMPTS[:, None]).astype(np.int32)
-    reuse = RANDOM.normal(size=(2, TOKENS, 2 * 2 * WIDTH)).astype(np.float32)
     given = {
         "x": x.astype(np.float32),
         "source": source.astype(np.float32),
         "mask": np.repeat(hidden[:, None], 2, 1),
-        "reuse": reuse,
-        "generate": np.array([True]),
-        "keep": np.array([False]),
     }
 
     def build(mapping: Mapping) -> None:
         default_net().plugin_config.set_gpt_attention_plugin("float32" if plugin else None)
-        rest = {n: a for n, a in given.items() if n != "reuse"}
-        inputs = made(rest)
-        shape = (2, TOKENS, 4 * WIDTH // tp)
-        inputs["reuse"] = Tensor(name="reuse", dtype="float32", shape=shape)
-        default_net().share("%reuse", 2)
-        layer = Case(found, {"cross_attention": True, "skip_cross_kv": True}).layer(mapping)
-        for name in ("generate", "keep"):
-            out, cache = layer(
-                inputs["x"], encoder_output=inputs["source"], attention_mask=inputs["mask"],
-                use_cache=True, cross_kv_cache_gen=inputs[name], cross_kv_reuse=inputs["reuse"],
-            )  # fmt: skip
-            out.mark_output(name)
-            cache.mark_output(f"present_key_value_{name == 'keep':d}")
+        inputs = made(given)
+        layer = Case(found, {"cross_attention": True}).layer(mapping)
+        out, cache = layer(
+            inputs["x"], encoder_output=inputs["source"], attention_mask=inputs["mask"],
+            use_cache=True, cross_kv_cache_gen=np.array([True]),
+        )  # fmt: skip
+        out.mark_output("out")
+        cache.mark_output("present_key_value_0")
 
     outs = run(build, given, tp)
-    close(outs["generate"], found(x, source))
+    close(outs["out"], found(x, source))
     keys = source @ found.qkv[1].T
     close(
         outs["present_key_value_0"][:, 0], keys.reshape(2, TOKENS, 2, WIDTH).transpose(0, 2, 1, 3)
-    )
-    assert not np.allclose(outs["keep"], outs["generate"], atol=1e-2)
-    parts = np.split(reuse, tp, axis=2)  # per rank keys, then values
-    kept = np.concatenate([np.split(part, 2, 2)[0] for part in parts], 2)
-    close(
-        outs["present_key_value_1"][:, 0], kept.reshape(2, TOKENS, 2, WIDTH).transpose(0, 2, 1, 3)
     )
 
 
@@ -94,7 +78,9 @@ def test_caches_of_codes(kind: str, dtype: str) -> None:
             call = {"encoder_output": inputs["x"]}
         else:
             past = Tensor(name="past_key_value_0", dtype=dtype, shape=(2, 2, 2, length, WIDTH))
-            params = KeyValueCacheParams([past], host_past_key_value_lengths=inputs["filled"])
+            params = KeyValueCacheParams(
+                past_key_value=[past], host_past_key_value_lengths=inputs["filled"]
+            )
             call = {"kv_cache_params": params}
         out, present = layer(inputs["x"], use_cache=True, **call)
         out.mark_output("out")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import numpy as np
@@ -18,18 +17,14 @@ from irc.frontends.tensorrt_llm.enums import (
 from irc.frontends.tensorrt_llm.functional import (
     RopeEmbeddingUtils,
     bert_attention,
-    compute_relative_bias,
     constant,
     generate_alibi_biases,
     generate_alibi_slopes,
-    generate_logn_scaling,
     gpt_attention,
-    make_causal_mask,
 )
 from irc.frontends.tensorrt_llm.mapping import Mapping
 from irc.frontends.tensorrt_llm.module import Parameter
-from irc.frontends.tensorrt_llm.quantization import QuantMode
-from tests.frontends.attention_oracle import Array, Oracle, inverse, rotated, slopes_of, t5_bucket
+from tests.frontends.attention_oracle import Array, Oracle, inverse, slopes_of
 from tests.frontends.tensorrt_llm.test_attention_layer import PROMPTS, RANDOM, TOKENS, WIDTH, close
 from tests.frontends.tensorrt_llm.test_attention_options import LLAMA3, llama3_frequencies
 from tests.frontends.tensorrt_llm.worlds import every_rank
@@ -37,7 +32,6 @@ from tests.frontends.tensorrt_llm.worlds import every_rank
 HEADS, KV = 4, 2
 FEATURES = (HEADS + 2 * KV) * WIDTH
 any_gpt: Any = gpt_attention
-any_bias: Any = compute_relative_bias
 Kinds = PositionEmbeddingType
 Utils = RopeEmbeddingUtils
 
@@ -114,39 +108,6 @@ def test_rotation_by_numbers_and_by_tables() -> None:
         computed(qkv, **ROTARY, **llama3)
 
 
-def test_tables_of_long_rope() -> None:
-    qkv = drawn()
-    short, long = tables(None)[1], tables(None, theta=50.0)[1]
-    known = ROTARY | {
-        "rotary_cos_sin": lambda: constant(short),
-        "long_rope_rotary_cos_sin": lambda: constant(long),
-    }
-    for original, base in ((TOKENS, 1e4), (TOKENS - 1, 50.0)):
-        found = computed(qkv, rotary_embedding_original_max_positions=original, **known)
-        close(found, attended(qkv, "rope_gpt_neox", base=base))
-
-
-def test_tables_of_mrope_hold_for_the_prompt_and_deltas_behind_it() -> None:
-    qkv, places = drawn(), RANDOM.integers(0, 9, size=(2, TOKENS))
-    angles = places[..., None] * inverse(WIDTH)
-    given = np.stack([np.cos(angles), np.sin(angles)], -1).reshape(2, -1)
-    deltas = np.array([[2], [-1]], np.int32)
-    found = computed(
-        qkv,
-        {
-            "mrope_rotary_sin_cos": given.astype(np.float32),
-            "mrope_position_deltas": deltas,
-            "context_lengths": PROMPTS,
-        },
-        position_embedding_type=Kinds.mrope,
-        rotary_embedding_dim=WIDTH,
-    )
-    later = np.arange(TOKENS) + deltas
-    row = np.where(np.arange(TOKENS) < PROMPTS[:, None], places, later)
-    wanted = attended(qkv, "mrope", positions=np.stack([row] * 3), sections=[2, 1, 1])
-    close(found, wanted)
-
-
 def test_biases_of_scores() -> None:
     qkv = drawn()
     slopes = RANDOM.uniform(size=HEADS)
@@ -168,9 +129,8 @@ def test_other_numbers_of_gpt_attention() -> None:
     close(computed(qkv, q_scaling=2.0), attended(qkv, q_scaling=2.0))
     close(computed(qkv, qk_tanh_scale=0.5), attended(qkv, max_attn_value=0.5))
     close(computed(qkv, attn_logit_softcapping_scale=0.5), attended(qkv, max_attn_value=0.5))
-    scales = generate_logn_scaling(3, 16)
-    close(scales, np.array([max(1.0, math.log(i, 3)) for i in range(1, 17)]))
-    close(computed(qkv, logn_scaling=lambda: constant(scales)), attended(qkv, logn=3))
+    found = computed(qkv, {"context_lengths": PROMPTS}, mask_type=AttentionMaskType.padding)
+    close(found, attended(qkv, mask="padding", prompts=PROMPTS))
     found = computed(
         qkv,
         mask_type=AttentionMaskType.blocksparse,
@@ -183,32 +143,6 @@ def test_other_numbers_of_gpt_attention() -> None:
     hidden = np.tril(RANDOM.integers(0, 2, size=(2, TOKENS, TOKENS))).astype(np.int32)
     found = computed(qkv, {"attention_mask": hidden}, mask_type=AttentionMaskType.custom_mask)
     close(found, attended(qkv, mask="custom_mask", custom=hidden))
-
-
-def test_cross_attention_of_gpt_attention() -> None:
-    qkv, source = drawn(), drawn()
-    keys = source[..., HEADS * WIDTH :]
-    rows = np.concatenate([qkv[..., : HEADS * WIDTH], keys], -1)
-    wanted = attended(rows, mask="padding", prompts=PROMPTS)
-    more = {"encoder_input_lengths": PROMPTS}
-    for name, given in (("cross_kv", keys), ("cross_qkv", source)):
-        inputs = {name: given.astype(np.float32), **more}
-        close(computed(qkv, inputs, do_cross_attention=True), wanted)
-    codes = RANDOM.integers(-3, 4, size=keys.shape)
-    near = codes + RANDOM.uniform(-0.4, 0.4, size=keys.shape)  # of the same codes
-    found = computed(
-        qkv,
-        {
-            "cross_kv": near.astype(np.float32) / 2,
-            "kv_quant_orig_scale": np.array([0.5], np.float32),
-        },
-        do_cross_attention=True,
-        kv_cache_quant_mode=QuantMode.INT8_KV_CACHE,
-    )
-    rows = np.concatenate([qkv[..., : HEADS * WIDTH], codes / 2], -1)
-    close(found, attended(rows, mask="padding"))
-    with pytest.raises(Error, match="cross attention needs cross_kv"):
-        computed(qkv, do_cross_attention=True)
 
 
 def test_bert_attention_sees_both_directions() -> None:
@@ -248,7 +182,11 @@ def test_arguments_that_gpt_attention_ignores_or_refuses() -> None:
             any_gpt(qkv=None, layer_index=3, **build)
         with pytest.raises(Error, match="gpt_attention needs qkv"):
             any_gpt(host_request_types=None, **build)
-        refused = {"skip_attn": 1, "is_mla_enabled_flag": True, "cp_size": 2, "vision_start": 3}
+        refused = {
+            "skip_attn": 1, "is_mla_enabled_flag": True, "cp_size": 2, "vision_start": 3,
+            "do_cross_attention": True, "logn_scaling": 1, "mrope_rotary_sin_cos": 1,
+            "long_rope_rotary_cos_sin": 1,
+        }  # fmt: skip
         for name, value in refused.items():
             with pytest.raises(Error, match=f"{name} is not supported"):
                 any_gpt(**build, **{name: value})
@@ -282,60 +220,3 @@ def test_slopes_and_biases_of_alibi(version: Any) -> None:
     wanted = np.array(slopes_of(6, 4)).reshape(2, 1, 3, 1, 1) * 0.5 * np.arange(5)
     for (found,), each in zip(ranks, wanted, strict=True):
         close(found, each)
-
-
-def test_relative_biases_are_those_of_the_heads_of_a_rank() -> None:
-    table = RANDOM.normal(size=(8, 6)).astype(np.float32)  # [buckets, heads]
-
-    def build(mapping: Mapping, x: Any) -> Any:
-        own = Parameter(np.split(table, 2, 1)[mapping.tp_rank]).value
-        return any_bias(
-            3, 5, 8, 9, True, own, tp_size=2, tp_group=mapping.tp_group, tp_rank=mapping.tp_rank
-        )
-
-    bucket = [[t5_bucket(j - i, True, 8, 9) for j in range(5)] for i in range(3)]
-    wanted = np.split(table[bucket].transpose(2, 0, 1), 2)
-    for (found,), each in zip(
-        every_rank(build, {"x": np.zeros(1, np.float32)}, 2), wanted, strict=True
-    ):
-        close(found[0], each)
-
-
-def test_causal_mask_behind_a_past() -> None:
-    found = every_rank(
-        lambda mapping, x: make_causal_mask(2, 3, 2, "float32"), {"x": np.zeros(1, np.float32)}
-    )[0][0]
-    seen = np.arange(5) <= np.arange(2, 5)[:, None]
-    assert np.array_equal(found, np.broadcast_to(np.where(seen, 0, -np.inf), (2, 1, 3, 5)))
-
-
-def test_rotations_of_scripts() -> None:
-    x = RANDOM.normal(size=(2, TOKENS, HEADS, WIDTH))
-    angles = np.arange(TOKENS)[:, None] * inverse(WIDTH)
-    cos, sin = (np.tile(f(angles), (2, 1, 1)).astype(np.float32) for f in (np.cos, np.sin))
-    half = np.arange(TOKENS)[:, None] * inverse(WIDTH // 2)
-    c, s = (np.tile(f(half), (2, 1, 2))[:, :, None].astype(np.float32) for f in (np.cos, np.sin))
-    inputs = {"x": x.astype(np.float32), "cos": cos, "sin": sin, "c": c, "s": s}
-
-    def build(mapping: Mapping, x: Any, cos: Any, sin: Any, c: Any, s: Any) -> Any:
-        return (
-            Utils.apply_rotary_pos_emb(x, [cos, sin], Kinds.rope_gpt_neox),
-            Utils.apply_rotary_pos_emb(x, [cos, sin], Kinds.rope_gptj),
-            Utils.apply_rotary_pos_emb(x, [c, c, s, s], Kinds.chatglm),
-            Utils.rotate_half(x),
-            Utils.rotate_every_two(x),
-        )
-
-    neox, gptj, chatglm, halves, pairs = every_rank(build, inputs)[0]
-    heads, places = x.transpose(0, 2, 1, 3), np.tile(np.arange(TOKENS), (2, 1))
-    close(neox.transpose(0, 2, 1, 3), rotated(heads, places, inverse(WIDTH)))
-    close(gptj.transpose(0, 2, 1, 3), rotated(heads, places, inverse(WIDTH), by_two=True))
-    parts = [rotated(each, places, inverse(WIDTH // 2)) for each in np.split(heads, 2, -1)]
-    close(chatglm.transpose(0, 2, 1, 3), np.concatenate(parts, -1))
-    a, b = np.split(x, 2, -1)
-    close(halves, np.concatenate([-b, a], -1))
-    close(pairs, np.stack([-x[..., 1::2], x[..., 0::2]], -1).reshape(x.shape))
-    sines = Utils.create_sinusoidal_positions(TOKENS, WIDTH)
-    close(sines, np.concatenate([np.sin(angles), np.cos(angles)], 1)[None])
-    with pytest.raises(Error, match="expected positions that rotate, found alibi"):
-        Utils.apply_rotary_pos_emb(None, [], Kinds.alibi)  # pyright: ignore[reportArgumentType]

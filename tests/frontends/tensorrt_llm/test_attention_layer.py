@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,12 +10,7 @@ import pytest
 from irc.errors import Error
 from irc.frontends.tensorrt_llm.context import new_session
 from irc.frontends.tensorrt_llm.functional import gpt_attention
-from irc.frontends.tensorrt_llm.layers import (
-    AttentionParams,
-    BlockSparseAttnParams,
-    KeyValueCacheParams,
-    MropeParams,
-)
+from irc.frontends.tensorrt_llm.layers import BlockSparseAttnParams, KeyValueCacheParams
 from irc.frontends.tensorrt_llm.layers.quantize import quantize_model
 from irc.frontends.tensorrt_llm.mapping import Mapping
 from irc.frontends.tensorrt_llm.module import ModuleList
@@ -24,11 +18,12 @@ from irc.frontends.tensorrt_llm.network import default_net
 from irc.frontends.tensorrt_llm.quantization import QuantMode
 from irc.frontends.tensorrt_llm.tensor import Tensor
 from tests.fresh import fresh
-from tests.frontends.attention_oracle import Array, Oracle, inverse, rotated
+from tests.frontends.attention_oracle import Array, Oracle
 from tests.frontends.tensorrt_llm.attention_cases import Case, made
 from tests.frontends.tensorrt_llm.traced import run, trace
 
 RANDOM = fresh(0)
+any_blocks: Any = BlockSparseAttnParams
 HIDDEN, WIDTH, TOKENS = 10, 8, 5
 PROMPTS = np.array([3, 2], np.int32)
 
@@ -80,74 +75,10 @@ def test_every_path_is_attention(tp: int, heads: int, kv: int) -> None:
         close(found, wanted[row, : len(found)])
 
 
-def test_half_of_a_head_rotates_as_in_chatglm2() -> None:
-    """By positions [B, S], in pairs of neighbours; queries, keys and values are in sections."""
-    places = RANDOM.integers(0, 9, size=(2, TOKENS)).astype(np.int32)
-    found, x = oracle(4, 2, position="chatglm"), tokens()
-    rotate = rotated_half(places)
-    found.more = {"norm": lambda heads, name: rotate(heads)}
-    wanted = replace(found, position="learned_absolute")(x)
-    settings = {
-        "rotary_embedding_base": 100.0,
-        "rotary_embedding_scaling": {"type": "linear", "factor": 2.0},
-    }
-    case = Case(found, settings, lambda first, last: {"position_embedding": places[:, first:last]})
-    close(case.whole(x, 2), wanted)
-    close(case.grown(x, 2, [3, TOKENS]), wanted)
-
-
-def rotated_half(places: Array) -> Any:
-    """The rotation of the first half of the features of every head."""
-
-    def rotate(x: Array) -> Array:
-        half = x.shape[-1] // 2
-        turned = rotated(x[..., :half], places, inverse(half, 100.0) / 2, by_two=True)
-        return np.concatenate([turned, x[..., half:]], -1)
-
-    return rotate
-
-
-def test_tables_of_mrope_in_the_layer() -> None:
-    places = RANDOM.integers(0, 9, size=(2, TOKENS))
-    angles = places[..., None] * inverse(WIDTH)
-    table = np.stack([np.cos(angles), np.sin(angles)], -1).reshape(2, -1).astype(np.float32)
-    deltas = np.array([[2], [-1]], np.int32)
-    row = np.where(np.arange(TOKENS) < PROMPTS[:, None], places, np.arange(TOKENS) + deltas)
-    more = {"positions": np.stack([row] * 3), "sections": [2, 1, 1]}
-    found, x = oracle(4, 2, position="mrope", **more), tokens()
-    given = {"x": x.astype(np.float32), "table": table, "deltas": deltas, "lengths": PROMPTS}
-
-    def build(mapping: Mapping) -> None:
-        inputs = made(given)
-        out = Case(found).layer(mapping)(
-            inputs["x"],
-            mrope_params=MropeParams(inputs["table"], inputs["deltas"]),
-            attention_params=AttentionParams(context_lengths=inputs["lengths"]),
-        )
-        out.mark_output("out")
-
-    close(run(build, given, 2)["out"], found(x))
-
-
-@pytest.mark.parametrize("tp", [1, 2])
-def test_windows_of_layers_may_be_an_input(tp: int) -> None:
-    found, x = oracle(4, 2, mask="sliding_window_causal", window=2), tokens()
-    given = {"x": x.astype(np.float32), "windows": np.array([4, 2, 1], np.int32)}
-
-    def build(mapping: Mapping) -> None:
-        inputs = made(given)
-        layer = Case(found, {"local_layer_idx": 1}).layer(mapping)
-        params = KeyValueCacheParams(host_max_attention_window_sizes=inputs["windows"])
-        layer(inputs["x"], kv_cache_params=params).mark_output("out")
-
-    close(run(build, given, tp)["out"], found(x))
-    close(Case(found, {"local_layer_idx": 1}, window=[4, 2]).whole(x, tp), found(x))
-
-
 @pytest.mark.parametrize("alike", [False, True])
 def test_blocks_by_the_heads_of_all_ranks(alike: bool) -> None:
     """More heads than the stride, on four ranks."""
-    params = BlockSparseAttnParams(1, alike, 1, 3)
+    params = any_blocks(1, alike, 1, 3)
     found = oracle(8, 4, mask="blocksparse", blocks=(1, 1, 3, alike))
     x = tokens()
     close(Case(found, {"block_sparse_params": params}).whole(x, 4), found(x))
@@ -165,7 +96,7 @@ def test_quantize_model_quantizes_caches_and_other_caches_are_refused() -> None:
             layer.kv_cache_scaling_factor.value = np.full(1, 0.05, np.float32)
         past = Tensor(name="past_key_value_0", dtype=dtype, shape=(2, 2, heads, 0, WIDTH))
         inputs = made({"x": x.astype(np.float32)})
-        params = KeyValueCacheParams([past])
+        params = KeyValueCacheParams(past_key_value=[past])
         out, present = layer(inputs["x"], use_cache=True, kv_cache_params=params)
         out.mark_output("out")
         present.mark_output("present_key_value_0")
@@ -177,24 +108,6 @@ def test_quantize_model_quantizes_caches_and_other_caches_are_refused() -> None:
     for dtype, heads, given in (("float32", 2, mode), ("int8", 2, none), ("float32", 4, none)):
         with new_session(), pytest.raises(Error, match=r"expected a KV cache .* 2, length, 8\]"):
             trace(lambda mapping, row=(dtype, heads, given): build(mapping, *row))
-
-
-def test_a_norm_before_the_last_projection() -> None:
-    size = 4 * WIDTH  # the norm is over hidden_size, so that the heads have as many features
-    found, x = oracle(4, 4, hidden=size), RANDOM.normal(size=(2, TOKENS, size))
-    scale = RANDOM.normal(size=size).astype(np.float32)
-
-    class Normed(Case):
-        def layer(self, mapping: Mapping) -> Any:
-            layer = super().layer(mapping)
-            layer.inner_layernorm.weight.value = scale
-            layer.inner_layernorm.bias.value = np.zeros_like(scale)
-            return layer
-
-    context = replace(found, o=np.eye(size))(x)
-    centred = context - context.mean(-1, keepdims=True)
-    normed = centred / np.sqrt((centred**2).mean(-1, keepdims=True) + 1e-5) * scale
-    close(Normed(found, {"inner_layernorm": True}).whole(x, 1), normed @ found.o.T)
 
 
 def test_a_script_with_a_forward_of_its_own() -> None:

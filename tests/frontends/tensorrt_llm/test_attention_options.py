@@ -15,6 +15,7 @@ from irc.frontends.tensorrt_llm.functional import expand_mask
 from irc.frontends.tensorrt_llm.layers import Attention, BertAttention
 from irc.frontends.tensorrt_llm.layers.attention_params import (
     KeyValueCacheParams,
+    MropeParams,
     SpecDecodingParams,
 )
 from irc.frontends.tensorrt_llm.mapping import Mapping
@@ -107,60 +108,31 @@ def test_dynamic_scaling_counts_the_tokens_of_the_call() -> None:
         close(Case(found, settings).whole(x, 2, plugin), found(x))
 
 
-def test_scales_of_long_rope_for_short_and_long_calls() -> None:
-    settings = {
-        "rope_scaling_short_factors": (1.0,) * 4,
-        "rope_scaling_long_factors": (2.0,) * 4,
-        "rope_scaling_short_mscale": 1.5,
-        "rope_scaling_long_mscale": 0.5,
-        "max_position_embeddings": 8,
-    }
-    x = tokens()
-    for original, factor, slowed in ((TOKENS, 1.5, 1.0), (TOKENS - 1, 0.5, 2.0)):
-        settings["original_max_position_embeddings"] = original
-        frequencies = inverse(WIDTH) / slowed
-        found = oracle(4, 2, position="long_rope", frequencies=frequencies, factor=factor)
-        close(Case(found, settings).whole(x, 2), found(x))
-
-
-@pytest.mark.parametrize("share", [True, False])
 @pytest.mark.parametrize("kind", ["LayerNorm", "RmsNorm"])
 @pytest.mark.parametrize("kv", [2, 4])
-def test_norms_of_queries_and_keys(kv: int, kind: str, share: bool) -> None:
+def test_norms_of_queries_and_keys(kv: int, kind: str) -> None:
     """With as many key-value heads as heads, the features of a head follow each other in qkv."""
-    if kind == "RmsNorm" and not share:
-        with pytest.raises(Error, match="layernorm_share=False needs"):
-            any_attention(
-                hidden_size=8, num_attention_heads=2, qk_layernorm=True, layernorm_share=False,
-                layernorm_type=LayerNormType.RmsNorm,
-            )  # fmt: skip
-        return
-    scales = {"q": RANDOM.normal(size=(4, WIDTH)), "k": RANDOM.normal(size=(kv, WIDTH))}
-    if share:
-        scales = {name: np.tile(each[:1], (len(each), 1)) for name, each in scales.items()}
+    scales = {name: RANDOM.normal(size=WIDTH) for name in ("q", "k")}
 
     def norm(x: Array, name: str) -> Array:
         centred = x - x.mean(-1, keepdims=True) if kind == "LayerNorm" else x
-        power = (centred**2).mean(-1, keepdims=True)
-        return centred / np.sqrt(power + 1e-3) * scales[name][:, None]
+        return centred / np.sqrt((centred**2).mean(-1, keepdims=True) + 1e-3) * scales[name]
 
     class Normed(Case):
         def layer(self, mapping: Mapping) -> Any:
             layer = super().layer(mapping)
-            for name, each in scales.items():
-                own = np.split(each, mapping.tp_size)[mapping.tp_rank] if not share else each[0]
-                norm = getattr(layer, f"{name}_layernorm")
-                norm.weight.value = own.astype(np.float32)
-                if share and kind == "LayerNorm":
-                    norm.bias.value = np.zeros(WIDTH, np.float32)
+            for name, scale in scales.items():
+                own = getattr(layer, f"{name}_layernorm")
+                own.weight.value = scale.astype(np.float32)
+                if kind == "LayerNorm":
+                    own.bias.value = np.zeros(WIDTH, np.float32)
             return layer
 
-    settings: dict[str, Any] = {"qk_layernorm": True, "layernorm_share": share, "eps": 1e-3}
-    settings["layernorm_type"] = LayerNormType.from_string(kind)
+    settings: dict[str, Any] = {"qk_layernorm": True, "eps": 1e-3}
+    settings["layernorm_type"] = LayerNormType[kind]
     found = oracle(4, kv, position="rope_gpt_neox", norm=norm)
-    x = tokens()
+    x, source = tokens(), tokens()
     close(Normed(found, settings, by_head=kv == 4).whole(x, 2), found(x))
-    source = tokens()
     given = {"encoder_output": source.astype(np.float32)}
     crossed = Normed(found, settings | {"cross_attention": True}, lambda *_: given)
     crossed.by_head = kv == 4
@@ -229,7 +201,7 @@ def test_dynamic_sizes_need_no_mask_of_all_positions() -> None:
             )
             case = Case(oracle(4, 2, position="rope_gpt_neox"))
             case.settings["max_position_embeddings"] = 1 << 17
-            params = KeyValueCacheParams([past], host_past_key_value_lengths=filled)
+            params = KeyValueCacheParams(past_key_value=[past], host_past_key_value_lengths=filled)
             out, present = case.layer(mapping)(x, use_cache=True, kv_cache_params=params)
             out.mark_output("out")
             present.mark_output("present_key_value_0")
@@ -266,7 +238,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"hidden_size": 20}, "hidden_size=20 is no multiple of num_attention_heads=8; give"),
     ({"cp_size": 2}, "cp_size is not supported"),
     ({"tp_size": 2}, "tp_size=2 needs a tp_group"),
-    ({"tp_size": 2, "tp_group": [0, 1], "inner_layernorm": True}, "heads of all ranks"),
+    ({"inner_layernorm": True}, "inner_layernorm is not supported"),
     ({"qk_layernorm": True, "layernorm_type": LayerNormType.GroupNorm}, "LayerNorm or RmsNorm"),
     ({"position_embedding_type": "yarn"}, "yarn positions need a rotary_scaling"),
     ({"position_embedding_type": "long_rope"}, "long_rope needs rope_scaling_short_factors"),
@@ -278,15 +250,12 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         )
         for kind in ("linear", "dynamic")
     ),
-    (
-        {
-            "position_embedding_type": "long_rope",
-            "rope_scaling_short_factors": (1.0,),
-            "rope_scaling_long_factors": (1.0,),
-            "rope_scaling_short_mscale": 1.5,
-        },
-        "expected both rope_scaling_short_mscale and",
-    ),
+    ({"position_embedding_type": "chatglm"}, "chatglm positions are not supported"),
+    ({"position_embedding_type": "mrope"}, "mrope positions, .* are not supported"),
+    ({"rope_scaling_short_mscale": 1.5}, "rope_scaling_short_mscale is not supported"),
+    ({"skip_cross_kv": True}, "skip_cross_kv is not supported"),
+    ({"qk_layernorm": True, "layernorm_share": False}, "one norm for all heads"),
+    ({"enable_qkv": False}, "always has the projection qkv"),
     ({"hidden_sizes": 3}, "has no argument 'hidden_sizes'"),
 ]
 
@@ -315,6 +284,7 @@ def test_inputs_that_are_refused() -> None:
     cases = {
         "attention_packed_mask has the bits of attention_mask": {"attention_packed_mask": "extra"},
         "skip_attn is not supported": {"skip_attn": "extra"},
+        "position_embedding is not supported": {"position_embedding": "extra"},
         "merge the adapters": {"lora_layer_params": 1},
     }
     for message, call in cases.items():
@@ -323,8 +293,10 @@ def test_inputs_that_are_refused() -> None:
     crossed = Case(oracle(4, 2), {"cross_attention": True})
     with new_session(), pytest.raises(Error, match="cross attention needs encoder_output"):
         crossed.whole(tokens(), 1)
-    with pytest.raises(Error, match="speculative decoding is not supported"):
+    with new_session(), pytest.raises(Error, match="speculative decoding is not supported"):
         SpecDecodingParams(spec_decoding_max_generation_length=4)
+    with new_session(), pytest.raises(Error, match=r"\(mrope\) are not supported"):
+        MropeParams(mrope_position_deltas=np.zeros((1, 1), np.int32))
 
 
 @pytest.mark.parametrize(

@@ -11,12 +11,12 @@ from irc.errors import Error
 from irc.frontends.tensorrt_llm.api import release
 from irc.frontends.tensorrt_llm.context import new_session
 from irc.frontends.tensorrt_llm.functional import AllReduceFusionOp, AllReduceParams
-from irc.frontends.tensorrt_llm.layers import MOE, MoeConfig, SharedMoE
+from irc.frontends.tensorrt_llm.layers import MOE, MoeConfig
 from irc.frontends.tensorrt_llm.layers.moe import ExpertScaleNormalizationMode, ParallelismMode
 from irc.frontends.tensorrt_llm.mapping import Mapping
 from irc.frontends.tensorrt_llm.quantization import QuantMode
 from tests.fresh import fresh
-from tests.frontends.tensorrt_llm.worlds import Array, every_rank, module_of, part, shard
+from tests.frontends.tensorrt_llm.worlds import Array, every_rank, module_of, part
 
 E, K, H, M = 4, 2, 8, 16
 
@@ -41,8 +41,6 @@ class Weights:
         self.router = drawn(E, H) * 3
         self.linear, self.fc, self.proj = drawn(E, M, H), drawn(E, M, H), drawn(E, H, M)
         self.linear_bias, self.fc_bias, self.proj_bias = drawn(E, M), drawn(E, M), drawn(E, H)
-        self.shared = [drawn(M, H), drawn(M, H), drawn(H, M)]  # fc, gate, proj
-        self.shared_gate = drawn(1, H)
 
 
 def silu(x: Array) -> Array:
@@ -138,35 +136,6 @@ def test_the_old_generation_divides_by_tp_mode(mode: ParallelismMode) -> None:
 
     want = expected(w, x, "swiglu", True, True)
     for (found,) in every_rank(build, {"x": x}, 2, "A"):
-        np.testing.assert_allclose(found, want, rtol=1e-3, atol=1e-5)
-
-
-@pytest.mark.parametrize("gate", [True, False])
-@pytest.mark.parametrize("tp", [1, 2, 4])
-def test_a_shared_expert(tp: int, gate: bool) -> None:
-    w, x = Weights(), fresh(24).normal(size=(5, H)).astype("float32")
-    config = moe(shared_expert_intermediate_size=M)
-    fc, up, down = w.shared
-
-    def build(mapping: Mapping, x: Any) -> Any:
-        cls: Any = SharedMoE
-        layer = cls(
-            config, H, M, "swiglu", mapping, False, "float32", mapping.tp_group, mapping.tp_size,
-            use_shared_gate=gate, use_side_stream=True,
-        )  # fmt: skip
-        set_experts(layer, w, "swiglu", mapping)
-        shared = layer.shared_expert
-        both = [shard(up, 0, mapping), shard(fc, 0, mapping)]
-        shared.fc.weight.value = np.concatenate(both)
-        shared.proj.weight.value = shard(down, 1, mapping)
-        if gate:
-            layer.shared_expert_gate.weight.value = w.shared_gate
-        return layer(x)
-
-    factor = 1 / (1 + np.exp(-x @ w.shared_gate.T)) if gate else 1
-    want = expected(w, x, "swiglu", False, True)
-    want = want + factor * ((silu(x @ fc.T) * (x @ up.T)) @ down.T)
-    for (found,) in every_rank(build, {"x": x}, tp):
         np.testing.assert_allclose(found, want, rtol=1e-3, atol=1e-5)
 
 

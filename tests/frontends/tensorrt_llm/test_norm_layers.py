@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 
 from irc.errors import Error
-from irc.frontends.tensorrt_llm import functional, layers
+from irc.frontends.tensorrt_llm import layers
 from irc.frontends.tensorrt_llm.context import new_session
-from irc.frontends.tensorrt_llm.mapping import Mapping
 from irc.frontends.tensorrt_llm.tensor import Tensor
 from tests.frontends.tensorrt_llm.traced import run
 
@@ -21,6 +20,7 @@ pytestmark = pytest.mark.oracle
 Shape = tuple[int, ...]
 IMAGE = (2, 4, 7, 9)
 any_pool: Any = layers.AvgPool2d
+layer_norm: Any = layers.LayerNorm
 Case = tuple[Callable[[], Any], Callable[[], Any], Shape]
 
 
@@ -113,6 +113,7 @@ def test_positional_arguments_of_rms_norm_depend_on_the_release() -> None:
     ("make", "message"),
     [
         (lambda: layers.GroupNorm(3, 4), "expected groups that divide the 4 channels, found 3"),
+        (lambda: layer_norm(4, tp_size=2, tp_dim=0), "tp_size is not supported"),
         (lambda: layers.Conv2d(4, 6, 3, groups=4), "divide 4 and 6 channels, found 4"),
         (lambda: layers.Conv2d(4, 6, 3, padding_mode="same"), "padding_mode 'zeros', found 'same'"),
     ],
@@ -120,31 +121,3 @@ def test_positional_arguments_of_rms_norm_depend_on_the_release() -> None:
 def test_arguments_that_no_layer_has(make: Callable[[], Any], message: str) -> None:
     with pytest.raises(Error, match=message):
         make()
-
-
-def test_a_weight_per_rank_is_sharded_over_the_axes_of_tp() -> None:
-    with new_session():
-        Mapping(4, tp_size=4, moe_tp_size=2, moe_ep_size=2)  # tp is two axes of the mesh
-        weight = layers.LayerNorm((2, 3), tp_size=4, tp_dim=0).weight
-    assert weight is not None and weight.sharded == (0, ("tp", "ep"))
-
-
-@pytest.mark.parametrize("tp", [2, 4])
-def test_a_layer_norm_with_a_weight_per_rank(tp: int, rng: np.random.Generator) -> None:
-    weight, x = rng.standard_normal((8, 3)), rng.standard_normal((2, 8, 3))
-
-    def build(mapping: Any) -> None:
-        layer: Any = layers.LayerNorm((8 // tp, 3), bias=False, tp_size=tp, tp_dim=0)
-        assert layer.weight.sharded == (0, ("tp",))
-        layer.weight.value = np.split(weight, tp)[mapping.tp_rank].astype(np.float32)
-        first = functional.slice(
-            Tensor("x", "float32", x.shape), [0, mapping.tp_rank * (8 // tp), 0], [2, 8 // tp, 3]
-        )
-        functional.allgather(layer(first), mapping.tp_group, 1).mark_output("y")
-
-    found = run(build, {"x": x.astype(np.float32)}, tp)["y"]
-    parts = [
-        torch.nn.functional.layer_norm(torch.from_numpy(a), (8 // tp, 3), torch.from_numpy(w))
-        for a, w in zip(np.split(x, tp, 1), np.split(weight, tp), strict=True)
-    ]
-    np.testing.assert_allclose(found, torch.cat(parts, 1).numpy(), rtol=1e-4, atol=1e-4)
