@@ -225,10 +225,9 @@ class Attention(AttentionBase):
         sizes = attention_params or AttentionParams()
         prompt, filled = unwrapped([sizes.context_lengths, caches.host_past_key_value_lengths])
         is_pair = isinstance(hidden_states, tuple)  # codes and their scales
-        x: Any = cast("tuple[Tensor, Tensor]", hidden_states)[0] if is_pair else hidden_states
-        rows = packed_rows(x, prompt, unwrapped(sizes.host_request_types), filled)
-        padded: Any = hidden_states if is_pair or x.ndim == 3 else x.unsqueeze(0)
-        q, k, v = self._projected(padded)
+        first: Any = cast("tuple[Tensor, Tensor]", hidden_states)[0] if is_pair else hidden_states
+        rows = packed_rows(first, prompt, unwrapped(sizes.host_request_types), filled)
+        q, k, v = self._projected(first.unsqueeze(0) if first.ndim == 2 else hidden_states)
         if rows is not None:
             q, k, v = (rows.pad(each) for each in (q, k, v))
         if self.cross_attention:

@@ -279,7 +279,7 @@ def test_mlp(tp: int, act: str) -> None:
 
 @pytest.mark.parametrize("act", ["silu", "gelu"])
 @pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize("kind", ["gated", "fused in A", "fused in B"])
+@pytest.mark.parametrize("kind", ["gated", "fused in 0.7", "fused in 0.16"])
 @pytest.mark.parametrize("tp", WORLDS)
 def test_gated_mlp(tp: int, kind: str, bias: bool, act: str) -> None:
     """fc is the activated branch; the fused weight of a rank is its gate, then its fc."""
@@ -290,7 +290,7 @@ def test_gated_mlp(tp: int, kind: str, bias: bool, act: str) -> None:
         group, size = mapping.tp_group, mapping.tp_size
         cls: Any = GatedMLP if kind == "gated" else FusedGatedMLP
         layer = cls(K, M, act, bias, "float32", group, size)
-        if kind == "fused in B":
+        if kind == "fused in 0.16":
             layer.fused_fc.weight.value = per_rank([gate, fc], mapping)
             if bias:
                 layer.fused_fc.bias.value = per_rank([added[1], added[0]], mapping)  # type: ignore
@@ -305,5 +305,5 @@ def test_gated_mlp(tp: int, kind: str, bias: bool, act: str) -> None:
     branches = linear(x, fc, added[0]), linear(x, gate, added[1])
     inner = ACTIVATIONS[act](torch.from_numpy(branches[0])).numpy() * branches[1]
     want = linear(inner, down, added[2])
-    for (found,) in every_rank(build, {"x": x}, tp, "A" if kind == "fused in A" else "B"):
+    for (found,) in every_rank(build, {"x": x}, tp, "0.7" if kind == "fused in 0.7" else "0.16"):
         close(found, want)

@@ -135,7 +135,7 @@ def test_the_old_generation_divides_by_tp_mode(mode: ParallelismMode) -> None:
         return layer(x)
 
     want = expected(w, x, "swiglu", True, True)
-    for (found,) in every_rank(build, {"x": x}, 2, "A"):
+    for (found,) in every_rank(build, {"x": x}, 2, "0.7"):
         np.testing.assert_allclose(found, want, rtol=1e-3, atol=1e-5)
 
 
