@@ -5,9 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-from safetensors.numpy import save_file
 
 import irc
 from irc.frontends.tensorrt_llm.models import llama
@@ -17,7 +15,7 @@ from tests.frontends.checkpoints.rank_folders import Conversion
 from tests.frontends.checkpoints.test_quantized_ranks import folders
 from tests.frontends.tensorrt_llm import models
 from tests.frontends.tensorrt_llm.llamas import steps_of
-from tests.frontends.tensorrt_llm.test_scripts import SCRIPTS
+from tests.frontends.tensorrt_llm.test_scripts import SCRIPTS, options
 from tests.tiny_checkpoint import write_checkpoint
 
 pytestmark = pytest.mark.needs_rtx
@@ -27,34 +25,23 @@ DTYPES = {"f16": "float16", "bf16": "bfloat16"}
 
 def arguments(script: str, tp: int, dtype: str, folder: Path, pp: int = 1) -> list[str]:
     """The command line of a script with random weights, which come into a folder."""
-    old, kind = "0_7/" in script, Path(script).stem
-    found = ["--dtype", DTYPES[dtype], f"--{'world' if old else 'tp'}_size", str(tp * pp)]
-    output = "output" if script == "release_0_16/encoder.py" else "output_dir"
-    found += [f"--{output}", str(folder / "engines")]
-    if kind == "llama":
-        checkpoint = write_checkpoint(folder / "llama", hidden_act="silu")
-        found += ["--model_dir", str(checkpoint), "--pp_size", str(pp)]
-        return found + (["--tp_size", str(tp)] if old else [])
-    encoder = models.bert_shapes() if old else models.encoder_shapes()
-    shapes = encoder if kind == "encoder" else models.gpt_shapes(joined=old)
-    weights, path = models.drawn(fresh(), shapes), folder / "weights"
-    if old:
-        np.savez(path, allow_pickle=False, **weights)
-        return [*found, "--weights", f"{path}.npz"]
-    if kind == "gpt":
-        weights = {
-            n if n == "lm_head.weight" else f"transformer.{n}": x for n, x in weights.items()
-        }
-    save_file(weights, path)
-    return [*found, "--weights", str(path)]
+    old, kind, to = "0_7/" in script, Path(script).stem, ["--dtype", DTYPES[dtype]]
+    if kind != "llama":
+        encoder = models.bert_shapes() if old else models.encoder_shapes()
+        shapes = encoder if kind == "encoder" else models.gpt_shapes(joined=old)
+        return [*to, *options(script, tp, models.drawn(fresh(), shapes), folder)]
+    checkpoint = write_checkpoint(folder / "llama", hidden_act="silu")
+    to += ["--model_dir", str(checkpoint), "--output_dir", str(folder / "engines")]
+    sizes = {"tp_size": tp, "pp_size": pp} | ({"world_size": tp * pp} if old else {})
+    return to + [word for name, size in sizes.items() for word in (f"--{name}", str(size))]
 
 
-def built(script: str, folder: Path, given: list[str], **options: Any) -> irc.Artifact:
+def built(script: str, folder: Path, given: list[str], **compilation: Any) -> irc.Artifact:
     """The artifact, with engines, of the one engine that a script builds."""
     run = run_script(SCRIPTS / script, given, options={"backend": "reference"})
     (module,) = run.engines.values()
     return irc.compile(
-        module, folder / "out", backend="tensorrt-rtx", engine=ENGINE, bundle=True, **options
+        module, folder / "out", backend="tensorrt-rtx", engine=ENGINE, bundle=True, **compilation
     )
 
 

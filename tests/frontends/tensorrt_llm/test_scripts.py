@@ -56,21 +56,32 @@ def drawn_prompts(rng: np.random.Generator, vocab: int, *lengths: int) -> list[l
     return [rng.integers(0, vocab, n).tolist() for n in lengths]
 
 
+def options(script: str, tp: int, weights: dict[str, Any], folder: Path) -> list[str]:
+    """The command line of a script that reads weights, which are written to a folder."""
+    path, old = folder / "weights", "0_7/" in script
+    if old:
+        np.savez(path, allow_pickle=False, **weights)
+    else:
+        own = "lm_head" if "gpt" in script else ""  # the other names are those of a part
+        parts = {n if n.startswith(own) else f"transformer.{n}": x for n, x in weights.items()}
+        save_file(parts, path)
+    output = "output" if script == "release_0_16/encoder.py" else "output_dir"
+    found = [
+        "--weights",
+        f"{path}.npz" if old else str(path),
+        f"--{output}",
+        str(folder / "engines"),
+    ]
+    return [*found, "--world_size" if old else "--tp_size", str(tp)]
+
+
 @pytest.mark.parametrize("tp", [1, 2, 4])
 @pytest.mark.parametrize("script", ["release_0_7/gpt.py", "release_0_16/gpt.py"])
 def test_a_gpt_with_its_own_attention(script: str, tp: int, tmp_path: Path) -> None:
-    rng, old = fresh(tp), "0_7/" in script
-    weights = models.drawn(rng, models.gpt_shapes(joined=old))
+    rng = fresh(tp)
+    weights = models.drawn(rng, models.gpt_shapes(joined="0_7/" in script))
     prompts = drawn_prompts(rng, 96, 5, 5)  # its own attention knows no padding
-    if old:
-        np.savez(tmp_path / "gpt.npz", allow_pickle=False, **weights)
-        options = ["--weights", str(tmp_path / "gpt.npz"), "--world_size", str(tp)]
-    else:
-        names = ("vocab_embedding", "position_embedding", "layers", "ln_f")
-        scoped = {f"transformer.{n}" if n.startswith(names) else n: x for n, x in weights.items()}
-        save_file(scoped, tmp_path / "gpt.safetensors")
-        options = ["--weights", str(tmp_path / "gpt.safetensors"), "--tp_size", str(tp)]
-    artifact = compiled(script, tmp_path, *options, "--output_dir", str(tmp_path / "engines"))
+    artifact = compiled(script, tmp_path, *options(script, tp, weights, tmp_path))
     wanted = greedy(lambda ids: models.gpt(weights, ids), prompts)
     np.testing.assert_array_equal(continued(artifact, prompts), wanted)
 
@@ -119,46 +130,27 @@ def test_llama(
 
 
 @pytest.mark.parametrize("tp", [1, 2, 4])
-def test_the_encoder_of_0_7(tp: int, tmp_path: Path) -> None:
-    rng = fresh(tp)
-    weights = models.drawn(rng, models.bert_shapes())
-    np.savez(tmp_path / "bert.npz", allow_pickle=False, **weights)
-    options = ["--weights", str(tmp_path / "bert.npz"), "--world_size", str(tp)]
-    artifact = compiled("release_0_7/encoder.py", tmp_path, *options, "--output_dir", str(tmp_path))
-    ids, types = rng.integers(0, 120, (3, 7)), rng.integers(0, 2, (3, 7))
-    lengths = np.array([7, 2, 5])
-    found = artifact.run(
-        {
-            "input_ids": ids.astype(np.int32),
-            "position_ids": np.tile(np.arange(7, dtype=np.int32), (3, 1)),
-            "token_type_ids": types.astype(np.int32),
-            "input_lengths": lengths.astype(np.int32),
-        }
-    )
-    hidden, pooled = models.bert(weights, ids, types, lengths)
-    for row, length in enumerate(lengths):
-        kept = slice(0, int(length))
-        np.testing.assert_allclose(found["hidden_states"][row, kept], hidden[row, kept], atol=1e-4)
-    np.testing.assert_allclose(found["pooled"], pooled, atol=1e-4)
-
-
-@pytest.mark.parametrize("tp", [1, 2, 4])
-def test_the_encoder_of_0_16(tp: int, tmp_path: Path) -> None:
-    rng = fresh(tp)
-    weights = models.drawn(rng, models.encoder_shapes())
-    save_file(weights, tmp_path / "encoder.safetensors")
-    options = ["--weights", str(tmp_path / "encoder.safetensors"), "--tp_size", str(tp)]
-    artifact = compiled(
-        "release_0_16/encoder.py", tmp_path, *options, "--output", str(tmp_path / "engine")
-    )
-    ids, lengths = rng.integers(0, 120, (2, 9)), np.array([4, 9])
-    mask = np.arange(9)[None] < lengths[:, None]
-    found = artifact.run(
-        {
-            "input_ids": ids.astype(np.int32),
-            "position_ids": np.tile(np.arange(9, dtype=np.int32), (2, 1)),
-            "input_lengths": lengths.astype(np.int32),
-            "mask": mask.astype(np.float32),
-        }
-    )
-    np.testing.assert_allclose(found["embedding"], models.encoder(weights, ids, lengths), atol=1e-4)
+@pytest.mark.parametrize("script", ["release_0_7/encoder.py", "release_0_16/encoder.py"])
+def test_an_encoder(script: str, tp: int, tmp_path: Path) -> None:
+    rng, old = fresh(tp), "0_7/" in script
+    weights = models.drawn(rng, models.bert_shapes() if old else models.encoder_shapes())
+    artifact = compiled(script, tmp_path, *options(script, tp, weights, tmp_path))
+    ids, types, lengths = rng.integers(0, 120, (3, 7)), rng.integers(0, 2, (3, 7)), [7, 2, 5]
+    is_token = np.arange(7) < np.array(lengths)[:, None]
+    given = {
+        "input_ids": ids,
+        "position_ids": np.tile(np.arange(7), (3, 1)),
+        "input_lengths": np.array(lengths),
+    }
+    inputs: dict[str, Any] = {name: array.astype(np.int32) for name, array in given.items()}
+    if not old:
+        inputs["mask"] = is_token.astype(np.float32)
+        wanted = {"embedding": models.encoder(weights, ids, np.array(lengths))}
+    else:
+        inputs["token_type_ids"] = types.astype(np.int32)
+        hidden, pooled = models.bert(weights, ids, types, np.array(lengths))
+        wanted = {"hidden_states": hidden, "pooled": pooled}
+    outputs = artifact.run(inputs)
+    for name, array in wanted.items():
+        kept = is_token if name == "hidden_states" else ...
+        np.testing.assert_allclose(outputs[name][kept], array[kept], atol=1e-4)
