@@ -4,6 +4,7 @@
 # (the binder takes the arguments of every release)
 
 import itertools
+import math
 
 import pytest
 
@@ -20,7 +21,7 @@ WORLDS = [
 
 def worlds(sizes: dict[str, int]) -> list[Mapping]:
     """The mapping of every rank of a world."""
-    count = sizes["pp_size"] * sizes["cp_size"] * sizes["tp_size"]
+    count = math.prod(size for name, size in sizes.items() if name != "moe_ep_size")
     return [Mapping(count, rank, **sizes) for rank in range(count)]
 
 
@@ -33,26 +34,28 @@ def test_ranks_count_through_stages_then_contexts_then_shards(sizes: dict[str, i
         assert (mapping.tp_rank, mapping.moe_ep_rank) == (place, place % ep)
         assert mapping.moe_tp_rank == place // ep
         first = rank - place
-        assert mapping.tp_group == list(range(first, first + tp))
-        assert mapping.pp_group == list(range(rank % (tp * cp), mapping.world_size, tp * cp))
-        assert mapping.cp_group == [rank + (i - mapping.cp_rank) * tp for i in range(cp)]
-        assert mapping.moe_ep_group == [rank - place % ep + i for i in range(ep)]
-        assert mapping.moe_tp_group == [first + place % ep + i for i in range(0, tp, ep)]
-
-
-@pytest.mark.parametrize("sizes", WORLDS, ids=lambda sizes: "-".join(map(str, sizes.values())))
-def test_every_group_has_axes_and_an_order(sizes: dict[str, int]) -> None:
-    for mapping in worlds(sizes):
-        for kind in ("tp", "pp", "cp", "moe_tp", "moe_ep"):
-            group: list[int] = getattr(mapping, f"{kind}_group")
+        groups = {
+            "tp": list(range(first, first + tp)),
+            "pp": list(range(rank % (tp * cp), mapping.world_size, tp * cp)),
+            "cp": [rank + (i - mapping.cp_rank) * tp for i in range(cp)],
+            "moe_ep": [rank - place % ep + i for i in range(ep)],
+            "moe_tp": [first + place % ep + i for i in range(0, tp, ep)],
+        }
+        for kind, group in groups.items():
+            assert getattr(mapping, f"{kind}_group") == group
             axes, order = mapping.axis_of(group[::-1])
             if len(group) == 1:
                 assert (axes, order) == ((), (0,))
                 continue
-            assert mapping.mesh.group_size(axes) == len(group)
-            own = next(found for found in mapping.mesh.groups(axes) if mapping.rank in found)
-            assert [own[i] for i in order] == group[::-1]
+            own = next(each for each in mapping.mesh.groups(axes) if rank in each)
+            assert len(own) == len(group) and [own[i] for i in order] == group[::-1]
             assert group in getattr(mapping, f"{kind}_groups")
+        assert mapping.next_pp_rank() == (rank + tp * cp) % mapping.world_size
+        assert mapping.prev_pp_rank() == (rank - tp * cp) % mapping.world_size
+        assert mapping.is_first_pp_rank() == (rank < tp * cp)
+        assert mapping.is_last_pp_rank() == (rank >= mapping.world_size - tp * cp)
+        has = (mapping.has_tp(), mapping.has_cp(), mapping.has_moe_ep(), mapping.has_moe_tp())
+        assert has == (tp > 1, cp > 1, ep > 1, tp > ep)
 
 
 def test_a_group_of_no_axis_names_those_there_are() -> None:
@@ -60,21 +63,12 @@ def test_a_group_of_no_axis_names_those_there_are() -> None:
         Mapping(4, 0, tp_size=2, pp_size=2).axis_of([0, 3])
 
 
-@pytest.mark.parametrize("layers", range(1, 12))
-@pytest.mark.parametrize("stages", [1, 2, 3, 4])
-def test_stages_keep_all_layers(layers: int, stages: int) -> None:
-    parts = [Mapping(stages, rank, pp_size=stages).pp_layers(layers) for rank in range(stages)]
-    assert [layer for part in parts for layer in part] == list(range(layers))
-    assert max(map(len, parts)) - min(map(len, parts)) <= 1
-
-
-def test_stages_are_a_ring() -> None:
-    ranks = [Mapping(12, rank, tp_size=2, cp_size=2, pp_size=3) for rank in range(12)]
-    for mapping in ranks:
-        assert mapping.next_pp_rank() == (mapping.rank + 4) % 12
-        assert mapping.prev_pp_rank() == (mapping.rank - 4) % 12
-    assert [m.is_first_pp_rank() for m in ranks] == [True] * 4 + [False] * 8
-    assert [m.is_last_pp_rank() for m in ranks] == [False] * 8 + [True] * 4
+def test_stages_keep_all_layers() -> None:
+    for layers, stages in itertools.product(range(1, 12), (1, 2, 3, 4)):
+        parts = [m.pp_layers(layers) for m in worlds({"pp_size": stages})]
+        assert [layer for part in parts for layer in part] == list(range(layers))
+        assert [len(part) for part in parts] == sorted(map(len, parts), reverse=True)
+        assert max(map(len, parts)) - min(map(len, parts)) <= 1
 
 
 def test_experts_are_distributed() -> None:
@@ -114,15 +108,10 @@ def test_a_config_file_holds_it() -> None:
         Mapping(enable_attention_dp=True)
 
 
-@pytest.mark.parametrize(
-    ("version", "sizes"), [("0.7", (2, 4, 1)), ("0.11", (2, 4, 1)), ("0.13", (4, 1, 2))]
-)
-def test_sizes_by_position(version: str, sizes: tuple[int, int, int]) -> None:
-    with new_session(version):
-        mapping = Mapping(8, 0, 8, 2, 4)
-    assert (mapping.tp_size, mapping.pp_size, mapping.cp_size) == sizes
-
-
-def test_later_releases_take_sizes_by_name() -> None:
+def test_sizes_by_position() -> None:
+    for version, sizes in (("0.7", (2, 4, 1)), ("0.11", (2, 4, 1)), ("0.13", (4, 1, 2))):
+        with new_session(version):
+            mapping = Mapping(8, 0, 8, 2, 4)
+        assert (mapping.tp_size, mapping.pp_size, mapping.cp_size) == sizes
     with new_session("0.16"), pytest.raises(Error, match="takes 3 positional arguments"):
         Mapping(8, 0, 8, 2, 4)

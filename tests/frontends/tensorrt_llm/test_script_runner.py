@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +80,7 @@ LOOPS = {
 
 
 LOADED = ("factors", "tensorrt_llm", "tensorrt", "__main__")
+Compile = Callable[..., str]  # (words of the command, status) -> what it prints
 
 
 def write(folder: Path, text: str) -> Path:
@@ -90,20 +92,30 @@ def write(folder: Path, text: str) -> Path:
 
 
 @pytest.fixture
-def script(tmp_path: Path) -> Path:
+def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
     return write(tmp_path, HEAD + LOOPS["loop"] + "    raise SystemExit(0)\n")
 
 
+@pytest.fixture
+def compile(script: Path, capsys: pytest.CaptureFixture[str]) -> Compile:
+    """`irc compile` of the script, for the reference backend."""
+
+    def run(*words: str | Path, status: int = 0) -> str:
+        command = ["compile", str(script), "--backend", "reference", *map(str, words)]
+        assert main(command) == status
+        return "".join(capsys.readouterr())
+
+    return run
+
+
 @pytest.mark.parametrize("loop", LOOPS)
-def test_the_ranks_of_a_script(
-    loop: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_ranks_of_a_script(loop: str, script: Path, capsys: pytest.CaptureFixture[str]) -> None:
     if loop == "spawn":
         pytest.importorskip("torch")
-    path = write(tmp_path, HEAD + LOOPS[loop])
-    monkeypatch.chdir(tmp_path)
+    script.write_text(HEAD + LOOPS[loop])
     before, argv = dict(sys.modules), list(sys.argv)
-    found = run_script(path, ["--tp_size", "2"])
+    found = run_script(script, ["--tp_size", "2"])
     assert found.session.release < 8
     assert sys.argv == argv
     left = {name: module for name, module in sys.modules.items() if before.get(name) != module}
@@ -117,46 +129,32 @@ def test_the_ranks_of_a_script(
         np.testing.assert_allclose(results[rank]["y"], x * 3 * (rank + 1), rtol=1e-6)
 
 
-def test_the_command_compiles_the_engine(
-    script: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    out = tmp_path / "out"
-    command = ["compile", str(script), "-o", str(out), "--backend", "reference"]
-    assert main([*command, "--", "--output_dir", str(tmp_path)]) == 0
-    assert f"wrote {out} for reference" in capsys.readouterr().out
+def test_the_command_compiles_the_engine(script: Path, compile: Compile) -> None:
+    assert "wrote out for reference" in compile("-o", "out", "--")
     x = fresh().random((2, 4), np.float32)
-    engine = tmp_path / "scale_rank0.engine"
-    for artifact in (irc.load(out), find_artifact(engine.read_bytes()), find_artifact(engine)):
+    engine = Path("scale_rank0.engine")
+    for artifact in (irc.load("out"), find_artifact(engine.read_bytes()), find_artifact(engine)):
         np.testing.assert_allclose(artifact.run({"x": x})["y"], x * 3, rtol=1e-6)
 
 
-def test_processes_of_mpi(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    alone = (
-        "    args.tp_size = tensorrt_llm.mpi_world_size()\n"
-        "    build(tensorrt_llm.mpi_rank(), args)\n"
-    )
-    script = write(tmp_path, HEAD + alone)
+def test_processes_of_mpi(script: Path, compile: Compile) -> None:
+    size = "tensorrt_llm.mpi_world_size()"
+    alone = f"    args.tp_size = {size}\n    build(tensorrt_llm.mpi_rank(), args)\n"
+    script.write_text(HEAD + alone)
     (module,) = run_script(script, processes=2).engines.values()
     assert module.mesh.ranks == 2
-    script.write_text(script.read_text().replace("tensorrt_llm.mpi_world_size()", "2"))
-    assert main(["compile", str(script), "--dry-run"]) == 1
-    assert "networks of 2 ranks, found those of rank 0;" in capsys.readouterr().err
-    assert main(["compile", str(script), "--dry-run", "--processes", "2"]) == 0
+    script.write_text(HEAD + alone.replace(size, "2"))
+    assert "networks of 2 ranks, found those of rank 0;" in compile("--dry-run", status=1)
+    compile("--dry-run", "--processes", "2")
 
 
-def test_several_engines_become_folders(script: Path, tmp_path: Path) -> None:
-    names = "    for args.name in ('one', 'two'):\n        build(0, args)\n"
-    script = write(tmp_path, HEAD + names)
-    out = tmp_path / "out"
-    command = ["compile", str(script), "-o", str(out), "--backend", "reference"]
-    assert main([*command, "--", "--output_dir", str(tmp_path)]) == 0
-    assert sorted(os.listdir(out)) == ["one", "two"]
+def test_several_engines_become_folders(script: Path, compile: Compile) -> None:
+    script.write_text(HEAD + "    for args.name in ('one', 'two'):\n        build(0, args)\n")
+    compile("-o", "out")
+    assert sorted(os.listdir("out")) == ["one", "two"]
     x = np.ones((1, 4), np.float32)
-    assert irc.load(out / "two").run({"x": x})["y"].tolist() == [[3] * 4]
-    assert find_artifact(tmp_path / "one_rank0.engine").folder == out / "one"
+    assert irc.load("out/two").run({"x": x})["y"].tolist() == [[3] * 4]
+    assert find_artifact("one_rank0.engine").folder == Path("out/one").absolute()
 
 
 USE = """
@@ -173,9 +171,8 @@ if len(sys.argv) > 2:
 """
 
 
-def test_a_script_that_runs_an_engine(script: Path, tmp_path: Path) -> None:
-    command = ["compile", str(script), "-o", str(tmp_path / "out"), "--backend", "reference"]
-    assert main([*command, "--", "--output_dir", str(tmp_path)]) == 0
+def test_a_script_that_runs_an_engine(compile: Compile, tmp_path: Path) -> None:
+    compile("-o", "out")
     use = tmp_path / "use.py"
     use.write_text(USE)
     words = [sys.executable, "-m", "irc.frontends.tensorrt_llm", str(use), str(tmp_path)]
@@ -211,31 +208,24 @@ for rank in range(2):
 )
 
 
-def test_an_engine_that_the_script_saves(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    script, saved = write(tmp_path, SAVES), tmp_path / "saved" / "artifact"
-    assert main(["compile", str(script), "--backend", "reference", "--dry-run"]) == 0
-    assert "nothing written (dry run)" in capsys.readouterr().out and not saved.exists()
-    assert main(["compile", str(script), "--backend", "reference"]) == 0
-    assert f"Scale: the script wrote {saved}" in capsys.readouterr().out
-    assert irc.load(saved).manifest["backend"] == "reference"
-    assert irc.load(saved).manifest["dims"]["B"] == (1, 1, 5)
-    assert (
-        main(["compile", str(script), "-o", str(tmp_path / "out"), "--backend", "reference"]) == 0
-    )
-    assert irc.load(tmp_path / "out").module.mesh.ranks == 2
-    assert find_artifact(tmp_path / "saved").folder == saved
+def test_an_engine_that_the_script_saves(script: Path, compile: Compile) -> None:
+    script.write_text(SAVES)
+    saved = script.parent / "saved" / "artifact"
+    assert "nothing written (dry run)" in compile("--dry-run") and not saved.exists()
+    assert f"Scale: the script wrote {saved}" in compile()
+    manifest = irc.load(saved).manifest
+    assert manifest["backend"] == "reference" and manifest["dims"]["B"] == (1, 1, 5)
+    compile("-o", "out")
+    assert irc.load("out").module.mesh.ranks == 2
+    assert find_artifact("saved").folder.absolute() == saved
 
 
-def test_what_the_command_prints(
-    script: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    command = ["compile", str(script), "--dry-run", "--json", "--backend", "reference"]
-    assert main([*command, "--tensorrt-llm", "0.16", "--", "--output_dir", str(tmp_path)]) == 0
-    found: dict[str, Any] = json.loads(capsys.readouterr().out)
+def test_what_the_command_prints(script: Path, compile: Compile) -> None:
+    printed = compile("--dry-run", "--json", "--tensorrt-llm", "0.16")
+    found: dict[str, Any] = json.loads(printed[: printed.rindex("}") + 1])
     assert [each["ranks"] for each in found["engines"]] == [1]
     assert any("timing_cache has no effect" in note for note in found["notes"])
+    assert "--tp_size TP_SIZE" in compile("-o", "x", "--", "--help")
 
 
 @pytest.mark.parametrize(
@@ -247,18 +237,20 @@ def test_what_the_command_prints(
         (["-o", "x", "--tensorrt-llm", "C"], 1, "such as 0.7 or 0.16, found 'C'"),
     ],
 )
-def test_wrong_commands(
-    words: list[str],
-    status: int,
-    message: str,
-    script: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+def test_wrong_commands(words: list[str], status: int, message: str, compile: Compile) -> None:
+    assert message in compile(*words, status=status)
+    assert not Path("x").exists()
+
+
+@pytest.mark.parametrize(
+    "words", [("--", "--layers"), ("--tensorrt-llm", "0"), ("--processes", "2")]
+)
+def test_arguments_of_a_factory_are_no_words_of_a_script(
+    words: tuple[str, str], script: Path, compile: Compile
 ) -> None:
-    monkeypatch.chdir(script.parent)
-    assert main(["compile", str(script), *words]) == status
-    assert message in capsys.readouterr().err
-    assert not (script.parent / "x").exists()
+    script.write_text("def build(): pass\n")
+    printed = compile("-o", "x", *words, status=1)
+    assert f"{words[0]}{' --layers' if words[0] == '--' else ''} is for a build script" in printed
 
 
 def test_an_error_of_a_worker_is_one_of_the_script(tmp_path: Path) -> None:
@@ -291,11 +283,6 @@ def test_other_commands_say_how_a_script_is_compiled(
     assert f"irc compile {script} -o DIR -- ARGUMENTS" in capsys.readouterr().err
 
 
-def test_the_help_of_a_script(script: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["compile", str(script), "-o", "x", "--", "--help"]) == 0
-    assert "--tp_size TP_SIZE" in capsys.readouterr().err
-
-
 def test_which_scripts_build_engines(script: Path, tmp_path: Path) -> None:
     installed = sys.modules.get("tensorrt_llm")
     assert is_build_script(script)
@@ -312,17 +299,3 @@ def test_which_scripts_build_engines(script: Path, tmp_path: Path) -> None:
     assert not is_build_script(f"{script}:build")
     assert load_script(str(factory)).main.args[0].name == "x"
     assert sys.modules.get("tensorrt_llm") is installed
-
-
-def test_arguments_of_a_factory_are_no_words_of_a_script(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = tmp_path / "model.py"
-    path.write_text("def build(): pass\n")
-    for words, given in (
-        (["--", "--layers", "2"], "-- --layers"),
-        (["--tensorrt-llm", "0.7"], "--tensorrt-llm"),
-        (["--processes", "2"], "--proc"),
-    ):
-        assert main(["compile", str(path), "-o", str(tmp_path / "x"), *words]) == 1
-        assert f"{given}" in capsys.readouterr().err
