@@ -131,24 +131,19 @@ class Mapping:
         ranks = [int(rank) for rank in group]
         if len(ranks) == 1:
             return (), (0,)
-        for axes in self._choices():
-            for members in self.mesh.groups(axes):
+        world = tuple(name for name, size in self.mesh.axes if size > 1)
+        choices = {axes: self.mesh.groups(axes) for axes in (*map(self.axes_of, _KINDS), world)}
+        for axes, groups in choices.items():
+            for members in groups:
                 if sorted(members) == sorted(ranks):
                     return axes, tuple(members.index(rank) for rank in ranks)
-        groups = "; ".join(f"{'.'.join(a)}: {self.mesh.groups(a)}" for a in self._choices())
+        shown = [f"{'.'.join(a)}: {groups}" for a, groups in choices.items() if len(groups[0]) > 1]
         raise Error(
             f"the group {ranks} has the ranks of no axis of this world ({self.mesh}); expected one "
-            f"of {groups or 'a single rank'}; take tp_group, pp_group, cp_group, moe_tp_group or "
-            "moe_ep_group of the Mapping",
+            f"of {'; '.join(shown) or 'a single rank'}; take tp_group, pp_group, cp_group, "
+            "moe_tp_group or moe_ep_group of the Mapping",
             loc=here(),
         )
-
-    def _choices(self) -> list[tuple[str, ...]]:
-        """Consecutive axes with more than one rank, from the fastest."""
-        names = [name for name, size in self.mesh.axes if size > 1]
-        ends = range(len(names), 0, -1)
-        runs = [tuple(names[start:end]) for end in ends for start in range(end)]
-        return sorted(runs, key=lambda run: (len(run), -names.index(run[0])))
 
     # -- stages, layers and experts
 

@@ -134,11 +134,6 @@ class Parameter:
         if as_array(value).shape == self.shape:
             self.value = value
 
-    def set_name(self, name: str, network: Any = None) -> bool:
-        """Name it in messages and in the module."""
-        self.name = name
-        return True
-
     def reference(self, name: str, mesh: Mesh, value: Any) -> Ref:
         """The weight reference on this rank of its `value`, which is a reference or None."""
         if isinstance(value, Ref):

@@ -141,7 +141,6 @@ class Network:
         self.sent: list[Transfer] = []
         self.received: list[Transfer] = []
         self.dims: dict[str, tuple[int, int, int]] = {}
-        self.parameters: dict[str, Parameter] = {}  # those that the script named
         self.plugin_config = PluginConfig()
         self.mapping: Any = None  # of the ranks of its engine, once it is built
         self.unnamed: set[str] = set()  # symbols of inputs without dim_range
@@ -151,7 +150,7 @@ class Network:
         self._ranges: dict[str, tuple[Ranges, str]] = {}
         self._paths: dict[Any, str] = {}
         self._values: dict[Any, Any] = {}  # of parameters, when the network was finished
-        self._found: dict[Any, str] = {}  # the paths of parameters that the script did not name
+        self._names: dict[Any, str] = {}  # of parameters, which the script or their path gives
 
     # -- inputs and outputs
 
@@ -384,13 +383,7 @@ class Network:
     def set_named_parameters(self, named_parameters: Iterable[tuple[str, Parameter]]) -> None:
         """Name the weights; a parameter that is not named gets the path of its attribute."""
         for name, parameter in named_parameters:
-            if self.parameters.setdefault(name, parameter) is not parameter:
-                raise Error(
-                    f"two parameters of the network are called {name!r}; rename one, as in "
-                    "named_parameters(prefix=...)",
-                    loc=here(),
-                )
-            parameter.set_name(name, self)
+            self._names[parameter] = parameter.name = name
 
     def path_of(self, module: Module) -> str:
         """The path of a module below the one that the script called."""
@@ -398,7 +391,7 @@ class Network:
             for path, part in module.named_modules():
                 self._paths.setdefault(part, path)
             for path, parameter in module.named_parameters():
-                self._found.setdefault(parameter, path)
+                self._names.setdefault(parameter, path)
         return self._paths[module]
 
     def suggest(self, tensor: Tensor, name: str) -> None:
@@ -408,16 +401,15 @@ class Network:
 
     def weight_names(self) -> dict[Value, Named]:
         """The name and the parameter of every weight that operations use."""
-        given = self._found | {parameter: name for name, parameter in self.parameters.items()}
         names: dict[Value, Named] = {}
         counts = Counter[str]()
         for inner, weight in self.tracer.weights.items():
             parameter: Parameter = cast("Any", inner).owner
-            name = re.sub(r"[^\w.]", "_", given.get(parameter, "constant"))
+            name = re.sub(r"[^\w.]", "_", self._names.get(parameter, "constant"))
             counts[name] += 1
             unique = f"{name}_{counts[name] - 1}" if counts[name] > 1 else name
             value = self._values.get(parameter, parameter.bound)
-            names[weight] = Named(unique, parameter, value, parameter in given)
+            names[weight] = Named(unique, parameter, value, parameter in self._names)
         return names
 
     def finish(self) -> None:
