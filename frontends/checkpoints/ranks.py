@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from math import prod
@@ -18,7 +18,7 @@ import numpy as np
 from ...errors import Error
 from ...ir.dtypes import dtype as dtype_called
 from ...ir.types import TensorType
-from ...weights import ConcatRef, Slice, Unsqueeze
+from ...weights import ConcatRef, Shard, Slice, Unsqueeze
 from ...weights.safetensors import Tensor
 from ..huggingface.files import Checkpoint
 from ..huggingface.quantized import Layer, Method, Tensors
@@ -184,11 +184,12 @@ def _rows(part: Part, begin: int, end: int) -> Part:
 
 
 def _concatenated(parts: Sequence[Part], dim: int) -> Part:
-    """Tensors of one shape joined along a dimension."""
+    """Tensors joined along a dimension, which may have another size in each."""
     first = parts[0]
     if len(parts) == 1:
         return first
-    shape = tuple(n * len(parts) if i == dim else n for i, n in enumerate(first.shape))
+    size = sum(part.shape[dim] for part in parts)
+    shape = (*first.shape[:dim], size, *first.shape[dim + 1 :])
     return Part(ConcatRef(tuple(part.ref for part in parts), dim), first.dtype, shape)
 
 
@@ -356,6 +357,54 @@ class JoinedTensors(Tensors):
         self.used.add(key)
         whole = self.checkpoint.wholes[key]
         return np.concatenate([tensors.read(whole.key).ravel() for tensors in whole.ranks])
+
+
+class RankShards(Tensors):
+    """A checkpoint of transformers by the names that the file of a rank has: the rank's shards.
+
+    `layers` are those of the rank's pipeline stage. A shard is over the mesh axis tp.
+    """
+
+    def __init__(
+        self, checkpoint: Checkpoint, file: Callable[[str], str], layout: Layout, layers: list[int]
+    ) -> None:
+        super().__init__(checkpoint, file)
+        self._layout, self._layers = layout, layers
+
+    def __contains__(self, key: str) -> bool:
+        return self._place(key)[1] in PLACES
+
+    def take(self, key: str, *dtypes: str) -> Part:
+        """This rank's shard of a tensor; an Error where it has none of the dtypes."""
+        scope, module, end = self._place(key)
+        names, dim = PLACES[module]
+        if module == "lm_head" and "lm_head.weight" not in self.checkpoint:
+            names = ("model.embed_tokens",)
+        if module == "transformer.vocab_embedding":
+            dim = self._layout.table_dim
+        dim = None if dim == 1 and end == "bias" else dim
+        wholes = [super(RankShards, self).take(f"{scope}{name}.{end}", *dtypes) for name in names]
+        parts = zip(names, wholes, strict=True)
+        return _concatenated([self._shard(name, whole, dim) for name, whole in parts], 0)
+
+    def _place(self, key: str) -> tuple[str, str, str]:
+        """(the prefix of the layer in transformers, the module, weight or bias)."""
+        match = _LAYER.match(key)
+        module, _, end = (key if match is None else match[2]).rpartition(".")
+        scope = "" if match is None else f"model.layers.{self._layers[int(match[1])]}."
+        return scope, module, end
+
+    def _shard(self, name: str, whole: Part, dim: int | None) -> Part:
+        """This rank's part; each of fewer key heads than ranks is on several."""
+        tp, step = self._layout.tp, self._layout.step
+        if tp == 1 or dim is None:
+            return whole
+        if name.endswith(("k_proj", "v_proj")) and step > 1:
+            heads, size = tp // step, whole.shape[0] * step // tp
+            parts = [_rows(whole, i * size, (i + 1) * size) for i in range(heads)]
+            whole = _concatenated([part for part in parts for _ in range(step)], 0)
+        shape = tuple(-(-n // tp) if i == dim else n for i, n in enumerate(whole.shape))
+        return Part(whole.ref.then(Shard(dim, ("tp",))), whole.dtype, shape)
 
 
 class WeightOnly(Method):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, NoReturn, cast
 
@@ -12,19 +13,17 @@ import numpy as np
 
 from ....errors import Error, did_you_mean
 from ....ir.core import Module as IrcModule
-from ....ir.dtypes import numpy_dtype
 from ....source import here
 from ....weights import Cast, Ref, Transpose
 from ....weights.checkpoint import Reader
 from ...checkpoints import meta
-from ...checkpoints.mixed_gemm import is_interleaved, pack, quantize_columns
-from ...checkpoints.ranks import RankFile
-from ...checkpoints.shards import RankShards
-from ...checkpoints.tensorrt_llm import is_unread
+from ...checkpoints.mixed_gemm import is_interleaved
+from ...checkpoints.ranks import RankFile, RankShards
+from ...checkpoints.tensorrt_llm import is_unread, layout_of
 from ...huggingface.config import checkpoint_dtype, model_of, read_config
 from ...huggingface.files import Checkpoint
 from ...huggingface.quantized.modelopt import pairs_of_rows
-from ...huggingface.quantized.parts import FLOATS, Tensors
+from ...huggingface.quantized.parts import FLOATS, Part, Tensors
 from ...models.decoder import DecoderConfig
 from ..api import api
 from ..arrays import ArrayFile
@@ -38,7 +37,42 @@ from ..module import Parameter
 Array = np.ndarray[Any, Any]
 Source = Any  # a folder, a model of transformers, or its config
 
-# -- files of ranks
+# -- parameters
+
+
+def _bind(model: Any, tensors: Tensors) -> None:
+    """Bind every parameter to its tensor in the file of a rank, or to the rank's shard of one of
+    transformers, whose weights quantized layers encode."""
+    layers, floats = dict(model.named_modules()), dict[Any, Part]()
+    for name, parameter in model.named_parameters():
+        path, _, end = name.rpartition(".")
+        layer, kind = layers[path], parameter.type.dtype
+        if isinstance(layer, QuantizedLinear) and end != "bias":
+            if isinstance(tensors, RankShards):
+                floats[layer] = tensors.take(f"{path}.weight", *FLOATS)
+            else:
+                parameter.value = _of_quantized(tensors, path, layer, end)
+        elif name in tensors:
+            part = tensors.take(name, *(FLOATS if kind in FLOATS else (kind,)))
+            if part.shape != parameter.shape:
+                raise Error(
+                    f"{name} is {list(part.shape)} in the checkpoint, but the model expects "
+                    f"{list(parameter.shape)}; give the mapping of the checkpoint's config.json",
+                    loc=here(),
+                )
+            parameter.value = _cast(part, kind)
+        elif isinstance(tensors, RankShards) and "kv_" in end:
+            parameter.value = np.ones(parameter.shape, np.float32)
+        else:
+            near = did_you_mean(name, tensors.checkpoint)
+            raise Error(f"{tensors.checkpoint.folder} lacks {name}{near}", loc=here())
+    read = _reader(model)
+    for layer, part in floats.items():
+        layer.load(read(_cast(part, irc_dtype(layer.dtype))))
+
+
+def _cast(part: Part, dtype: str) -> Ref:
+    return part.ref if part.dtype == dtype else part.ref.then(Cast(dtype))
 
 
 def load_rank(
@@ -54,30 +88,26 @@ def load_rank(
     file = RankFile(Path(folder), rank)
     title = Path(folder) / file.name
     alias = current_session().add_file(f"rank{rank}", title)
-    tensors, layers = Tensors(file, lambda _: alias), dict(model.named_modules())
+    tensors = Tensors(file, lambda _: alias)
     if hook is not None:
         model.load(hook({key: numpy_to_torch(tensors.read(key).copy()) for key in file}))
         return
-    for name, parameter in model.named_parameters():
-        path, _, end = name.rpartition(".")
-        layer = layers[path]
-        if isinstance(layer, QuantizedLinear) and end != "bias":
-            parameter.value = _of_quantized(tensors, path, layer, end)
-            continue
-        if name not in file:
-            raise Error(f"{title} lacks {name}{did_you_mean(name, file)}", loc=here())
-        kind = parameter.type.dtype
-        part = tensors.take(name, *(FLOATS if kind in FLOATS else (kind,)))
-        if tuple(part.shape) != parameter.shape:
-            raise Error(
-                f"{name} is {list(part.shape)} in the checkpoint, but the model expects "
-                f"{list(parameter.shape)}; give the mapping of the checkpoint's config.json",
-                loc=here(),
-            )
-        parameter.value = part.ref if part.dtype == kind else part.ref.then(Cast(kind))
+    _bind(model, tensors)
     unused = [key for key in file if key not in tensors.used and not is_unread(key)]
     if unused:
         warnings.warn(f"the model does not use {', '.join(unused)} of {title}", stacklevel=3)
+
+
+def bind_llama(model: Any, source: Source) -> None:
+    """Bind every parameter of a LLaMA to references of a checkpoint of transformers, of which each
+    rank reads its shard."""
+    checkpoint, config, session = Checkpoint(_folder_of(source)), model.config, current_session()
+
+    def file_of(key: str) -> str:
+        return session.add_file("ckpt", checkpoint.folder / checkpoint.file(key))
+
+    layers = config.mapping.pp_layers(config.num_hidden_layers)
+    _bind(model, RankShards(checkpoint, file_of, layout_of(config.to_dict()), layers))
 
 
 def _of_quantized(tensors: Tensors, path: str, layer: QuantizedLinear, end: str) -> Ref | Array:
@@ -110,29 +140,26 @@ def _of_quantized(tensors: Tensors, path: str, layer: QuantizedLinear, end: str)
     return ref if kind == stored else ref.then(Cast(stored))
 
 
-def save_rank(model: Any, output_dir: str | os.PathLike[str], save_config: bool = True) -> None:
-    """Write rankN.safetensors with every parameter and, unless told not to, config.json."""
-    folder, rank = Path(output_dir), model.config.mapping.rank
-    folder.mkdir(parents=True, exist_ok=True)
-    _write(folder / f"rank{rank}.safetensors", arrays_of(model))
-    if save_config:
-        model.config.to_json_file(folder / "config.json")
-
-
 def arrays_of(model: Any) -> Iterator[tuple[str, Array]]:
     """(name, array) of every parameter on this rank."""
-    module = IrcModule("weights", model.config.mapping.mesh)
-    module.files = {name: str(path) for name, path in current_session().files.items()}
-    reader, rank = Reader(module), model.config.mapping.rank
     missing = [name for name, each in model.named_parameters() if each.bound is None]
     if missing:
         listed = ", ".join(missing[:5]) + (", ..." if len(missing) > 5 else "")
         raise Error(f"parameters without values cannot be saved: {listed}", loc=here())
+    read = _reader(model)
     for name, parameter in model.named_parameters():
         if isinstance(parameter.bound, Ref) and isinstance(parameter, PackedWeight):
-            parameter.bound = reader.read(parameter.bound, rank)
+            parameter.bound = read(parameter.bound)
         value = parameter.bound
-        yield name, reader.read(value, rank) if isinstance(value, Ref) else parameter.raw_value
+        yield name, read(value) if isinstance(value, Ref) else parameter.raw_value
+
+
+def _reader(model: Any) -> Callable[[Ref], Array]:
+    """Reads what references to files of the session are on the rank of a model."""
+    mapping: RankMapping = model.config.mapping
+    module = IrcModule("weights", mapping.mesh)
+    module.files = {name: str(path) for name, path in current_session().files.items()}
+    return partial(Reader(module).read, rank=mapping.rank)
 
 
 # -- checkpoints of transformers
@@ -202,8 +229,8 @@ def _folder_of(source: Source) -> Path:
 
 def meta_folder(folder: str | os.PathLike[str], config: Any) -> Path:
     """The tensors of a folder of Meta under the names of transformers, in one of the session."""
-    key = str(Path(folder).absolute())
-    return _written(key, lambda: meta.tensors(folder, config.head_size, config.vocab_size))
+    key, sizes = str(Path(folder).absolute()), (config.head_size, config.vocab_size)
+    return _written(key, lambda: meta.tensors(folder, *sizes))
 
 
 def _written(key: Any, tensors: Callable[[], dict[str, Any]]) -> Path:
@@ -227,49 +254,6 @@ def _write(path: Path, arrays: Iterable[tuple[str, Array]]) -> None:
     file.write(IrcModule("weights"))
 
 
-def bind_llama(model: Any, source: Source) -> None:
-    """Bind every parameter of a LLaMA to references of a checkpoint, of which each rank reads its
-    shard; quantized layers get the codes of their weights."""
-    checkpoint, config = Checkpoint(_folder_of(source)), model.config
-    session = current_session()
-    shards = RankShards(
-        checkpoint,
-        lambda file: session.add_file("ckpt", checkpoint.folder / file),
-        tp=config.mapping.tp_size,
-        layers=config.mapping.pp_layers(config.num_hidden_layers),
-        kv_heads=config.num_key_value_heads,
-        table_dim=config.embedding_sharding_dim if config.use_parallel_embedding else None,
-    )
-    layers = dict(model.named_modules())
-    floats: dict[str, QuantizedLinear] = {}
-    for name, parameter in model.named_parameters():
-        path, _, end = name.rpartition(".")
-        layer = layers[path]
-        if isinstance(layer, QuantizedLinear) and end != "bias":
-            floats[f"{path}.weight"] = layer
-        elif "kv_cache" in end or "kv_orig" in end or "kv_quant" in end:
-            parameter.value = np.ones(parameter.shape, np.float32)
-        else:
-            parameter.value = shards.of(name, parameter.type.dtype)
-    module = IrcModule("weights", config.mapping.mesh)
-    refs = {name: shards.of(name, irc_dtype(layer.dtype)) for name, layer in floats.items()}
-    module.files = {name: str(path) for name, path in session.files.items()}
-    reader = Reader(module)
-    for name, layer in floats.items():
-        _quantize(layer, reader.read(refs[name], config.mapping.rank))
-
-
-def _quantize(layer: QuantizedLinear, floats: Array) -> None:
-    """Set codes and scales of a layer from this rank's weight [N, K] in floats."""
-    if layer.recipe.scales != "per_channel_scale" or layer.recipe.inputs:
-        layer.load(floats)
-        return
-    weight, scale = cast("PackedWeight", layer.weight), cast("Any", layer).per_channel_scale
-    codes, scales = quantize_columns(floats.T, weight.bits)
-    weight.value = pack(codes, weight.bits)
-    scale.value = scales.astype(numpy_dtype(scale.type.dtype))
-
-
 # -- methods of models
 
 
@@ -277,6 +261,7 @@ class CheckpointMixin:
     """What models do with TensorRT-LLM checkpoint folders."""
 
     config_class: ClassVar[Any]
+    config: Any
     named_parameters: Any
 
     @classmethod
@@ -318,7 +303,11 @@ class CheckpointMixin:
 
     def save_checkpoint(self, output_dir: str | os.PathLike[str], save_config: bool = True) -> None:
         """Write rankN.safetensors with every parameter and, unless told not to, config.json."""
-        save_rank(self, output_dir, save_config)
+        folder = Path(output_dir)
+        folder.mkdir(parents=True, exist_ok=True)
+        _write(folder / f"rank{self.config.mapping.rank}.safetensors", arrays_of(self))
+        if save_config:
+            self.config.to_json_file(folder / "config.json")
 
 
 class LlamaCheckpointMixin:
