@@ -131,7 +131,7 @@ class PretrainedConfig:
             yield config
 
     def has_config_group(self, group_cls: Any) -> bool:
-        """Whether the config has every key of a group, such as Gemma2ConfigGroup."""
+        """Whether the config has every key of a group of keys."""
         return all(hasattr(self, key) for key in sorted(group_cls.keys()))
 
     def get_config_group(self, group_cls: Any) -> Any:

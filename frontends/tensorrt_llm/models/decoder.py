@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from copy import copy
-from dataclasses import dataclass
 from inspect import signature
 from typing import Any, ClassVar
 
@@ -13,7 +12,6 @@ from ....source import here
 from ..api import api, release
 from ..context import current_network
 from ..functional import gather_last_token_logits, tanh
-from ..functional.collectives import recv
 from ..layers import (
     AttentionParams,
     Embedding,
@@ -23,7 +21,6 @@ from ..layers import (
 )
 from ..layers.attention_params import refuse_lora
 from ..layers.quantize import quantize
-from ..mapping import Mapping as RankMapping
 from ..module import Module, ModuleList
 from ..settings import PluginConfig
 from ..tensor import Tensor
@@ -38,23 +35,10 @@ _CACHES = (
     "host_max_attention_window_sizes",
     "cache_indirection",
 )
+# Keys of Gemma 2, whose models make logits c * tanh(logits / c).
+_OF_GEMMA2 = ("query_pre_attn_scalar", "final_logit_softcapping", "attn_logit_softcapping")
 # What transformers get even if it is None.
 _ALWAYS = ("input_ids", "position_ids", "attention_mask", "kv_cache_params", "attention_params")
-
-
-@api("models.modeling_utils.Gemma2ConfigGroup")
-@dataclass(frozen=True)
-class Gemma2ConfigGroup:
-    """Keys of Gemma 2, of which `final_logit_softcapping` c makes logits c * tanh(logits / c)."""
-
-    query_pre_attn_scalar: int
-    final_logit_softcapping: float | None
-    attn_logit_softcapping: float | None
-
-    @classmethod
-    def keys(cls) -> set[str]:
-        """The names of the keys."""
-        return {*cls.__dataclass_fields__}
 
 
 @api("models.modeling_utils.DecoderLayerList")
@@ -115,13 +99,6 @@ def last_token(hidden_states: Tensor, last_token_ids: Tensor | None) -> Tensor:
     return gather_last_token_logits(hidden_states, last_token_ids, bool(packed))
 
 
-def from_stage_before(mapping: RankMapping, hidden_states: Tensor | None) -> Tensor:
-    """What the pipeline stage before sends."""
-    if hidden_states is None:
-        raise Error("this pipeline stage needs the input hidden_states", loc=here())
-    return recv(hidden_states, mapping.prev_pp_rank())
-
-
 def mark_outputs(
     model: Any, states: Tensor, presents: Any, last_token_ids: Tensor | None
 ) -> Tensor:
@@ -134,8 +111,8 @@ def mark_outputs(
         divisor = getattr(config, "mup_width_multiplier", None) or 1.0
         if scale != 1 or divisor != 1:
             result = result * (scale / divisor)
-        keys = Gemma2ConfigGroup.keys()
-        if (cap := getattr(config, "final_logit_softcapping", None)) and keys <= {*dir(config)}:
+        cap = getattr(config, "final_logit_softcapping", None)
+        if cap and all(hasattr(config, key) for key in _OF_GEMMA2):
             result = tanh(result * (1 / cap)) * cap
         result.mark_output("logits", config.logits_dtype)
     else:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from copy import copy
-from typing import Any, ClassVar
+from typing import Any
 
+from ....errors import Error
+from ....source import here
 from ..api import api
 from ..context import current_session
 from ..dtypes import data_type, numpy_to_torch
 from ..enums import AttentionMaskType
-from ..functional.collectives import send
+from ..functional.collectives import recv, send
 from ..layers import (
     MOE,
     Attention,
@@ -30,11 +32,30 @@ from .decoder import (
     DecoderLayerList,
     DecoderModelForCausalLM,
     PretrainedModel,
-    from_stage_before,
     mark_outputs,
     present,
 )
 from .weights import LlamaCheckpointMixin, Source, arrays_of, bind_llama, meta_folder
+
+# The attribute that scripts read, and the keyword, of a key of the config.
+_KEYWORDS = {
+    "num_hidden_layers": "num_layers",
+    "num_attention_heads": "num_heads",
+    "num_key_value_heads": "num_kv_heads",
+    "intermediate_size": "mlp_hidden_size",
+    "norm_epsilon": "rms_norm_eps",
+    "moe": "moe_config",
+}
+_DTYPES = ("dtype", "logits_dtype", "kv_dtype")
+# What scripts read of layers and models.
+_OF_LAYERS = """
+    hidden_size hidden_act num_attention_heads num_kv_heads dtype mlp_hidden_size tp_group tp_size
+    max_position_embeddings position_embedding_type
+"""
+_OF_MODELS = """
+    num_layers num_heads num_kv_heads vocab_size dtype logits_dtype kv_dtype quant_mode moe_config
+    use_parallel_embedding embedding_sharding_dim use_fused_mlp tp_size
+"""
 
 
 class Layer(Module):
@@ -82,17 +103,8 @@ class Layer(Module):
             **common,
         )
         self.post_layernorm = norm(config)
-        self.describe(config)
-
-    @classmethod
-    def of(cls, config: LLaMAConfig, layer_idx: int) -> Layer:
-        """The layer of a config, whatever the constructor of the class takes."""
-        layer = cls.__new__(cls)
-        Layer.__init__(layer, config, layer_idx)
-        return layer
-
-    def describe(self, config: LLaMAConfig) -> None:
-        """Set the attributes that scripts of a release read."""
+        self.attention_mask_type = self.attention.attention_mask_type
+        _describe(self, config, _OF_LAYERS)
 
     def forward(
         self,
@@ -119,6 +131,15 @@ class Layer(Module):
         return (hidden_states, cache) if use_cache else hidden_states
 
 
+def _describe(part: Module, config: LLaMAConfig, names: str) -> None:
+    """Set attributes of a layer or model; dtypes are those of TensorRT."""
+    keys = {keyword: key for key, keyword in _KEYWORDS.items()}
+    for name in names.split():
+        owner = config.mapping if name in ("tp_group", "tp_size") else config
+        value = getattr(owner, keys.get(name, name))
+        setattr(part, name, data_type(value) if name in _DTYPES else value)
+
+
 def norm(config: LLaMAConfig) -> RmsNorm:
     """An RMS norm of the hidden states."""
     return RmsNorm(config.hidden_size, eps=config.norm_epsilon, dtype=config.dtype)
@@ -127,15 +148,13 @@ def norm(config: LLaMAConfig) -> RmsNorm:
 class Transformer(Module):
     """Embedding on the first pipeline stage, layers, norm on the last."""
 
-    layer_class: ClassVar[type[Layer]] = Layer
-
     def __init__(self, config: PretrainedConfig) -> None:
         config = LLaMAConfig.of(config)
         self.config, self.mapping, self.hidden_size = config, config.mapping, config.hidden_size
         self.use_prompt_tuning = config.use_prompt_tuning
         if self.mapping.is_first_pp_rank():
             self.vocab_embedding = embedding(config)
-        self.layers = DecoderLayerList(self.layer_class.of, config)
+        self.layers = DecoderLayerList(Layer, config)
         if self.mapping.is_last_pp_rank():
             self.ln_f = norm(config)
 
@@ -156,7 +175,9 @@ class Transformer(Module):
             x = self.vocab_embedding(input_ids, *[each for each in prompt if each is not None])
             self.register_network_output("embd", x)
         else:
-            x = from_stage_before(self.mapping, hidden_states)
+            if hidden_states is None:
+                raise Error("this pipeline stage needs the input hidden_states", loc=here())
+            x = recv(hidden_states, self.mapping.prev_pp_rank())
         result = self.layers(x, use_cache=use_cache, **inputs)
         states, caches = result if use_cache else (result, None)
         if self.mapping.is_last_pp_rank():
@@ -209,8 +230,6 @@ class LLaMADecoderLayer(Layer):
 class LLaMAModel(Transformer):
     """The transformer of a config."""
 
-    layer_class = LLaMADecoderLayer
-
 
 @api("models.llama.model.LLaMAForCausalLM", releases="0.8-")
 class LLaMAForCausalLM(LlamaCheckpointMixin, DecoderModelForCausalLM):
@@ -251,17 +270,6 @@ def load_weights(
 
 # -- up to 0.7.1: of keywords
 
-# The attribute that scripts read, and the keyword, of a key of the config.
-_KEYWORDS = {
-    "num_hidden_layers": "num_layers",
-    "num_attention_heads": "num_heads",
-    "num_key_value_heads": "num_kv_heads",
-    "intermediate_size": "mlp_hidden_size",
-    "norm_epsilon": "rms_norm_eps",
-    "moe": "moe_config",
-}
-_DTYPES = ("dtype", "logits_dtype", "kv_dtype")
-
 
 def _config(keywords: dict[str, Any]) -> LLaMAConfig:
     """The config that the keywords of a constructor describe."""
@@ -272,15 +280,6 @@ def _config(keywords: dict[str, Any]) -> LLaMAConfig:
     if keys.get("num_key_value_heads", 0) <= 0:
         keys["num_key_value_heads"] = None
     return LLaMAConfig(**keys)
-
-
-def _describe(part: Any, config: LLaMAConfig, names: str) -> None:
-    """Set attributes of a layer or model to keys of the config; dtypes are those of TensorRT."""
-    keys = {keyword: key for key, keyword in _KEYWORDS.items()}
-    for name in names.split():
-        value = getattr(config, keys.get(name, name))
-        setattr(part, name, data_type(value) if name in _DTYPES else value)
-    part.tp_group, part.tp_size = config.mapping.tp_group, config.mapping.tp_size
 
 
 @api("models.llama.model.LLaMADecoderLayer", releases="-0.7")
@@ -302,20 +301,10 @@ class LLaMADecoderLayerOfKeywords(Layer):
             mapping = Mapping(size, tp_rank, tp_size=size)
         super().__init__(_config({**sizes, "num_layers": 1, "mapping": mapping}), layer_id)
 
-    def describe(self, config: LLaMAConfig) -> None:
-        names = """
-            hidden_size hidden_act num_attention_heads num_kv_heads dtype mlp_hidden_size
-            max_position_embeddings position_embedding_type
-        """
-        _describe(self, config, names)
-        self.attention_mask_type = self.attention.attention_mask_type
-
 
 @api("models.llama.model.LLaMAModel", releases="-0.7")
 class LLaMAModelOfKeywords(Transformer):
     """Embedding, layers and norm of this pipeline stage."""
-
-    layer_class = LLaMADecoderLayerOfKeywords
 
     def __init__(self, **sizes: Any) -> None:
         super().__init__(_config(sizes))
@@ -330,11 +319,7 @@ class LLaMAForCausalLMOfKeywords(LLaMAModelOfKeywords, PretrainedModel):
     def __init__(self, **sizes: Any) -> None:
         config = _config(sizes)
         Transformer.__init__(self, config)
-        names = """
-            num_layers num_heads num_kv_heads vocab_size dtype logits_dtype kv_dtype quant_mode
-            moe_config use_parallel_embedding embedding_sharding_dim use_fused_mlp
-        """
-        _describe(self, config, names)
+        _describe(self, config, _OF_MODELS)
         if config.mapping.is_last_pp_rank():
             self.lm_head = head(config)
 
