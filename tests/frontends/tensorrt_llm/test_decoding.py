@@ -26,7 +26,6 @@ from irc.frontends.tensorrt_llm.runtime import (
     GenerationSession,
     ModelRunner,
     SamplingConfig,
-    Session,
     to_word_list_format,
 )
 from irc.frontends.tensorrt_llm.runtime.generation import _prepare_attention_mask, _Runtime
@@ -228,21 +227,6 @@ def test_the_private_runtime_fills_buffers_in_place(engine: Engine, llama: Llama
         torch.testing.assert_close(step["logits"][row, -1], wanted, rtol=1e-4, atol=1e-4)
     mask = _prepare_attention_mask(torch.tensor([[7, 7, 3]]), pad_id=7)
     assert mask.tolist() == [[1, 0, 1]] and mask.dtype == torch.int32
-
-
-def test_outputs_that_do_not_fit(engine: Engine) -> None:
-    session = Session(engine("padded"))
-    inputs = {
-        name: np.zeros(
-            [dim if isinstance(dim, int) else 1 for dim in port.shape],
-            {"i32": np.int32}.get(port.dtype, np.float32),
-        )
-        for name, port in session.engine.inputs.items()
-    }
-    with pytest.raises(Error, match="no output 'nothing'"):
-        session.run(inputs, {"nothing": np.zeros(1)})
-    with pytest.raises(Error, match=r"logits has the shape .*, but the buffer for it \[1, 2\]"):
-        session.run(inputs, {"logits": np.zeros((1, 2))})
 
 
 def test_profiler() -> None:

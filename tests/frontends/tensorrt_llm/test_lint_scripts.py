@@ -68,19 +68,29 @@ def test_the_status_of_every_name(tmp_path: Path) -> None:
     }
 
 
-def test_names_of_other_packages_are_no_uses(tmp_path: Path) -> None:
-    path = tmp_path / "new.py"
-    path.write_text("import torch\nx = torch.nn.Linear(3, 4, workspace=1)\nBuilder()\n")
-    assert lint_script(path).uses == []
-    assert lint_script(path).score == 1
-
-
-def test_the_score_is_the_share_of_uses_that_are_taken(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("text", "statuses", "score"),
+    [
+        ("import torch\nx = torch.nn.Linear(3, 4, workspace=1)\nBuilder()\n", [], 1),
+        (
+            "from tensorrt_llm.functional import add, rg_lru\nadd(1, 2)\n",
+            ["supported", "refused", "supported"],
+            2 / 3,
+        ),
+        (
+            "from tensorrt_llm.runtime.kv_cache_manager import KVCacheManager\nx.to_onnx()\n",
+            ["refused", "unchecked"],
+            0,
+        ),
+    ],
+)
+def test_the_score_is_the_share_of_checked_uses_that_are_taken(
+    text: str, statuses: list[str], score: float, tmp_path: Path
+) -> None:
     path = tmp_path / "old.py"
-    path.write_text("from tensorrt_llm.functional import add, rg_lru\nadd(1, 2)\n")
+    path.write_text(text)
     report = lint_script(path)
-    assert [use.status for use in report.uses] == ["supported", "refused", "supported"]
-    assert report.score == 2 / 3
+    assert [use.status for use in report.uses] == statuses and report.score == score
 
 
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -90,16 +100,19 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     out = capsys.readouterr().out
     name = "tensorrt_llm.functional.rg_lru"
     assert f"{path}:1,2: {name}: refused: write the recurrence as an operation" in out
-    assert f"{path}: 3 uses of TensorRT-LLM 0.16.0, 33% taken" in out
-    assert "functional.add" not in out
+    assert (
+        f"{path}: 3 uses of TensorRT-LLM 0.16.0, 33% taken" in out and "functional.add" not in out
+    )
     assert main(["lint", str(path), "--all"]) == 1
     assert f"{path}:1: tensorrt_llm.functional.add: supported\n" in capsys.readouterr().out
     assert main(["lint", str(path), "--json"]) == 1
-    found = json.loads(capsys.readouterr().out)
-    assert found["ok"] is False
-    assert Use(**found["uses"][0]) == lint_script(path).uses[0]
+    report = json.loads(capsys.readouterr().out)
+    assert report["ok"] is False and Use(**report["uses"][0]) == lint_script(path).uses[0]
     path.write_text("from tensorrt_llm.functional import add\n")
     assert main(["lint", str(path)]) == 0
+    path.write_text("import tensorrt_llm\nprint 'x'\n")
+    with pytest.raises(Error, match=r"old\.py:2:1: error: not Python"):
+        lint_script(path)
 
 
 EXAMPLES = sorted((ROOT / "examples" / "tensorrt_llm").glob("*/*.py"))
@@ -110,13 +123,6 @@ def test_irc_takes_all_of_the_examples(script: Path) -> None:
     report = lint_script(script)
     assert report.score == 1, as_rows(report)[0]
     assert len(report.uses) > 5
-
-
-def test_a_script_of_python_2(tmp_path: Path) -> None:
-    path = tmp_path / "old.py"
-    path.write_text("import tensorrt_llm\nprint 'x'\n")
-    with pytest.raises(Error, match=r"old\.py:2:1: error: not Python"):
-        lint_script(path)
 
 
 @pytest.mark.parametrize(
@@ -141,3 +147,13 @@ def test_the_release(text: str, least: int, most: int, tmp_path: Path) -> None:
     (tmp_path / "requirements.txt").unlink()
     (tmp_path / "setup.py").write_text("setup(name='tensorrt_llm',\n      version='0.5.0')\n")
     assert find_release(ast.parse(text), path) == 5
+
+
+def test_the_release_of_the_modules_of_a_script(tmp_path: Path) -> None:
+    (tmp_path / "weight.py").write_text("from tensorrt_llm import BuildConfig\nBuildConfig()\n")
+    text = "import tensorrt_llm, weight"
+    assert find_release(ast.parse(text), tmp_path / "build.py") == 16
+    (tmp_path / "weight.py").write_text(
+        "import tensorrt_llm.models as m\nm.GPTLMHeadModel(a=1, b=2, c=3)"
+    )
+    assert find_release(ast.parse(text), tmp_path / "build.py") <= 7

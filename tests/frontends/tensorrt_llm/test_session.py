@@ -36,13 +36,16 @@ def growing_inputs(prompt: list[int]) -> dict[str, np.ndarray]:
 def test_a_session_runs_any_engine_on_arrays(growing: Path) -> None:
     oracle = Oracle(SEED)
     (prompt,) = oracle.prompts(fresh(1), 1)
-    inputs, count = growing_inputs(prompt), len(prompt)
-    session = Session.from_engine(growing)
+    inputs, session = growing_inputs(prompt), Session.from_engine(growing)
     infos = session.infer_shapes([TensorInfo(n, x.dtype, x.shape) for n, x in inputs.items()])
     outputs = {info.name: np.empty(info.shape, np.float32) for info in infos}
-    assert outputs["present_key_value_0"].shape == (1, 2, HEADS, count, SIZE)
+    assert outputs["present_key_value_0"].shape == (1, 2, HEADS, len(prompt), SIZE)
     assert session.run(inputs, outputs)
     np.testing.assert_allclose(outputs["logits"][0], oracle.logits(prompt), rtol=1e-4, atol=1e-4)
+    with pytest.raises(Error, match="no output 'nothing'"):
+        session.run(inputs, {"nothing": np.zeros(1)})
+    with pytest.raises(Error, match=r"logits has the shape .*, but the buffer for it \[1, 2\]"):
+        session.run(inputs, {"logits": np.zeros((1, 2))})
 
 
 @pytest.mark.parametrize(

@@ -53,10 +53,8 @@ def test_switches_that_are_off_are_false() -> None:
             (note,) = current_session().notes
             assert note == "paged_kv_cache has no effect: caches are contiguous, without pages"
             config.to_legacy_setting()
-            assert not any(
-                row.takes == "SWITCH" and getattr(config, name) is not False
-                for name, row in settings("plugin").items()
-            )
+            switches = [n for n, row in settings("plugin").items() if row.takes == "SWITCH"]
+            assert all(getattr(config, name) is False for name in switches)
 
 
 def test_setting_switches() -> None:
@@ -80,15 +78,9 @@ def test_setting_switches() -> None:
 
 
 def test_kinds_of_caches() -> None:
-    legacy = get_kv_cache_type_from_legacy
-    assert legacy(True, True) is KVCacheType.PAGED and legacy(True, False) is KVCacheType.CONTINUOUS
-    assert legacy(False, True) is KVCacheType.DISABLED
-
-
-class Adapters:
-    """A LoraConfig of a script's own."""
-
-    lora_dir = ("x",)
+    pairs = ((True, True), (True, False), (False, True))
+    kinds = [get_kv_cache_type_from_legacy(*pair) for pair in pairs]
+    assert kinds == [KVCacheType.PAGED, KVCacheType.CONTINUOUS, KVCacheType.DISABLED]
 
 
 def _built(**fields: Any) -> Any:
@@ -103,7 +95,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "a window": (lambda: setattr(PluginConfig(), "streamingllm", True), "keep all tokens"),
     "a field": (lambda: setattr(BuildConfig(), "max_batchsize", 3), "mean 'max_batch_size'"),
     "adapters": (
-        lambda: _built(lora_config=Adapters()),
+        lambda: _built(lora_config={"lora_dir": ["x"]}),
         "lora_config is not supported; merge the adapters",
     ),
     "mrope": (lambda: _built(use_mrope=True), "use_mrope is not supported"),
