@@ -19,7 +19,7 @@ from functools import cache, cached_property, wraps
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Literal, Protocol, TypeVar, cast, overload
+from typing import Any, Literal, TypeVar, cast
 
 from ...errors import Error, did_you_mean
 from ...source import here
@@ -340,20 +340,7 @@ def border(function: Bound) -> Bound:
 # -- the decorator
 
 
-class _InnerDeclarer(Protocol):
-    """A decorator after which classes are what they were, and functions take other tensors."""
-
-    @overload
-    def __call__(self, target: type[Declared], /) -> type[Declared]: ...
-    @overload
-    def __call__(self, target: Callable[..., Any], /) -> Any: ...
-
-
-@overload
-def api(path: str, *, releases: str = "") -> Callable[[Declared], Declared]: ...
-@overload
-def api(path: str, *, inner: bool, releases: str = "") -> _InnerDeclarer: ...
-def api(path: str, *, inner: bool = False, releases: str = "") -> Any:
+def api(path: str, *, inner: bool = False, releases: str = "") -> Callable[[Declared], Declared]:
     """Declare a function, class, or enumeration of the API, and bind its calls by its row.
 
     Where the script leaves an argument out, the literal default of its release replaces that of

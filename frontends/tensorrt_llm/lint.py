@@ -326,15 +326,15 @@ class _Scan(ast.NodeVisitor):
         for node in ast.walk(tree):
             match node:
                 case ast.Assign(targets=[target], value=value):
-                    found = self._class_of(value)
+                    class_path = self._class_of(value)
                 case ast.AnnAssign(target=target, annotation=annotation):
-                    found = self._class_at(self._path(annotation))
+                    class_path = self._class_at(self._path(annotation))
                 case ast.arg(arg=name, annotation=ast.expr() as annotation):
-                    target, found = ast.Name(name), self._class_at(self._path(annotation))
+                    target, class_path = ast.Name(name), self._class_at(self._path(annotation))
                 case _:
                     continue
             name = ast.unparse(target)
-            classes[name] = found if classes.get(name, found) == found else ""
+            classes[name] = class_path if classes.get(name, class_path) == class_path else ""
         return classes
 
     def _class_at(self, path: str | None) -> str:

@@ -6,7 +6,7 @@ from .configs import SamplingConfig as SamplingConfig
 from .configs import decode_words_list as decode_words_list
 from .configs import to_word_list_format as to_word_list_format
 from .generation import GenerationSession as GenerationSession
-from .model_runner import ModelRunner as ModelRunner
+from .generation import ModelRunner as ModelRunner
 from .session import Session as Session
 from .session import TensorInfo as TensorInfo
 

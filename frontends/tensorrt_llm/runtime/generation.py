@@ -1,4 +1,4 @@
-"""`GenerationSession`: decoding with a compiled language model, as TensorRT-LLM's Python runtime.
+"""`GenerationSession` and `ModelRunner`: decoding with a compiled language model.
 
 One process runs all ranks of the artifact, so a session needs no mapping; irc's own launchers
 (`irc generate --launcher mpi`) use several processes.
@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy
 from functools import partial
 from itertools import count
+from os import PathLike
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, TypeAlias
 
@@ -271,6 +273,83 @@ class GenerationSession:
 def _on_arrays(hook: Hook, given: Any, step: int, ids: Array, logits: Array) -> Any:
     """What a hook of the script, which takes what `given` is, returns for arrays."""
     return as_array(hook(step, like(ids, given), like(logits, given)))
+
+
+@api("runtime.model_runner_cpp.ModelRunnerCpp")
+@api("runtime.model_runner.ModelRunner")
+class ModelRunner:
+    """Continues batches of prompts with the language model in an artifact folder.
+
+    It has the attributes of its session too, such as `vocab_size`.
+    """
+
+    def __init__(self, session: GenerationSession) -> None:
+        self.session = session
+
+    @classmethod
+    def from_dir(cls, engine_dir: str | PathLike[str]) -> ModelRunner:
+        """The runner of the engine, or artifact, in a folder. All ranks run in this process."""
+        return cls(GenerationSession(ModelConfig.from_folder(Path(engine_dir)), engine_dir))
+
+    @classmethod
+    def from_engine(cls, engine: Any) -> ModelRunner:
+        """The runner of an Engine."""
+        return cls(GenerationSession(None, engine))
+
+    def __getattr__(self, name: str) -> Any:
+        if "session" not in vars(self):
+            raise AttributeError(name)
+        return getattr(self.session, name)
+
+    @property
+    def max_sequence_length(self) -> int | None:
+        """The most tokens of a sequence."""
+        config = self.session.config
+        return config.max_seq_len or (config.max_input_len or 0) + (config.max_output_len or 0)
+
+    def generate(
+        self,
+        batch_input_ids: Sequence[Any],
+        sampling_config: SamplingConfig | None = None,
+        prompt_table: Any = None,
+        prompt_tasks: str | None = None,
+        prompt_table_path: Any = None,
+        streaming: bool = False,
+        stopping_criteria: Hook | None = None,
+        logits_processor: Hook | None = None,
+        **fields: Any,
+    ) -> Any:
+        """What `GenerationSession.decode` returns for prompts of any lengths.
+
+        `prompt_table` is an array [tasks, tokens, hidden], or the .npy file of one. `fields` are
+        those of SamplingConfig, which override `sampling_config`, such as `max_new_tokens`.
+        """
+        lengths = [as_array(each).size for each in batch_input_ids]
+        if not lengths or 0 in lengths:
+            raise Error("generate got an empty prompt; expected a list of prompts with tokens")
+        given: dict[str, Any] = {"end_id": None, "pad_id": None}
+        if sampling_config is not None:
+            given.update(vars(sampling_config))
+        config = SamplingConfig(**given | fields)
+        counts = (len(lengths), max(lengths), int(config.max_new_tokens), int(config.num_beams))
+        self.session.setup(*counts, config.max_attention_window_size, config.sink_token_length)
+        table = prompt_table if prompt_table_path is None else prompt_table_path
+        inputs: dict[str, Any] = {} if table is None else _prompt_table(table)
+        if prompt_tasks is not None:
+            inputs["tasks"] = [int(task) for task in str(prompt_tasks).split(",")]
+        hooks = {"stopping_criteria": stopping_criteria, "logits_processor": logits_processor}
+        return self.session.decode_batch(
+            batch_input_ids, config, streaming=streaming, inputs=inputs, **hooks
+        )
+
+
+def _prompt_table(given: Any) -> dict[str, Any]:
+    """The inputs of a table [tasks, tokens, hidden], or of the .npy file of one."""
+    table = np.load(str(given)) if isinstance(given, str | Path) else as_array(given)
+    if table.ndim != 3:
+        raise Error(f"prompt_table has the shape {list(table.shape)}; expected [tasks, tokens, H]")
+    flat = table.reshape(-1, table.shape[-1])
+    return {"prompt_embedding_table": flat, "prompt_vocab_size": np.array([table.shape[1]])}
 
 
 @api("runtime.generation._prepare_attention_mask")
