@@ -73,6 +73,13 @@ def _taken_out() -> dict[str, ModuleType]:
     return {name: sys.modules.pop(name) for name in names}
 
 
+def of_sources(path: str) -> Any:
+    """The object of this path in the session's sources, even where irc has one."""
+    parent, _, name = path.rpartition(".")
+    module = import_module(f"{ROOT}.{parent}")
+    return module.definitions.get(name) if isinstance(module, _Alias) else getattr(module, name)
+
+
 class _Finder(MetaPathFinder, Loader):
     """Makes the modules of the API that are known; of others says that there are none."""
 
@@ -104,7 +111,7 @@ class _Alias(ModuleType):
         path = f"{ROOT}.{module}" if module else ROOT
         super().__init__(path, f"{path} for irc: see `irc lint`.")
         self._module = module
-        self._definitions = Definitions(module, _own, unsupported)
+        self.definitions = Definitions(module, _own, unsupported)
 
     def __getattr__(self, name: str) -> Any:
         if name == "__version__" and self._module in ("", "version"):
@@ -116,7 +123,7 @@ class _Alias(ModuleType):
         if path in modules() or source_spec(path) is not None:
             return import_module(f"{ROOT}.{path}")
         value = _own(path)
-        value = self._definitions.get(name) if value is None else value
+        value = self.definitions.get(name) if value is None else value
         if value is None and (note := status(path)).kind == "refused":
             why, sources = note.why, current_session().sources
             if sources is not None and "--tensorrt-llm-sources" in why:

@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from enum import IntFlag, StrEnum, auto
 from fnmatch import fnmatchcase
-from functools import reduce
 from typing import Any
 
 from ...errors import Error, did_you_mean
@@ -18,22 +17,30 @@ from .errors import ArgumentError
 _MODE = "quantization.mode.QuantMode"
 
 
-def _has(*names: str) -> Callable[[QuantMode], bool]:
+def _flags(names: str) -> QuantMode:
+    """The mode with these flags."""
+    mode = QuantMode(0)
+    for name in names.split():
+        mode |= QuantMode[name]
+    return mode
+
+
+def _has(names: str) -> Callable[[QuantMode], bool]:
     """A method of QuantMode: whether it has one of the flags."""
-    return lambda mode: any(mode & QuantMode[name] for name in names)
+    return lambda mode: bool(mode & _flags(names))
 
 
-def _only(*names: str, group: bool = False) -> Callable[[QuantMode], bool]:
+def _only(names: str, group: bool = False) -> Callable[[QuantMode], bool]:
     """A method of QuantMode: whether weights and inputs have these flags, and no other."""
     return lambda mode: (
-        mode & mode.WEIGHTS_AND_ACTIVATIONS == _with(*names)(QuantMode(0))
+        mode & mode.WEIGHTS_AND_ACTIVATIONS == _flags(names)
         and (not group or mode.has_per_group_scaling())
     )
 
 
-def _with(*names: str) -> Callable[[QuantMode], QuantMode]:
+def _with(names: str) -> Callable[[QuantMode], QuantMode]:
     """A method of QuantMode: the mode with these flags too."""
-    return lambda mode: reduce(lambda flags, name: flags | QuantMode[name], names, mode)
+    return lambda mode: mode | _flags(names)
 
 
 @api(_MODE)
@@ -58,48 +65,34 @@ class QuantMode(IntFlag):
 
     @staticmethod
     @api(f"{_MODE}.from_description")
-    def from_description(
-        quantize_weights: bool = False,
-        quantize_activations: bool = False,
-        per_token: bool = False,
-        per_channel: bool = False,
-        per_group: bool = False,
-        use_int4_weights: bool = False,
-        use_int8_kv_cache: bool = False,
-        use_fp8_kv_cache: bool = False,
-        use_fp8_qdq: bool = False,
-        use_fp8_rowwise: bool = False,
-        use_w4a8_qserve: bool = False,
-    ) -> QuantMode:
+    def from_description(**asked: bool) -> QuantMode:
         """The mode of a description; a ValueError where it contradicts itself."""
-        both = quantize_weights and quantize_activations
-        if (quantize_activations or per_token or per_channel) and not both:
+        weights = asked.pop("quantize_weights")
+        activations = asked.pop("quantize_activations")
+        kind = "INT4_WEIGHTS" if asked.pop("use_int4_weights") else "INT8_WEIGHTS"
+        if (activations or asked["per_token"] or asked["per_channel"]) and not (
+            weights and activations
+        ):
             raise ArgumentError(
                 "quantize_activations needs quantize_weights, and per_token and per_channel, which "
                 "say how scales are shared, need both",
                 loc=here(),
             )
-        flags = {
-            "INT4_WEIGHTS": quantize_weights and use_int4_weights,
-            "INT8_WEIGHTS": quantize_weights and not use_int4_weights,
-            "ACTIVATIONS": quantize_activations,
-            "PER_CHANNEL": per_channel or use_fp8_rowwise,
-            "PER_TOKEN": per_token or use_fp8_rowwise,
-            "PER_GROUP": per_group,
-            "INT8_KV_CACHE": use_int8_kv_cache,
-            "FP8_KV_CACHE": use_fp8_kv_cache,
-            "FP8_QDQ": use_fp8_qdq,
-            "FP8_ROWWISE": use_fp8_rowwise,
-            "W4A8_QSERVE": use_w4a8_qserve,
-        }
-        return _with(*(name for name, asked in flags.items() if asked))(QuantMode(0))
+        flags = [kind] * weights + ["ACTIVATIONS"] * activations
+        flags += [name.removeprefix("use_").upper() for name in asked if asked[name]]
+        mode = _flags(" ".join(flags))
+        return mode.set_fp8_rowwise() if mode.has_fp8_rowwise() else mode
 
     @staticmethod
     @api(f"{_MODE}.use_smooth_quant")
     def use_smooth_quant(per_token: bool = False, per_channel: bool = False) -> QuantMode:
         """Weights and inputs in 8 bits."""
-        flags = {"ACTIVATIONS": True, "PER_TOKEN": per_token, "PER_CHANNEL": per_channel}
-        return _with("INT8_WEIGHTS", *(name for name in flags if flags[name]))(QuantMode(0))
+        return QuantMode.from_description(
+            quantize_weights=True,
+            quantize_activations=True,
+            per_token=per_token,
+            per_channel=per_channel,
+        )
 
     @staticmethod
     @api(f"{_MODE}.use_weight_only")
@@ -112,8 +105,8 @@ class QuantMode(IntFlag):
     @api(f"{_MODE}.use_qserve")
     def use_qserve(per_group: bool = False) -> QuantMode:
         """Weights in 4 bits with scales of two levels, inputs in 8."""
-        weights = QuantMode.INT4_WEIGHTS | QuantMode.ACTIVATIONS | QuantMode.W4A8_QSERVE
-        return weights | (QuantMode.PER_GROUP if per_group else QuantMode(0))
+        name = "W4A8_QSERVE_PER_GROUP" if per_group else "W4A8_QSERVE_PER_CHANNEL"
+        return _flags(_ALGORITHMS[name])
 
     @staticmethod
     @api(f"{_MODE}.from_quant_algo")
@@ -121,37 +114,37 @@ class QuantMode(IntFlag):
         quant_algo: str | None = None, kv_cache_quant_algo: str | None = None
     ) -> QuantMode:
         """The mode of an algorithm for weights and one for KV caches."""
-        mode = QuantMode(0) if quant_algo is None else QuantAlgo.called(quant_algo).mode
+        mode = QuantMode(0) if quant_algo is None else _flags(_ALGORITHMS[_called(quant_algo)])
         if kv_cache_quant_algo is None:
             return mode
-        cache = QuantAlgo.called(kv_cache_quant_algo)
-        if cache not in _CACHES:
-            known = ", ".join(algo.value for algo in _CACHES)
+        cache = _called(kv_cache_quant_algo)
+        if cache not in KV_CACHE_QUANT_ALGO_LIST:
+            expected = ", ".join(KV_CACHE_QUANT_ALGO_LIST)
             raise ArgumentError(
-                f"KV caches cannot be quantized as {cache.value}; expected {known}", loc=here()
+                f"KV caches cannot be quantized as {cache}; expected {expected}", loc=here()
             )
-        return mode | _CACHES[cache]
+        return mode | QuantMode[f"{cache}_KV_CACHE"]
 
     is_int8_weight_only = _only("INT8_WEIGHTS")
     is_int4_weight_only = _only("INT4_WEIGHTS")
     is_int8_weight_only_per_group = _only("INT8_WEIGHTS", group=True)
     is_int4_weight_only_per_group = _only("INT4_WEIGHTS", group=True)
-    has_act_and_weight_quant = _only("INT8_WEIGHTS", "ACTIVATIONS")
-    has_act_or_weight_quant = _has("INT4_WEIGHTS", "INT8_WEIGHTS", "ACTIVATIONS")
-    has_weight_quant = _has("INT4_WEIGHTS", "INT8_WEIGHTS")
+    has_act_and_weight_quant = _only("INT8_WEIGHTS ACTIVATIONS")
+    has_act_or_weight_quant = _has("INT4_WEIGHTS INT8_WEIGHTS ACTIVATIONS")
+    has_weight_quant = _has("INT4_WEIGHTS INT8_WEIGHTS")
     is_qserve_w4a8 = _has("W4A8_QSERVE")
     has_per_token_dynamic_scaling = _has("PER_TOKEN")
     has_per_channel_scaling = _has("PER_CHANNEL")
     has_per_group_scaling = _has("PER_GROUP")
     has_int8_kv_cache = _has("INT8_KV_CACHE")
     has_fp8_kv_cache = _has("FP8_KV_CACHE")
-    has_kv_cache_quant = _has("INT8_KV_CACHE", "FP8_KV_CACHE")
+    has_kv_cache_quant = _has("INT8_KV_CACHE FP8_KV_CACHE")
     has_fp8_qdq = _has("FP8_QDQ")
     has_fp8_rowwise = _has("FP8_ROWWISE")
     set_int8_kv_cache = _with("INT8_KV_CACHE")
     set_fp8_kv_cache = _with("FP8_KV_CACHE")
     set_fp8_qdq = _with("FP8_QDQ")
-    set_fp8_rowwise = _with("FP8_ROWWISE", "PER_TOKEN", "PER_CHANNEL")
+    set_fp8_rowwise = _with("FP8_ROWWISE PER_TOKEN PER_CHANNEL")
 
     def _all(self, bits: int, mask: int = VALID_FLAGS) -> bool:
         """Whether the flags of a mask are exactly `bits`."""
@@ -171,8 +164,8 @@ class QuantMode(IntFlag):
 
     def has_any_quant(self, exclude_kv_cache: bool = False) -> bool:
         """Whether anything is quantized."""
-        caches = self.INT8_KV_CACHE | self.FP8_KV_CACHE
-        how = self.PER_CHANNEL | self.PER_TOKEN | self.PER_GROUP | self.COUNT
+        how = _flags("PER_CHANNEL PER_TOKEN PER_GROUP COUNT")
+        caches = _flags("INT8_KV_CACHE FP8_KV_CACHE")
         return bool(self & ~(how | caches if exclude_kv_cache else how))
 
     def to_dict(self) -> dict[str, Any]:
@@ -191,69 +184,43 @@ class QuantMode(IntFlag):
         }
 
 
-_NONE = QuantMode(0)
-_INT4, _INT8, _GROUP = QuantMode.INT4_WEIGHTS, QuantMode.INT8_WEIGHTS, QuantMode.PER_GROUP
-_SQ, _CHANNEL, _TOKEN = _INT8 | QuantMode.ACTIVATIONS, QuantMode.PER_CHANNEL, QuantMode.PER_TOKEN
-_QSERVE = _INT4 | QuantMode.ACTIVATIONS | QuantMode.W4A8_QSERVE
-
-
-@api("quantization.mode.QuantAlgo")
-class QuantAlgo(StrEnum):
-    """How weights, inputs or KV caches are quantized; `mode` has its flags.
-
-    `irc.quantization.schemes` has the scheme of a name, or the reason why there is none.
-    """
-
-    NO_QUANT = "NO_QUANT", _NONE
-    W8A16 = "W8A16", _INT8
-    W4A16 = "W4A16", _INT4
-    W4A16_AWQ = "W4A16_AWQ", _INT4 | _GROUP
-    W4A8_AWQ = "W4A8_AWQ", _INT4 | _GROUP
-    W8A16_GPTQ = "W8A16_GPTQ", _INT8 | _GROUP
-    W4A16_GPTQ = "W4A16_GPTQ", _INT4 | _GROUP
-    W8A8_SQ_PER_CHANNEL = "W8A8_SQ_PER_CHANNEL", _SQ | _CHANNEL
-    W8A8_SQ_PER_TENSOR_PLUGIN = "W8A8_SQ_PER_TENSOR_PLUGIN", _SQ
-    W8A8_SQ_PER_CHANNEL_PER_TOKEN_PLUGIN = (
-        "W8A8_SQ_PER_CHANNEL_PER_TOKEN_PLUGIN",
-        _SQ | _CHANNEL | _TOKEN,
-    )
-    W8A8_SQ_PER_CHANNEL_PER_TENSOR_PLUGIN = (
-        "W8A8_SQ_PER_CHANNEL_PER_TENSOR_PLUGIN",
-        _SQ | _CHANNEL,
-    )
-    W8A8_SQ_PER_TENSOR_PER_TOKEN_PLUGIN = "W8A8_SQ_PER_TENSOR_PER_TOKEN_PLUGIN", _SQ | _TOKEN
-    W4A8_QSERVE_PER_GROUP = "W4A8_QSERVE_PER_GROUP", _QSERVE | _GROUP
-    W4A8_QSERVE_PER_CHANNEL = "W4A8_QSERVE_PER_CHANNEL", _QSERVE
-    FP8 = "FP8", QuantMode.FP8_QDQ
-    FP8_PER_CHANNEL_PER_TOKEN = "FP8_PER_CHANNEL_PER_TOKEN", _NONE.set_fp8_rowwise()
-    INT8 = "INT8", _NONE
-    MIXED_PRECISION = "MIXED_PRECISION", _NONE
-
-    mode: QuantMode
-
-    def __new__(cls, name: str, mode: QuantMode) -> QuantAlgo:
-        """The algorithm of a row above, which is its name as a string."""
-        self = str.__new__(cls, name)
-        self._value_, self.mode = name, mode
-        return self
-
-    @classmethod
-    def called(cls, name: str) -> QuantAlgo:
-        """The algorithm of a name; an Error names the nearest one."""
-        found = cls.__members__.get(str(getattr(name, "value", name)).upper())
-        if found is None:
-            raise ArgumentError(
-                f"there is no QuantAlgo {name!r}{did_you_mean(str(name), cls.__members__)}",
-                loc=here(),
-            )
-        return found
-
-
-QUANT_ALGO_LIST = [algo for algo in QuantAlgo if algo is not QuantAlgo.INT8]
+# The flags of every algorithm; `irc.quantization.schemes` has the scheme of its name, or the reason
+# why there is none.
+_ALGORITHMS = {
+    "NO_QUANT": "",
+    "W8A16": "INT8_WEIGHTS",
+    "W4A16": "INT4_WEIGHTS",
+    "W4A16_AWQ": "INT4_WEIGHTS PER_GROUP",
+    "W4A8_AWQ": "INT4_WEIGHTS PER_GROUP",
+    "W8A16_GPTQ": "INT8_WEIGHTS PER_GROUP",
+    "W4A16_GPTQ": "INT4_WEIGHTS PER_GROUP",
+    "W8A8_SQ_PER_CHANNEL": "INT8_WEIGHTS ACTIVATIONS PER_CHANNEL",
+    "W8A8_SQ_PER_TENSOR_PLUGIN": "INT8_WEIGHTS ACTIVATIONS",
+    "W8A8_SQ_PER_CHANNEL_PER_TOKEN_PLUGIN": "INT8_WEIGHTS ACTIVATIONS PER_CHANNEL PER_TOKEN",
+    "W8A8_SQ_PER_CHANNEL_PER_TENSOR_PLUGIN": "INT8_WEIGHTS ACTIVATIONS PER_CHANNEL",
+    "W8A8_SQ_PER_TENSOR_PER_TOKEN_PLUGIN": "INT8_WEIGHTS ACTIVATIONS PER_TOKEN",
+    "W4A8_QSERVE_PER_GROUP": "INT4_WEIGHTS ACTIVATIONS W4A8_QSERVE PER_GROUP",
+    "W4A8_QSERVE_PER_CHANNEL": "INT4_WEIGHTS ACTIVATIONS W4A8_QSERVE",
+    "FP8": "FP8_QDQ",
+    "FP8_PER_CHANNEL_PER_TOKEN": "FP8_ROWWISE PER_CHANNEL PER_TOKEN",
+    "INT8": "",  # of KV caches
+    "MIXED_PRECISION": "",
+}
+QuantAlgo: Any = StrEnum("QuantAlgo", {name: name for name in _ALGORITHMS}, module=__name__)
+QUANT_ALGO_LIST = [QuantAlgo[name] for name in _ALGORITHMS if name != "INT8"]
 KV_CACHE_QUANT_ALGO_LIST = [QuantAlgo.FP8, QuantAlgo.INT8]
-for _name in ("QUANT_ALGO_LIST", "KV_CACHE_QUANT_ALGO_LIST"):
+for _name in ("QuantAlgo", "QUANT_ALGO_LIST", "KV_CACHE_QUANT_ALGO_LIST"):
     register(f"quantization.mode.{_name}", globals()[_name])
-_CACHES = {QuantAlgo.INT8: QuantMode.INT8_KV_CACHE, QuantAlgo.FP8: QuantMode.FP8_KV_CACHE}
+
+
+def _called(name: str) -> Any:
+    """The algorithm of a name; an Error names the nearest one."""
+    upper = str(getattr(name, "value", name)).upper()
+    if upper not in _ALGORITHMS:
+        near = did_you_mean(str(name), _ALGORITHMS)
+        raise ArgumentError(f"there is no QuantAlgo {name!r}{near}", loc=here())
+    return QuantAlgo[upper]
+
 
 DEFAULT_EXCLUDE = (
     "*lm_head",
@@ -263,6 +230,8 @@ DEFAULT_EXCLUDE = (
     "*block_embedding",
     "*shared_expert_gate",
 )
+_BY_WEIGHTS = ("NO_QUANT", "W8A16", "W4A16", "FP8_PER_CHANNEL_PER_TOKEN")
+_BY_MODELOPT = ("W4A16_AWQ", "W4A8_AWQ", "FP8", "W8A8_SQ_PER_CHANNEL", "MIXED_PRECISION")
 
 
 @api("models.modeling_utils.QuantConfig")
@@ -282,10 +251,9 @@ class QuantConfig:
     exclude_modules: list[str] | None = None
 
     def __post_init__(self) -> None:
-        if self.quant_algo is not None:
-            self.quant_algo = QuantAlgo.called(self.quant_algo)
-        if self.kv_cache_quant_algo is not None:
-            self.kv_cache_quant_algo = QuantAlgo.called(self.kv_cache_quant_algo)
+        for name in ("quant_algo", "kv_cache_quant_algo"):
+            algorithm = getattr(self, name)
+            setattr(self, name, None if algorithm is None else _called(algorithm))
         if isinstance(self.exclude_modules, str):
             raise ArgumentError(
                 "exclude_modules: expected a list of globs of module names, found the string "
@@ -303,14 +271,13 @@ class QuantConfig:
     @property
     def requires_calibration(self) -> bool:
         """Whether data are needed to find the scales."""
-        by_weights = ("NO_QUANT", "W8A16", "W4A16", "FP8_PER_CHANNEL_PER_TOKEN")
-        return self.quant_algo not in (None, *by_weights) or self.kv_cache_quant_algo is not None
+        needs_scales = self.quant_algo not in (None, *_BY_WEIGHTS)
+        return needs_scales or self.kv_cache_quant_algo is not None
 
     @property
     def requires_modelopt_quantization(self) -> bool:
         """Whether TensorRT-LLM leaves the quantization to ModelOpt."""
-        by_modelopt = ("W4A16_AWQ", "W4A8_AWQ", "FP8", "W8A8_SQ_PER_CHANNEL", "MIXED_PRECISION")
-        return (self.quant_algo or self.kv_cache_quant_algo) in by_modelopt
+        return (self.quant_algo or self.kv_cache_quant_algo) in _BY_MODELOPT
 
     @property
     def use_plugin_sq(self) -> bool:
@@ -328,13 +295,13 @@ class QuantConfig:
 
     def scheme(self) -> str | None:
         """The name of irc's quantization scheme, None where weights are not quantized."""
-        if self.quant_algo in (None, QuantAlgo.NO_QUANT):
+        if self.quant_algo in (None, "NO_QUANT"):
             return None
         try:
-            found = scheme_called(str(self.quant_algo)).name
+            name = scheme_called(str(self.quant_algo)).name
         except Error as error:
             raise error.at(loc=here()) from None
-        return "w4a16_asym" if found == "w4a16" and self.has_zero_point else found
+        return "w4a16_asym" if name == "w4a16" and self.has_zero_point else name
 
     @classmethod
     def from_dict(cls, table: Mapping[str, Any]) -> QuantConfig:

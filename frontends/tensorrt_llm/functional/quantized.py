@@ -5,7 +5,6 @@ Products of integer codes are exact: they are summed in f32, and scaled once.
 
 from __future__ import annotations
 
-import sys
 from typing import Any, cast
 
 import numpy as np
@@ -22,7 +21,6 @@ from ..arithmetic import unwrapped
 from ..context import current_network
 from ..dtypes import as_array, irc_dtype
 from ..module import Parameter, Weight
-from ..torch_ops import register
 from . import layer_norm, rms_norm
 
 
@@ -93,24 +91,14 @@ def owner_of(tensor: Tensor) -> Parameter | None:
 
 
 def code_tensor(weights: Tensor, bits: int) -> Tensor:
-    """The codes [outputs, inputs] of a parameter of a layer, or of packed bytes."""
-    value, owner = weights.value, owner_of(weights)
+    """The codes [outputs, inputs] of a parameter of a layer, of an array, or of computed bytes."""
+    owner = owner_of(weights)
     if isinstance(owner, PackedWeight):
         return weights
-    array = None if owner is None else owner.bound
-    producer = value.producer
-    if producer is not None and producer.opname == "full":
-        sizes: Any = weights.shape
-        array = np.full(sizes, producer.attributes["value"], np.int8)
-    if not isinstance(array, np.ndarray):
-        return _computed_codes(weights, bits)
-    packed = PackedWeight(array.shape, bits, dtype_of(array))
-    packed.value = array
-    return packed.inner
-
-
-def _computed_codes(weights: Tensor, bits: int) -> Tensor:
-    """The codes of bytes that are computed, or inputs."""
+    if owner is not None and isinstance(owner.bound, np.ndarray):
+        packed = PackedWeight(owner.bound.shape, bits, dtype_of(owner.bound))
+        packed.value = owner.bound
+        return packed.inner
     if weights.dtype != "i8":
         raise Error(f"expected packed codes i8, found {weights.type}", loc=here())
     inputs, outputs = weights.shape[-2], weights.shape[-1] * 8 // bits
@@ -124,36 +112,6 @@ def _computed_codes(weights: Tensor, bits: int) -> Tensor:
 
 
 # -- what scripts call
-
-
-@api("quantization.functional.symmetric_quantize_last_axis_of_batched_matrix")
-def symmetric_quantize_last_axis_of_batched_matrix(weight: Any, quant_mode: Any) -> Any:
-    """(stored bytes, scales) of a weight [inputs, outputs] of torch."""
-    return _operation("symmetric_quantize_last_axis_of_batched_matrix")(weight, quant_mode)
-
-
-@api("quantization.functional.preprocess_weights_for_mixed_gemm")
-def preprocess_weights_for_mixed_gemm(weight: Any, quant_mode: Any) -> Any:
-    """The stored bytes of codes [inputs, outputs] of torch, of four bits two to a byte."""
-    return _operation("preprocess_weights_for_mixed_gemm")(weight, quant_mode)
-
-
-@api("quantization.functional.unpack_int32_into_int8")
-def unpack_int32_into_int8(w_packed: Any, autoawq_reorder: bool = False) -> Any:
-    """Codes 0 to 15 [..., K, N] of integers [..., K, N / 8] of torch that hold eight, lowest
-    first; autoawq_reorder takes them in the order of AutoAWQ."""
-    torch: Any = sys.modules["torch"]
-    halves = w_packed.contiguous().view(torch.uint8)
-    codes = torch.stack((halves & 15, halves >> 4), -1).flatten(-2).to(torch.int8)
-    if autoawq_reorder:
-        codes = codes.view(-1, 8)[:, [0, 4, 1, 5, 2, 6, 3, 7]].view(codes.shape)
-    return codes.contiguous()
-
-
-def _operation(name: str) -> Any:
-    register()
-    torch: Any = sys.modules["torch"]
-    return getattr(torch.ops.trtllm, name)
 
 
 @api("quantization.functional.quantize", inner=True)
@@ -321,11 +279,11 @@ def smooth_quant_layer_norm(
     bias: Any = None,
     scale: Any = None,
     eps: float = 1e-05,
-    dynamic_act_scaling: bool = False,
+    **scaling: Any,
 ) -> Any:
     """layer_norm as codes i8, times `scale`; or (codes, scales) of every token."""
     y = unwrapped(layer_norm(input, normalized_shape, weight, bias, eps))
-    return quantize_per_token(x=y) if dynamic_act_scaling else quantize_tensor(x=y, scale=scale)
+    return _codes(y, scale, **scaling)
 
 
 @api("quantization.functional.smooth_quant_rms_norm", inner=True)
@@ -335,22 +293,18 @@ def smooth_quant_rms_norm(
     weight: Any = None,
     bias: Any = None,
     scale: Any = None,
-    clamp_val: Any = None,
     eps: float = 1e-05,
-    dynamic_act_scaling: bool = False,
-    scale_dtype: Any = "float32",
-    sum_per_token: bool = False,
-    sum_dtype: Any = "float32",
+    **scaling: Any,
 ) -> Any:
     """rms_norm as codes i8, times `scale`; or what quantize_per_token gives."""
     y = unwrapped(rms_norm(input, normalized_shape, weight=weight, eps=eps))
-    y = y if bias is None else y + bias.cast(y.dtype)
+    return _codes(y if bias is None else y + bias.cast(y.dtype), scale, **scaling)
+
+
+def _codes(
+    x: Tensor, scale: Tensor, dynamic_act_scaling: bool, clamp_val: Any = None, **options: Any
+) -> Any:
+    """The codes i8 of x times a scale; or what quantize_per_token gives."""
     if dynamic_act_scaling:
-        return quantize_per_token(
-            x=y,
-            clamp_val=clamp_val,
-            scale_dtype=scale_dtype,
-            sum_per_token=sum_per_token,
-            sum_dtype=sum_dtype,
-        )
-    return quantize_tensor(x=clamped(y, clamp_val), scale=scale)
+        return quantize_per_token(x=x, clamp_val=clamp_val, **options)
+    return quantize_tensor(x=clamped(x, clamp_val), scale=scale)

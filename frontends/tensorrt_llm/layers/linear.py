@@ -65,6 +65,7 @@ class LinearBase(Module):
     """
 
     shard_dim: ClassVar[int] = 0
+    prefer_managed_weight: ClassVar[bool] = False  # which layers of the sources read
 
     in_features: int
     out_features: int

@@ -78,7 +78,7 @@ class Layer(Module):
             "tp_size": mapping.tp_size,
         }
         self.input_layernorm = norm(config)
-        self.attention = Attention(
+        self.attention: Any = Attention(
             local_layer_idx=self.local_layer_idx,
             attention_head_size=config.head_size,
             num_attention_heads=config.num_attention_heads,
@@ -118,7 +118,9 @@ class Layer(Module):
         `position_ids` [B, S] are those of the tokens, by default counted from the cache.
         """
         normed = self.input_layernorm(hidden_states)
-        mixed = self.attention(normed, use_cache=use_cache, position_ids=position_ids, **inputs)
+        if isinstance(self.attention, Attention):  # that of the sources counts positions itself
+            inputs["position_ids"] = position_ids
+        mixed = self.attention(normed, use_cache=use_cache, **inputs)
         mixed, cache = mixed if use_cache else (mixed, None)
         hidden_states = hidden_states + mixed
         post = self.post_layernorm(hidden_states)

@@ -146,7 +146,7 @@ def test_codes_of_a_folder_are_no_floats(tmp_path: Path) -> None:
 
 
 # Scales of tokens are those of one rank's features, where irc's own passes have one of all.
-QUANTIZED = {"fp8": 2, "fp8 rows": 1, "int8 rows": 1, "int8 weights": 2, "awq": 2}
+QUANTIZED = {"fp8": 2, "fp8 rows": 1, "int8 weights": 2, "awq": 2}
 
 
 @pytest.mark.parametrize(("name", "tp"), QUANTIZED.items())

@@ -75,7 +75,7 @@ def test_caches_add_a_flag(cache: str, flag: str) -> None:
     assert mode == flags(f"INT8_WEIGHTS|{flag}") and mode.has_kv_cache_quant()
     assert QuantMode.from_quant_algo(None, cache) == flags(flag)
     assert not QuantMode.from_quant_algo(None, cache).has_any_quant(exclude_kv_cache=True)
-    with pytest.raises(ValueError, match="cannot be quantized as W8A16; expected INT8, FP8"):
+    with pytest.raises(ValueError, match="cannot be quantized as W8A16; expected FP8, INT8"):
         QuantMode.from_quant_algo(None, "W8A16")
 
 

@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 import pytest
 
+import irc
 from irc.errors import Error
 from irc.frontends.checkpoints.mixed_gemm import pack, quantize_columns
+from irc.frontends.tensorrt_llm.aliases import aliases
 from irc.frontends.tensorrt_llm.context import current_network, new_session
+from irc.frontends.tensorrt_llm.functional import embedding
 from irc.frontends.tensorrt_llm.functional import quantized as functions
-from irc.frontends.tensorrt_llm.layers import (
-    MOE,
-    Attention,
-    ColumnLinear,
-    GatedMLP,
-    LayerNorm,
-    MoeConfig,
-)
+from irc.frontends.tensorrt_llm.layers import MOE, ColumnLinear, GatedMLP, MoeConfig
 from irc.frontends.tensorrt_llm.layers import quantize as models
 from irc.frontends.tensorrt_llm.layers import quantized as layers
 from irc.frontends.tensorrt_llm.mapping import Mapping
@@ -52,13 +50,12 @@ class Case:
     alpha: str = ""
     clamp: tuple[float, ...] = ()
     version: str = "0.16"
-    given: str = ""  # "codes" where x is codes i8, "pairs" where it comes with scales
+    pairs: bool = False  # x comes with scales
 
     @property
     def floats(self) -> bool:
         """Whether the weight is set in floats, which the layer quantizes."""
-        stored = {"Int8SmoothQuant": 8, "FP8": 10}.get(self.name, 0)
-        return int(self.version[2:]) < stored
+        return self.name == "FP8" and int(self.version[2:]) < 10
 
 
 def groups(version: str = "0.16", **options: Any) -> Case:
@@ -82,22 +79,12 @@ def weight_only(codes: str, version: str = "0.16") -> Case:
     return Case("WeightOnlyQuant", codes, "per_channel_scale", options=options, version=version)
 
 
-def smooth(token: bool, channel: bool, version: str = "0.16") -> Case:
-    """SmoothQuant layers."""
-    return Case(
-        "SmoothQuant", "i8", "per_channel_scale", "output" if channel else "tensor",
-        {"quant_mode": SMOOTH(token, channel)}, static="" if token else "act_scale", token=token,
-        given="pairs" if token else "codes", version=version,
-    )  # fmt: skip
+def rowwise(**more: Any) -> Case:
+    """FP8 layers with scales per output and token."""
+    return Case("Fp8Rowwise", "f8", "per_channel_scale", token=True, **more)
 
 
-def scaled(name: str, codes: str, per: str, version: str = "0.16", **more: Any) -> Case:
-    """Layers with a scale of inputs."""
-    scales, static = "weights_scaling_factor", "activation_scaling_factor"
-    return Case(name, codes, scales, per, static=static, version=version, **more)
-
-
-MODELOPT: dict[str, Any] = {"factors": "prequant_scaling_factor"}
+FP8_SCALES: Any = {"per": "tensor", "static": "activation_scaling_factor"}
 CASES = {
     "int8": weight_only("i8"),
     "int4": weight_only("i4"),
@@ -108,17 +95,12 @@ CASES = {
     "gptq": groups(zero=True),
     "awq": groups(pre_quant_scale=True),
     "awq with fp8": groups(pre_quant_scale=True, zero=True, use_w4a8_awq=True),
-    **{f"smooth {a} {b}": smooth(a, b) for a in (False, True) for b in (False, True)},
-    "modelopt": scaled("Int8SmoothQuant", "i8", "output", **MODELOPT),
-    "modelopt of 0.7": scaled("Int8SmoothQuant", "i8", "output", "0.7", **MODELOPT),
-    "fp8": scaled("FP8", "f8", "tensor"),
-    "fp8 of 0.7": scaled("FP8", "f8", "tensor", "0.7"),
-    "rowwise": Case("Fp8Rowwise", "f8", "per_channel_scale", token=True),
-    "rowwise, clamped": Case(
-        "Fp8Rowwise", "f8", "per_channel_scale", options={"clamp_val": [-0.5, 0.75]}, token=True,
-        clamp=(-0.5, 0.75),
-    ),
-}  # fmt: skip
+    "fp8": Case("FP8", "f8", "weights_scaling_factor", **FP8_SCALES),
+    "fp8 of 0.7": Case("FP8", "f8", "weights_scaling_factor", version="0.7", **FP8_SCALES),
+    "rowwise": rowwise(),
+    "rowwise, clamped": rowwise(options={"clamp_val": [-0.5, 0.75]}, clamp=(-0.5, 0.75)),
+    "rowwise, of pairs": rowwise(pairs=True),
+}
 DTYPES = {"i8": np.dtype(np.int8), "i4": np.dtype(ml_dtypes.int4), "f8": np.dtype(FP8)}
 
 
@@ -150,17 +132,16 @@ def rounded(x: Array, scale: Any, codes: str) -> Array:
 
 def expected(case: Case, w: Whole, x: Array, parts: int) -> Array:
     """The layer on complete arrays; scales per token are those of each of `parts` of the inputs."""
-    if case.given:
-        x = x * (w.tokens[: x.shape[0], : x.shape[-2]] if case.token else w.static)
+    x = x * w.tokens if case.pairs else x
     x = x * w.factors if case.factors else x
     if case.clamp:
         low, high = np.array(case.clamp, "float32")
         x = np.clip(x, low, high)
-    if case.token and not case.given:
+    if case.token and not case.pairs:
         cut = x.reshape(*x.shape[:-1], parts, -1)
         most = np.abs(cut).max(-1, keepdims=True) / np.float32(448)
         x = rounded(cut, most, case.codes).reshape(x.shape)
-    elif case.static and not case.given:
+    elif case.static:
         x = rounded(x, w.static, case.codes)
     elif case.alpha:
         x = rounded(x, np.float32(1), "f8")
@@ -205,8 +186,7 @@ def test_quantized_linear(name: str, row: bool, tp: int) -> None:
     """The outputs are gathered along the last dimension, of three dimensions too."""
     case = CASES[name]
     w, x = Whole(case), fresh(32).normal(size=(2, 3, K)).astype("float32")
-    x = np.clip(np.rint(x * 40), -128, 127).astype("int8") if case.given else x
-    scales = w.tokens if case.token else np.ones(1, "float32")
+    x = x.astype(FP8) if case.pairs else x
 
     def build(mapping: Mapping, x_: Any, scales: Any) -> Any:
         group, size = mapping.tp_group, mapping.tp_size
@@ -215,10 +195,10 @@ def test_quantized_linear(name: str, row: bool, tp: int) -> None:
         layer = cls(**sizes, tp_group=group, tp_size=size, **case.options)
         filled(layer, case, w, mapping, row)
         own = Parameter(shard(x, -1, mapping)).value if row else x_
-        return layer((own, scales) if case.given == "pairs" else own)
+        return layer((own, scales) if case.pairs else own)
 
-    want = expected(case, w, x, tp if row else 1)
-    inputs = {"x_": x, "scales": scales}
+    want = expected(case, w, x.astype("float32"), tp if row else 1)
+    inputs = {"x_": x, "scales": w.tokens}
     for (found,) in every_rank(build, inputs, tp, case.version):  # pyright: ignore[reportArgumentType]
         np.testing.assert_allclose(found, want, rtol=1e-3, atol=1e-3)
 
@@ -251,7 +231,7 @@ class Model(Module):
         return self.lm_head(self.mlp(x))
 
 
-@pytest.mark.parametrize("algo", ["W8A16", "W4A16", "W4A16_GPTQ", "FP8_PER_CHANNEL_PER_TOKEN"])
+@pytest.mark.parametrize("algo", ["W8A16", "W4A16", "FP8_PER_CHANNEL_PER_TOKEN"])
 @pytest.mark.parametrize("tp", [1, 2])
 def test_a_model_is_quantized_to_nearest_codes(tp: int, algo: str) -> None:
     rng = fresh(33)
@@ -294,7 +274,7 @@ def test_a_model_is_quantized_to_nearest_codes(tp: int, algo: str) -> None:
         (["*gate", "lm_*"], {"mlp.fc", "mlp.proj"}),
     ],
 )
-@pytest.mark.parametrize("algo", ["W8A16", "W4A16_AWQ", "W8A8_SQ_PER_CHANNEL", "FP8"])
+@pytest.mark.parametrize("algo", ["W8A16", "W4A16_AWQ", "FP8"])
 def test_excluded_modules_stay(algo: str, excluded: list[str] | None, quantized: set[str]) -> None:
     with new_session():
         config = QuantConfig(algo, group_size=16, exclude_modules=excluded)
@@ -303,103 +283,83 @@ def test_excluded_modules_stay(algo: str, excluded: list[str] | None, quantized:
     assert found == quantized
 
 
-class Block(Module):
-    """What SmoothQuant replaces."""
-
-    def __init__(self) -> None:
-        self.input_layernorm: Any = LayerNorm(N, dtype="float32")
-        sizes: Any = {"hidden_size": N, "num_attention_heads": 2, "bias": False, "dtype": "float32"}
-        self.attention: Any = Attention(**sizes)
-        self.post_layernorm: Any = LayerNorm(N, dtype="float32")
-        self.mlp: Any = GatedMLP(N, K, "silu", False, "float32")
-
-    def forward(self, x: Any) -> Any:
-        x = x + self.attention(self.input_layernorm(x))
-        return x + self.mlp(self.post_layernorm(x))
-
-
-@pytest.mark.parametrize("token", [False, True])
-def test_smooth_quant_of_a_layer(token: bool) -> None:
-    """Codes of the norms, of the context and of the feed-forward stay near the floats."""
-    rng, mode = fresh(34), SMOOTH(token, True)
-    x = rng.normal(size=(2, 3, N)).astype("float32")
-    floats: dict[str, Array] = {}
-
-    def build(mapping: Mapping, x: Any, quantized: bool) -> Any:
-        block = Block()
-        for name, parameter in block.named_parameters():
-            shape = parameter.shape
-            value = rng.normal(size=shape) / 4 if len(shape) == 2 else np.ones(shape)
-            floats.setdefault(name, value.astype("float32"))
-            parameter.value = floats[name]
-        if not quantized:
-            return block(x)
-        models.quantize_model(block, mode)
-        for name, parameter in block.named_parameters():
-            path, _, end = name.rpartition(".")
-            weight = np.abs(floats.get(f"{path}.weight", np.ones((1, 1))))
-            steps = weight.max(-1, keepdims=True) / 127
-            if end == "weight" and parameter.type.dtype == "i8":
-                parameter.value = np.rint(floats[name] / steps).clip(-128, 127).astype("int8")
-            elif end == "per_channel_scale":
-                parameter.value = steps.T.astype("float32")
-            elif end in ("act_scale", "scale_to_int", "quantization_scaling_factor"):
-                inverse = np.float32(30.0) if end != "act_scale" else np.float32(1 / 30)
-                parameter.value = np.full(parameter.shape, inverse)
-            else:
-                parameter.value = floats.get(name, np.ones(parameter.shape, "float32"))
-        return block(x)
-
-    ((exact,),) = every_rank(lambda m, x: build(m, x, False), {"x": x}, 1, "0.16")
-    ((found,),) = every_rank(lambda m, x: build(m, x, True), {"x": x}, 1, "0.16")
-    assert 1e-5 < np.linalg.norm(found - exact) / np.linalg.norm(exact) < (0.1 if token else 0.5)
-
-
-@pytest.mark.parametrize("name", ["Fp8RowwiseMLP", "Fp8RowwiseGatedMLP", "Fp8RowwiseFusedGatedMLP"])
-def test_feed_forwards_in_fp8(name: str) -> None:
-    cls: Any = getattr(models, name)
-    rng, w = fresh(34), dict[str, Array]()
-    x = rng.normal(size=(3, K)).astype("float32")
-
-    def build(mapping: Mapping, x: Any) -> Any:
-        mode = QuantMode(0).set_fp8_rowwise()
-        layer = cls(K, 2 * K, "silu", False, "float32", quant_mode=mode)
-        for path, part in layer.named_modules():
-            if path:
-                w[path] = (rng.normal(size=(part.out_features, part.in_features)) / 8).astype("f4")
-                part.weight.value = w[path].astype(FP8)
-                part.per_channel_scale.value = np.ones(part.out_features, "float32")
-        return layer(x)
-
-    ((found,),) = every_rank(build, {"x": x})
-    gate, fc = np.split(w["fused_fc"], 2) if "Fused" in name else (w.get("gate"), w["fc"])
-    inner = x @ fc.T
-    inner = inner / (1 + np.exp(-inner)) * (1 if gate is None else x @ gate.T)
-    want = inner @ w["proj"].T
-    assert np.linalg.norm(found - want) / np.linalg.norm(want) < 0.2
-
-
 @pytest.mark.parametrize("dim", [0, 1])
 @pytest.mark.parametrize("tp", [1, 2, 4])
-def test_a_quantized_table(tp: int, dim: int) -> None:
+def test_a_table_of_codes(tp: int, dim: int) -> None:
+    """With a factor per row, as the sources' WeightOnlyQuantEmbedding has it."""
     rng = fresh(36)
     codes = rng.integers(-127, 128, (10, 8)).astype("int8")
     factors = rng.uniform(0.5, 2, 10).astype("float32")
     ids = np.arange(-1, 12, dtype="int32")
 
     def build(mapping: Mapping, ids: Any) -> Any:
-        place: Any = {"tp_size": mapping.tp_size, "tp_group": mapping.tp_group}
-        place |= {"sharding_dim": dim, "tp_rank": mapping.tp_rank}
-        table = layers.WeightOnlyQuantEmbedding(
-            num_embeddings=10, embedding_dim=8, dtype="float32", **place
-        )
-        table.weight.value, table.per_token_scale.value = shard(codes, dim, mapping), factors
-        return table(ids)
+        table, scale = (Parameter(w).value for w in (shard(codes, dim, mapping), factors))
+        place = mapping.tp_size, mapping.tp_group, dim, mapping.tp_rank
+        call: Any = embedding
+        return call(ids, table, *place, per_token_scale=scale)
 
     want = np.zeros((13, 8), "float32")
     want[1:11] = codes * factors[:, None]
     for (found,) in every_rank(build, {"ids": ids}, tp):
         np.testing.assert_array_equal(found, want)
+
+
+def codes_of(x: Array, limits: tuple[float, float] | None = None) -> tuple[Array, Array]:
+    """(codes i8, scales) of every token, after clamping."""
+    x = x if limits is None else np.clip(x, *limits)
+    scales = np.abs(x).max(-1, keepdims=True) / 127
+    return np.rint(x / scales), scales
+
+
+def test_norms_in_codes() -> None:
+    """Times a scale, or with a scale per token; those of 0.12 and later clamp the latter too."""
+    rng, limits = fresh(37), (-0.5, 1.0)
+    x = rng.normal(1, 1, (2, 3, K)).astype("float32")
+    weight, bias = rng.normal(size=(2, K)).astype("float32")
+
+    def build(mapping: Mapping, x: Any) -> Any:
+        own: Any = {"weight": Parameter(weight).value, "bias": Parameter(bias).value}
+        one, clamp = Parameter(np.full(1, 20, "f4")).value, Parameter(np.array(limits, "f4")).value
+        layer: Any = functions.smooth_quant_layer_norm(x, (K,), **own, scale=one)
+        layers = functions.smooth_quant_layer_norm(x, (K,), **own, dynamic_act_scaling=True)
+        rms = functions.smooth_quant_rms_norm(x, (K,), **own, scale=one, clamp_val=clamp)
+        tokens = functions.smooth_quant_rms_norm(
+            x, (K,), **own, clamp_val=clamp, dynamic_act_scaling=True, sum_per_token=True
+        )
+        return layer, *layers, rms, *tokens
+
+    centred = x - x.mean(-1, keepdims=True)
+    normed, rms = (
+        y / np.sqrt((y * y).mean(-1, keepdims=True) + 1e-5) * weight + bias for y in (centred, x)
+    )
+    clamped = np.clip(rms, *limits)
+    want = np.clip(np.rint(normed * 20), -128, 127), *codes_of(normed), np.rint(clamped * 20)
+    want = *want, *codes_of(clamped), clamped.sum(-1, keepdims=True)
+    (found,) = every_rank(build, {"x": x})
+    for own, other in zip(found, want, strict=True):
+        np.testing.assert_allclose(own, other, rtol=1e-4, atol=1 if own.dtype == np.int8 else 1e-4)
+        assert (own == other).mean() > 0.99 or own.dtype != np.int8
+
+
+@pytest.mark.parametrize("channel", [False, True])
+@pytest.mark.parametrize("token", [False, True])
+@pytest.mark.parametrize("kind", ["i8", "f8"])
+def test_products_of_codes(kind: str, token: bool, channel: bool) -> None:
+    rng, shape = fresh(38), (2, 3, K)
+    x, weight = (rng.integers(-100, 101, n).astype(DTYPES[kind]) for n in (shape, (N, K)))
+    a = rng.uniform(0.001, 0.01, (6, 1) if token else (1, 1)).astype("float32")
+    b = rng.uniform(0.001, 0.01, (1, N) if channel else (1, 1)).astype("float32")
+
+    def build(mapping: Mapping, x: Any) -> Any:
+        operands = x, *(Parameter(each).value for each in (weight, a, b)), token, channel
+        if kind == "f8":
+            return functions.fp8_rowwise_gemm(*operands)
+        current_network().plugin_config.smooth_quant_gemm_plugin = "float32"
+        return functions.smooth_quant_gemm(*operands)
+
+    ((found,),) = every_rank(build, {"x": x})
+    product = x.reshape(6, K).astype("float32") @ weight.astype("float32").T * (a * b)
+    np.testing.assert_allclose(found.reshape(6, N), product, rtol=1e-3)
 
 
 def test_experts_that_stay_are_noted() -> None:
@@ -422,8 +382,13 @@ def floats_in_codes() -> None:
 
 
 def floats_in_int8() -> None:
-    layer: Any = layers.SmoothQuantLinear(K, N, quant_mode=SMOOTH())
-    layer.weight.value = np.ones((N, K), np.float32)
+    Parameter(shape=(N, K), dtype="int8").value = np.ones((N, K), np.float32)
+
+
+def set_before(algo: str) -> None:
+    model = Model(Mapping())
+    model.mlp.fc.weight.value = np.ones((2 * K, K), np.float32)
+    models.quantize(model, QuantConfig(algo, group_size=GROUP))
 
 
 @pytest.mark.parametrize(
@@ -431,6 +396,10 @@ def floats_in_int8() -> None:
     [
         (floats_in_codes, "holds packed codes of 8 bits, .* found f32"),
         (floats_in_int8, "holds codes of i8, .* floats of f32; quantize them first"),
+        (lambda: set_before("FP8"), "FP8Linear gets codes and scales, which need a calibration"),
+        (lambda: set_before("W4A16_GPTQ"), "GroupwiseQuantLinear gets codes and scales, which"),
+        (lambda: changed(QuantConfig("W8A8_SQ_PER_CHANNEL")), "copy of .*--tensorrt-llm-sources"),
+        (lambda: models.quantize_model(Model(Mapping()), SMOOTH()), "--quantize w8a8_sq --calib"),
         (lambda: layers.WeightOnlyGroupwiseQuantLinear(36, N, 8), "groups of 8 do not divide"),
         (lambda: changed(QuantConfig("W4A8_QSERVE_PER_GROUP")), "two-level int4 is not"),
         (lambda: changed(QuantConfig("MIXED_PRECISION")), "give a table of scopes"),
@@ -447,3 +416,83 @@ def test_messages(make: Any, message: str) -> None:
     with new_session(), pytest.raises(Error, match=message) as caught:
         module_of(build, {"x": np.zeros((3, K), "float32")})
     assert "test_quantized_layers.py" in str(caught.value)
+
+
+# -- layers that come from the sources (here: of our own)
+
+
+SOURCES = {
+    "functional.py": "",
+    "quantization/layers.py": """
+from ..functional import allgather
+from ..layers import Linear
+from ..parameter import Parameter
+from .functional import quantize_per_token, smooth_quant_gemm
+
+class SmoothQuantLinear(Linear):
+    def __init__(self, in_features, out_features, tp_group=None, tp_size=1):
+        super().__init__(in_features, out_features, True, "float32", tp_group, tp_size)
+        self.weight = Parameter(shape=(self.out_features, in_features), dtype="int8")
+        self.per_channel_scale = Parameter(shape=(1, self.out_features), dtype="float32")
+
+    def forward(self, x):
+        codes, scales = quantize_per_token(x)
+        weight, own = self.weight.value, self.per_channel_scale.value
+        y = smooth_quant_gemm(codes, weight, scales, own, True, True, "float32") + self.bias.value
+        return y if self.tp_group is None else allgather(y, self.tp_group, gather_dim=1)
+""",
+    "quantization/quantize.py": """
+from .layers import SmoothQuantLinear
+
+def smooth_quantize(model, quant_config):
+    old = model.transformer
+    outputs = old.out_features * old.tp_size
+    model.transformer = SmoothQuantLinear(old.in_features, outputs, old.tp_group, old.tp_size)
+    return model
+
+def quantize(model, quant_config):
+    assert quant_config.quant_mode.has_act_and_weight_quant()
+    return smooth_quantize(model, quant_config)
+""",
+}
+
+
+def test_smooth_quant_of_the_sources(tmp_path: Path) -> None:
+    """A copy of TensorRT-LLM makes its layers over irc's, and irc's `quantize` asks it to."""
+    for name, text in SOURCES.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    rng = fresh(39)
+    weight, steps = rng.integers(-127, 128, (N, K)).astype("int8"), rng.uniform(0.01, 0.02, (1, N))
+    x, steps = rng.normal(size=(3, K)).astype("float32"), steps.astype("float32")
+    bias = rng.normal(size=N).astype("float32")
+
+    class Head(Module):
+        def __init__(self, mapping: Mapping) -> None:
+            self.transformer: Any = ColumnLinear(
+                K, N, True, "float32", mapping.tp_group, mapping.tp_size, gather_output=False
+            )
+
+    def build(mapping: Mapping, x: Any) -> Any:
+        algo = "W8A8_SQ_PER_CHANNEL_PER_TOKEN_PLUGIN"
+        layer = models.quantize(Head(mapping), QuantConfig(algo)).transformer
+        layer.weight.value, layer.bias.value = (shard(w, 0, mapping) for w in (weight, bias))
+        layer.per_channel_scale.value = shard(steps, 1, mapping)
+        return layer(x)
+
+    codes, scales = codes_of(x)
+    want = codes @ weight.T * (scales * steps) + bias
+    for tp in (1, 2):
+        with new_session("0.16", sources=tmp_path), aliases():
+            module = module_of(build, {"x": x}, tp)
+            found = irc.evaluate(module, {"x": x})["out0"]
+        np.testing.assert_allclose(found, want, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("path", ["layers.SmoothQuantLinear", "quantize.smooth_quantize"])
+def test_without_sources_they_are_refused(path: str) -> None:
+    module, _, name = path.rpartition(".")
+    with new_session("0.16"), aliases():
+        target = getattr(import_module(f"tensorrt_llm.quantization.{module}"), name)
+        with pytest.raises(Error, match=f"{name} is not supported: .*--tensorrt-llm-sources DIR"):
+            target()

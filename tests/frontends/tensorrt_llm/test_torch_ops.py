@@ -12,7 +12,6 @@ import torch
 from irc.frontends.checkpoints.mixed_gemm import unpack
 from irc.frontends.tensorrt_llm.aliases import aliases
 from irc.frontends.tensorrt_llm.context import new_session
-from irc.frontends.tensorrt_llm.functional.quantized import unpack_int32_into_int8
 from tests.fresh import fresh
 
 K, N = 6, 8
@@ -60,13 +59,3 @@ def test_fp8_has_a_scale_per_row_column_or_one(name: str, over: int | None) -> N
     np.testing.assert_allclose(again, values.astype(np.float32) * scale.numpy(), rtol=1e-6)
     again = getattr(ops, f"static_quantize_e4m3_{name}")(torch.from_numpy(x), scale)
     np.testing.assert_array_equal(again, codes)
-
-
-def test_integers_hold_eight_codes() -> None:
-    codes = fresh(53).integers(0, 16, (3, 16)).astype("int64")
-    parts: Any = sum(codes[:, i::8] << (4 * i) for i in range(8))
-    packed = parts.astype(np.uint32).view(np.int32)
-    given = torch.from_numpy(packed)
-    np.testing.assert_array_equal(unpack_int32_into_int8(given), codes)
-    mixed = codes.reshape(-1, 8)[:, [0, 4, 1, 5, 2, 6, 3, 7]].reshape(codes.shape)
-    np.testing.assert_array_equal(unpack_int32_into_int8(given, True), mixed)
