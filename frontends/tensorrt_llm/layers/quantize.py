@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from inspect import signature
 from typing import Any
 
 from ....errors import Error
@@ -73,6 +74,13 @@ def _smoothed(model: Any, how: Any) -> Any:
     if hasattr(model, "transformer"):  # a model of a config
         return of_sources("quantization.quantize.quantize")(model, how)
     return of_sources("models.quantized.quant.quantize_model")(model, how)
+
+
+@api("_utils.get_init_params")
+def get_init_params(obj: Any, cls: Any = None) -> dict[str, Any]:
+    """The arguments that a constructor takes, that of `cls` or its own, as a layer has them."""
+    names = list(signature((cls or type(obj)).__init__).parameters)[1:]
+    return {name: getattr(obj, name) for name in names if hasattr(obj, name)}
 
 
 def _replace_layers(model: Any, mode: QuantMode, config: QuantConfig) -> None:

@@ -442,12 +442,13 @@ class SmoothQuantLinear(Linear):
         return y if self.tp_group is None else allgather(y, self.tp_group, gather_dim=1)
 """,
     "quantization/quantize.py": """
+from .._utils import get_init_params
 from .layers import SmoothQuantLinear
 
 def smooth_quantize(model, quant_config):
-    old = model.transformer
-    outputs = old.out_features * old.tp_size
-    model.transformer = SmoothQuantLinear(old.in_features, outputs, old.tp_group, old.tp_size)
+    sizes = get_init_params(model.transformer, SmoothQuantLinear)
+    sizes["out_features"] *= model.transformer.tp_size
+    model.transformer = SmoothQuantLinear(**sizes)
     return model
 
 def quantize(model, quant_config):
