@@ -191,6 +191,13 @@ def window_of(sizes: Any, layer: int) -> int | Tensor:
     return F.slice(tensor, 0, at, at + 1).cast("i32")
 
 
+def filled_keys(lengths: Tensor | None, request_types: Tensor | None) -> Tensor | None:
+    """How many keys of a cache are filled, i32 [B]: none where the request type is 0, a prompt."""
+    if lengths is None or request_types is None:
+        return lengths
+    return F.where(F.gt(request_types, 0), lengths, F.full(0, dtype="i32"))
+
+
 def relative_rule(table: Tensor | None, max_distance: int, bidirectional: bool) -> dict[str, Any]:
     """`relative` and `table` of AttentionSettings from a table [heads, buckets], or from biases
     [heads, N, N] where `max_distance` is 0."""
@@ -253,8 +260,9 @@ def gpt_attention(
             "none",
             loc=here(),
         )
-    prompt, filled = given.context_lengths, given.host_past_key_value_lengths
-    rows = packed_rows(x, prompt, given.host_request_types, filled)
+    prompt, types = given.context_lengths, given.host_request_types
+    filled = filled_keys(given.host_past_key_value_lengths, types)
+    rows = packed_rows(x, prompt, types, filled)
     padded: Any = x if rows is None else rows.pad(x)
     bias, slopes, mask_type = given.qkv_bias, given.alibi_slopes, given.mask_type
     heads = Heads(num_heads, num_kv_heads, hidden_size_per_head, given.tp_rank, given.tp_size)

@@ -23,6 +23,7 @@ from ..functional.attention import (
     Rotation,
     attend_with,
     cache_codes,
+    filled_keys,
     relative_rule,
     self_attention,
     window_of,
@@ -223,10 +224,11 @@ class Attention(AttentionBase):
             )
         caches = kv_cache_params or KeyValueCacheParams()
         sizes = attention_params or AttentionParams()
-        prompt, filled = unwrapped([sizes.context_lengths, caches.host_past_key_value_lengths])
+        prompt, types = unwrapped([sizes.context_lengths, sizes.host_request_types])
+        filled = filled_keys(unwrapped(caches.host_past_key_value_lengths), types)
         is_pair = isinstance(hidden_states, tuple)  # codes and their scales
         first: Any = cast("tuple[Tensor, Tensor]", hidden_states)[0] if is_pair else hidden_states
-        rows = packed_rows(first, prompt, unwrapped(sizes.host_request_types), filled)
+        rows = packed_rows(first, prompt, types, filled)
         q, k, v = self._projected(first.unsqueeze(0) if first.ndim == 2 else hidden_states)
         if rows is not None:
             q, k, v = (rows.pad(each) for each in (q, k, v))

@@ -143,6 +143,12 @@ def test_other_numbers_of_gpt_attention() -> None:
     hidden = np.tril(RANDOM.integers(0, 2, size=(2, TOKENS, TOKENS))).astype(np.int32)
     found = computed(qkv, {"attention_mask": hidden}, mask_type=AttentionMaskType.custom_mask)
     close(found, attended(qkv, mask="custom_mask", custom=hidden))
+    prompt = {  # whose cache is empty, whatever length a script gives
+        "past_key_value": np.zeros((2, 2, KV, TOKENS, WIDTH), np.float32),
+        "host_past_key_value_lengths": np.full(2, TOKENS, np.int32),
+        "host_request_types": np.zeros(2, np.int32),
+    }
+    close(computed(qkv, prompt, **ROTARY), attended(qkv, "rope_gpt_neox"))
 
 
 def test_bert_attention_sees_both_directions() -> None:
