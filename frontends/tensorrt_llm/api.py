@@ -277,11 +277,16 @@ def _by_name() -> dict[str, list[str]]:
 
 
 def _same_names(path: str) -> list[str]:
-    """The paths of the same name in other modules, those below the module first."""
+    """The paths of the same name in other modules, those below the module first.
+
+    Functions of models, such as `models.convert_utils.split`, are others than those of functional.
+    """
     module, _, name = path.rpartition(".")
     if is_class(module) or (not module and name not in _file()["exports"].split()):
         return []
     others = [each for each in _by_name().get(name, []) if each != path]
+    if module.startswith("models.") and name.islower():
+        others = [each for each in others if each.startswith("models.")]
     return sorted(others, key=lambda each: (not each.startswith(f"{module}."), each))
 
 
