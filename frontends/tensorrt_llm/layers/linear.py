@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 from ....source import here
 from ... import functional as F
 from ...tensor import Tensor
 from ..api import api, register
 from ..arithmetic import unwrapped
+from ..dtypes import torch_of
 from ..errors import ArgumentError
 from ..functional.collectives import (
     AllReduceFusionOp,
@@ -107,6 +108,11 @@ class LinearBase(Module):
         """A parameter of one rank, with the dimensions of it that are outputs and inputs."""
         return sharded_parameter(shape, dtype, (outputs, inputs)[self.shard_dim], self.tp_group)
 
+    @property
+    def tp_dim(self) -> int:
+        """The dimension of the weight that loaders of the sources split over the ranks."""
+        return self.shard_dim
+
     def multiply(self, x: Tensor) -> Tensor:
         """x · weightᵀ."""
         return F.linear(x, self.weight.inner.cast(x.dtype))
@@ -134,6 +140,13 @@ class Linear(LinearBase):
         super().__post_init__()
         if self.share_weight is not None:
             self.weight = self.share_weight
+
+    def postprocess(self, tllm_key: str, weights: Any, **options: Any) -> Any:
+        """A parameter as a loader of the sources read it: one tensor, or those of q, k and v."""
+        import torch
+
+        parts = cast("list[Any]", weights if isinstance(weights, list) else [weights])
+        return torch.cat(parts).to(torch_of(self.dtype))
 
     def forward(self, x: Any) -> Any:
         """x [..., in_features] to [..., out_features], of this rank or of all."""

@@ -6,6 +6,7 @@ One process runs all ranks of the artifact, so a session needs no mapping; irc's
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy
 from functools import partial
@@ -186,6 +187,13 @@ class GenerationSession:
                 loc=here(),
             )
         prompts = split_prompts(as_array(input_ids), as_array(context_lengths).reshape(-1).tolist())
+        is_masked = any(port.name == "attention_mask" for port in self.ports.inputs)
+        if is_masked and any(config.pad_id in prompt[1:] for prompt in prompts):
+            raise Error(
+                f"a prompt has the token {config.pad_id}, which is pad_id: leave padding out of "
+                "context_lengths, or give SamplingConfig another pad_id",
+                loc=here(),
+            )
         lists = (config.stop_words_list, config.bad_words_list)
         words = (words_of(as_array(x) if hasattr(x, "shape") else x, len(prompts)) for x in lists)
         hooks = (
@@ -372,8 +380,9 @@ class _Runtime:
         self.ctx_context = self.context_1
 
     def _set_shape(self, context: Any, shape_dict: Mapping[str, Sequence[int]]) -> None:
-        """Check the shapes of inputs."""
+        """Let the inputs of a context have these shapes, whatever those of their buffers."""
         self.session.check_shapes(shape_dict)
+        context.shapes = shape_dict
 
     def _set_buffer(self, context: Any, buffer_dict: dict[str, Any]) -> None:
         """Let a context read its inputs from these tensors, and write its outputs into them."""
@@ -381,7 +390,10 @@ class _Runtime:
 
     def _run(self, context: Any, stream: Any = None) -> bool:
         """Run once; outputs without a buffer are added to those of the context."""
-        for name, result in self.session.run(context.buffers).items():
+        inputs = dict(context.buffers)
+        for name, shape in context.shapes.items():
+            inputs[name] = inputs[name].reshape(-1)[: math.prod(shape)].reshape(shape)
+        for name, result in self.session.run(inputs).items():
             if name in context.buffers:
                 context.buffers[name][...] = result
             else:

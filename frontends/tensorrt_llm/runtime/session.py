@@ -14,6 +14,7 @@ from irc.backends.base import Port
 from irc.errors import Error
 from irc.generation.checks import checked
 from irc.generation.inputs import bound_shape, check_ranges, converted, sizes_of_shapes
+from irc.ir.dtypes import numpy_dtype
 from irc.ir.types import TensorType
 
 from ..api import api
@@ -115,7 +116,8 @@ class Session:
         """
         program = self.artifact.program
         ports = [port for name, port in self.engine.inputs.items() if name in inputs]
-        arrays = {port.name: converted(port, as_array(inputs[port.name])) for port in ports}
+        given = {port.name: _in_dtype(as_array(inputs[port.name]), port.dtype) for port in ports}
+        arrays = {port.name: converted(port, given[port.name]) for port in ports}
         check_ranges(ports, arrays, self.artifact.manifest["dims"])
         results = checked(program, program.run(arrays), arrays)
         first = next(iter(inputs.values()), None)
@@ -130,7 +132,9 @@ class Session:
                     f"the output {name} has the shape {list(result.shape)}, but the buffer for it "
                     f"{list(buffer.shape)}; ask infer_shapes for the shape"
                 )
-            buffer[...] = like(result.reshape(tuple(buffer.shape)), buffer)
+            result = result.reshape(tuple(buffer.shape))
+            is_bytes = result.dtype.name.startswith("float8") and str(buffer.dtype) == "torch.int8"
+            buffer[...] = like(result.view(np.int8) if is_bytes else result, buffer)
         return True
 
     def _print_engine_info(self) -> None:
@@ -141,6 +145,12 @@ class Session:
     def _debug_run(self, inputs: Mapping[str, Any], context: Any = None) -> dict[str, Any]:
         """All results for all inputs."""
         return self.run(inputs)
+
+
+def _in_dtype(array: np.ndarray[Any, Any], dtype: str) -> np.ndarray[Any, Any]:
+    """Scripts from before PyTorch had 8-bit floats keep them as bytes, in tensors of int8."""
+    is_bytes = array.dtype == np.int8 and dtype.startswith("f8")
+    return array.view(numpy_dtype(dtype)) if is_bytes else array
 
 
 def open_engine(source: Any) -> irc.Artifact:

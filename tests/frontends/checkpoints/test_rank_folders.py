@@ -130,7 +130,7 @@ SAME: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     ),
     "what ModelOpt adds": (LLAMA, {"rank": 0, "rmsnorm": True, "moe_num_experts": 0}),
     "defaults": (LLAMA, {"mapping": {}, "head_size": None, "quantization": None}),
-    "qwen": (QWEN2, {"architecture": "QWenForCausalLM", "qwen_type": "qwen2", "seq_length": 8192}),
+    "qwen": (QWEN2, {"architecture": "QWenForCausalLM", "qwen_type": "qwen2", "num_labels": 1}),
 }
 
 

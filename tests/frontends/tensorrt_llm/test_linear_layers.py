@@ -173,6 +173,15 @@ def test_the_weight_takes_the_dtype_of_x() -> None:
     np.testing.assert_allclose(found, linear(x.astype("float32"), weight, None), atol=2e-2)
 
 
+def test_loaders_of_the_sources_split_weights_and_join_those_of_qkv() -> None:
+    with new_session():
+        layer: Any = Linear(2, 3, dtype="float16")
+        assert (layer.tp_dim, RowLinear(2, 3).tp_dim) == (0, 1)
+        parts = [torch.full((1, 2), float(i)) for i in range(3)]
+        joined = layer.postprocess("attention.qkv.weight", parts, config=None)
+    assert joined.dtype == torch.float16 and joined[:, 1].tolist() == [0, 1, 2]
+
+
 def test_unset_weights_are_shards_of_the_checkpoint() -> None:
     def build(mapping: Mapping, ids: Any) -> Any:
         group, size = mapping.tp_group, mapping.tp_size

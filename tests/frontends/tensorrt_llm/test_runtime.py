@@ -81,9 +81,16 @@ def test_onnx_and_padded_rows(tmp_path: Path, oracle: Oracle, batch: list[list[i
     lengths = [len(prompt) for prompt in batch]
     padded = np.array([prompt + [0] * (max(lengths) - len(prompt)) for prompt in batch], np.int32)
     session.setup(len(batch), max(lengths), 3)
-    ids = session.decode(padded, lengths, SamplingConfig(end_id=-1, pad_id=0))
+    ids = session.decode(padded, lengths, SamplingConfig(end_id=-1, pad_id=VOCAB))
     for row, prompt in zip(ids[:, 0].tolist(), batch, strict=True):
         assert row[: len(prompt) + 3] == oracle.greedy(prompt, 3)
+
+
+def test_padding_within_a_prompt_is_refused(folders: Callable[[str], Path]) -> None:
+    session = GenerationSession(None, folders("growing"))
+    session.setup(1, 3, 1)
+    with pytest.raises(Error, match="a prompt has the token 4, which is pad_id"):
+        session.decode(np.array([[1, 2, 4]]), [3], SamplingConfig(end_id=-1, pad_id=4))
 
 
 def sums_by_hand(oracle: Oracle, prompt: list[int]) -> dict[tuple[int, ...], float]:

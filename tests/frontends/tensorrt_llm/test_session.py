@@ -4,6 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 import irc
 from irc.errors import Error
@@ -106,3 +107,12 @@ def test_results_and_inputs_have_dtypes_of_their_own(backend: str, tmp_path: Pat
         for name, want in wanted.items():
             for found in (results[name], buffers[name]):
                 assert found.dtype == want.dtype and torch.equal(found.float(), want.float())
+
+
+def test_tensors_of_bytes_are_8_bit_floats(tmp_path: Path) -> None:
+    """As scripts use them that are older than the dtype of PyTorch."""
+    inputs = {"x": irc.Spec("f8e4m3", (2,))}
+    model = irc.trace(lambda x: {"y": x.cast("f32").cast("f8e4m3")}, inputs)
+    irc.compile(model, tmp_path, backend="reference")
+    codes, copy = torch.tensor([0x38, -0x40], dtype=torch.int8), torch.zeros(2, dtype=torch.int8)
+    assert Session(tmp_path).run({"x": codes}, {"y": copy}) and codes.tolist() == copy.tolist()
