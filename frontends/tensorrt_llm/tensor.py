@@ -41,26 +41,24 @@ class Tensor:
 
     def __init__(
         self,
-        name: str | None = None,
+        name: Any = None,
         dtype: Any = None,
-        shape: Sequence[DimLike] | None = None,
+        shape: Any = None,
         dim_range: Any = None,
-        is_network_input: bool = True,
-        location: Any = None,
-        network: Network | None = None,
+        **fields: Any,
     ) -> None:
-        if not is_network_input or name is None or dtype is None or shape is None:
+        is_input = fields.get("is_network_input", True)
+        if not is_input or name is None or dtype is None or shape is None:
             raise Error(
                 "an input needs a name, a dtype and a shape, as in "
                 "Tensor(name='x', dtype=trt.float16, shape=[-1, 64], dim_range=...)",
                 loc=here(),
             )
-        owner = network or current_network()
-        value = owner.add_input(name, irc_dtype(dtype), shape, dim_range)
-        self._set(owner.builder.entry(value), owner, name)
-        self.location = self.location if location is None else location
-        self.dim_range = dim_range
-        owner.inputs[name] = self
+        network: Network = fields.get("network") or current_network()
+        value = network.add_input(name, irc_dtype(dtype), shape, dim_range)
+        self._set(network.builder.entry(value), network, name)
+        self.location = fields.get("location") or self.location
+        network.inputs[name] = self
 
     def _set(self, entry: Entry, network: Network, name: str = "") -> None:
         self.entry, self.network, self._name, self.reuses = entry, network, name, ""
@@ -131,11 +129,6 @@ class Tensor:
     def is_network_input(self) -> bool:
         """Whether it is an input of its network."""
         return self.network.is_input(self)
-
-    @property
-    def is_network_output(self) -> bool:
-        """Whether it is an output of its network."""
-        return self.network.is_output(self)
 
     @property
     def is_shape_tensor(self) -> bool:

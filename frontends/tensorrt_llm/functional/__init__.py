@@ -7,7 +7,7 @@ from .. import enums
 from ..api import bind_methods, declare, rows
 from ..enums import *
 from ..tensor import Tensor
-from . import basic, collectives, convolution, lookup, shapes
+from . import basic, collectives, convolution, lookup
 from .attention import bert_attention as bert_attention
 from .attention import gpt_attention as gpt_attention
 from .basic import *
@@ -17,9 +17,8 @@ from .lookup import *
 from .positions import RopeEmbeddingUtils as RopeEmbeddingUtils
 from .positions import generate_alibi_biases as generate_alibi_biases
 from .positions import generate_alibi_slopes as generate_alibi_slopes
-from .shapes import *
 
-for _module in (basic, collectives, convolution, enums, lookup, shapes):
+for _module in (basic, collectives, convolution, enums, lookup):
     declare("functional", _module, "ACT2FN GATED_ACT_2_ACT")
 for _path in rows():  # the functions that are methods of Tensor
     _owner, _, _name = _path.rpartition(".")

@@ -11,7 +11,7 @@ from ....source import here
 from ..arithmetic import node, tensor
 from ..dimensions import Sizes, per_dimension
 from ..tensor import Operand, Tensor
-from .shapes import squeeze, unsqueeze
+from .basic import squeeze, unsqueeze
 
 
 def _batched(kind: str, x: Tensor, count: int, *operands: Any, **attributes: Any) -> Tensor:

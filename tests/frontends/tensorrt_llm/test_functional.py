@@ -18,7 +18,7 @@ from irc.frontends.tensorrt_llm.aliases import aliases
 from irc.frontends.tensorrt_llm.api import status
 from irc.frontends.tensorrt_llm.context import current_session, new_session
 from irc.frontends.tensorrt_llm.dtypes import DataType
-from irc.frontends.tensorrt_llm.functional import basic, convolution, shapes
+from irc.frontends.tensorrt_llm.functional import basic, convolution
 from irc.frontends.tensorrt_llm.network import Network, net_guard
 from irc.frontends.tensorrt_llm.tensor import Tensor
 from tests.frontends.onnx_models import on_emitted
@@ -26,7 +26,7 @@ from tests.frontends.tensorrt_llm.function_cases import CASES, Arg, Case, F, tor
 from tests.frontends.tensorrt_llm.traced import trace, used
 
 pytestmark = pytest.mark.oracle
-MODULES = (basic, convolution, shapes)
+MODULES = (basic, convolution)
 # refused below, or no functions of tensors
 OTHERS = {"is_gated_activation", "non_gated_version"}
 Array = np.ndarray[Any, Any]
@@ -188,6 +188,17 @@ def test_names_that_are_refused(path: str) -> None:
     with aliases(), new_session(), pytest.raises(Error) as caught:
         getattr(import_module(f"tensorrt_llm.{module}"), name)(1)
     assert status(path).kind == "refused" and status(path).why in caught.value.message
+
+
+def test_long_running_sums_of_floats_stay_exact(rng: np.random.Generator) -> None:
+    x = rng.random((2, 50_001, 2)).astype(np.float32)
+
+    def build(mapping: Any) -> None:
+        F.cumsum(Tensor("x", "float32", x.shape), 1).mark_output("y")
+
+    with new_session():
+        sums = irc.evaluate(trace(build), {"x": x})["y"]
+    np.testing.assert_allclose(sums, np.cumsum(x, 1, np.float64), rtol=1e-5, atol=1e-5)
 
 
 def test_what_has_no_effect_is_noted() -> None:

@@ -234,7 +234,7 @@ def test_names_and_dtypes_may_follow_the_mark() -> None:
         assert network.num_inputs == 1 and network.get_input(0) is x and x.is_network_input
         layer = network.get_layer(1)
         assert (layer.type, layer.num_inputs, layer.get_input(0).name) == ("mul", 2, "x")
-        assert layer.get_output(0).shape == (2, 2) and y.is_network_output
+        assert layer.get_output(0).shape == (2, 2) and network.is_output(y)
         with pytest.raises(irc.Error, match=r"the input x is f16\[2, 2\] and in use"):
             x.dtype = "float32"
 
