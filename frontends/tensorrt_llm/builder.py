@@ -118,10 +118,6 @@ class TensorrtBuilder:
         """A config whose flags have no effect."""
         return TensorrtConfig()
 
-    def create_network(self, flags: int = 0) -> Network:
-        """An empty network."""
-        return Network()
-
     def build_engine(
         self, network: Network, config: TensorrtConfig | BuilderConfig
     ) -> EngineBuffer:
@@ -129,8 +125,6 @@ class TensorrtBuilder:
         if isinstance(config, TensorrtConfig):
             config = BuilderConfig(trt_builder_config=config)
         return Builder().build_engine(network=network, builder_config=config)
-
-    build_serialized_network = build_engine
 
 
 @api("builder.get_engine_version")
@@ -180,7 +174,6 @@ _ARGUMENTS = {
     "max_output_len": ("max_new_tokens",),
     "max_input_len": ("max_input_len", "max_decoder_input_len"),
     "kv_cache_type": ("kv_cache_type", "use_cache"),
-    "lora_config": ("lora_target_modules",),
 }
 _HERE = ("enable_debug_output", "dry_run", "use_refit", "use_strip_plan", "weight_streaming")
 
@@ -197,8 +190,7 @@ def _input_options(prepare: Any, config: BuildConfig) -> dict[str, Any]:
         value = getattr(config, name)
         arguments = [each for each in _ARGUMENTS.get(name, (name,)) if each in taken]
         options |= dict.fromkeys(arguments, value)
-        is_taken = bool(arguments) and name != "lora_config"
-        if is_taken or name in _HERE or row.use == "ignored" or not _asks(value):
+        if arguments or name in _HERE or row.use == "ignored" or not _asks(value):
             continue
         if row.use == "refused":
             raise Error(f"BuildConfig: {name} is not supported; {row.why}", loc=here())
@@ -207,8 +199,6 @@ def _input_options(prepare: Any, config: BuildConfig) -> dict[str, Any]:
             current_session().note(f"{name} has no effect: prepare_inputs does not take it")
     if "use_cache" in options:
         options["use_cache"] = config.kv_cache_type is not KVCacheType.DISABLED
-    if "lora_target_modules" in options:
-        options["lora_target_modules"] = getattr(config.lora_config, "lora_target_modules", None)
     return options
 
 

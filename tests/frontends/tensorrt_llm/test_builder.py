@@ -15,7 +15,7 @@ import pytest
 
 import irc
 from irc.frontends.tensorrt_llm.builder import BuildConfig, Builder, Engine, KVCacheType, build
-from irc.frontends.tensorrt_llm.context import Session, current_session, new_session
+from irc.frontends.tensorrt_llm.context import Session, new_session
 from irc.frontends.tensorrt_llm.engines import compiled, find_artifact, merged
 from irc.frontends.tensorrt_llm.mapping import Mapping
 from irc.frontends.tensorrt_llm.module import Module, Parameter
@@ -55,45 +55,30 @@ def x_input(most: int) -> Tensor:
     return Tensor("x", "float32", [-1, 4], ranges)
 
 
-def old_script(folder: Path, factors: np.ndarray, ranks: int = 1, count: int = 1) -> None:
-    """What build.py of 0.5 to 0.7 does, for some ranks of a world."""
-    builder = Builder()
-    for rank in range(count):
-        mapping = Mapping(ranks, rank, tp_size=ranks)
-        config = builder.create_builder_config(
-            name="scale", precision="float32", tensor_parallel=ranks, num_layers=3
-        )
-        network = builder.create_network()
-        network.trt_network.name = f"scale_float32_tp{ranks}_rank{rank}.engine"
-        network.plugin_config.set_nccl_plugin("float32")
-        model = Scale(factors * (rank + 1), mapping)
-        with net_guard(network):
-            network.set_named_parameters(model.named_parameters())
-            model(x_input(5))
-        engine = builder.build_engine(network, config)
-        if rank == 0:
-            builder.save_config(config, folder / "config.json")
-        (folder / f"rank{rank}.engine").write_bytes(bytearray(engine))
-
-
 def test_engine_files_of_an_old_script_name_the_artifact(tmp_path: Path) -> None:
+    """What build.py of 0.5 to 0.7 does."""
     factors, x = fresh().random(4, np.float32), fresh(1).random((2, 4), np.float32)
-    old_script(tmp_path, factors)
+    builder = Builder()
+    config = builder.create_builder_config(name="scale", precision="float32", num_layers=3)
+    network = builder.create_network()
+    network.trt_network.name = "scale_float32_tp1_rank0.engine"
+    network.plugin_config.set_nccl_plugin("float32")
+    model = Scale(factors, Mapping())
+    with net_guard(network):
+        network.set_named_parameters(model.named_parameters())
+        model(x_input(5))
+    engine, path = builder.build_engine(network, config), tmp_path / "rank0.engine"
+    builder.save_config(config, tmp_path / "config.json")
+    path.write_bytes(bytearray(engine))
     saved = json.loads((tmp_path / "config.json").read_text())
     assert saved["builder_config"]["num_layers"] == 3
     assert saved["plugin_config"]["nccl_plugin"] == "float32"
     artifact = compiled("scale_float32_tp1")
     assert artifact.folder == tmp_path / "out" / "scale_float32_tp1"
     assert artifact.manifest["dims"] == {"B": [1, 1, 5]}
-    for source in (tmp_path / "rank0.engine", (tmp_path / "rank0.engine").read_bytes()):
-        found = find_artifact(source).run({"x": x})["y"]
-        np.testing.assert_allclose(found, x * factors + 1, rtol=1e-5)
-
-
-def test_a_rank_is_missing(tmp_path: Path) -> None:
-    old_script(tmp_path, np.ones(4, np.float32), ranks=2, count=1)
-    with pytest.raises(irc.Error, match="networks of 2 ranks, found those of rank 0;"):
-        merged("scale_float32_tp2")
+    for source in (path, path.read_bytes()):
+        y = find_artifact(source).run({"x": x})["y"]
+        np.testing.assert_allclose(y, x * factors + 1, rtol=1e-5)
 
 
 @pytest.mark.parametrize("debug", [False, True])
@@ -123,12 +108,6 @@ def test_engines_of_ranks_are_saved_together(tmp_path: Path) -> None:
         engine.save(tmp_path / "engine")
         assert (tmp_path / "engine" / "artifact").is_dir() == (rank == 1)
     assert irc.load(tmp_path / "engine" / "artifact").module.mesh.ranks == 2
-
-
-def test_two_models_of_one_architecture_are_two_engines() -> None:
-    for _ in range(2):
-        build(Scale(np.ones(4, np.float32), Mapping()))
-    assert list(current_session().engines) == ["Scale", "Scale_2"]
 
 
 def test_options_of_a_build(session: Session) -> None:
@@ -190,8 +169,7 @@ def test_the_builder_of_tensorrt() -> None:
     builder = Builder().trt_builder
     config = builder.create_builder_config()
     config.set_flag("REFIT")
-    network = builder.create_network(1)
-    with net_guard(network):
+    with net_guard(network := Network()):
         (Tensor("x", "float32", [2]) + 1.0).mark_output("y")
-    engine = builder.build_serialized_network(network, config)
+    engine = builder.build_engine(network, config).serialize()
     assert engine.artifact.run({"x": np.ones(2, np.float32)})["y"].tolist() == [2, 2]
