@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
@@ -62,33 +62,24 @@ def _on_cpu(torch: Any) -> Any:
     return OnCpu()
 
 
-def entered(value: Any) -> AbstractContextManager[Any]:
-    """A context that gives a stream or device."""
-    return nullcontext(value)
-
-
 def _replacements(torch: Any) -> list[tuple[Any, str, Any]]:
     """(owner, attribute, value) of what stands for a GPU."""
 
-    def itself(self: Any, *args: Any, **kwargs: Any) -> Any:
-        return self
-
-    def dense(self: Any, *args: Any, **kwargs: Any) -> Any:
-        return self.contiguous()  # as a copy of an expanded tensor is
-
-    def another_nothing() -> Any:
-        return partial(nothing)  # torch tells its functions apart by identity
+    def moved(self: Any, *args: Any, **kwargs: Any) -> Any:
+        # contiguous, as a copy of an expanded tensor is
+        return self.contiguous() if isinstance(self, torch.Tensor) else self
 
     does_nothing = ("set_device", "synchronize", "empty_cache", "set_stream", "manual_seed_all")
     streams = ("Stream", "ExternalStream", "Event", "current_stream", "default_stream")
     return [
-        (torch.Tensor, "cuda", dense),
-        (torch.Tensor, "pin_memory", itself),
-        (torch.nn.Module, "cuda", itself),
+        (torch.Tensor, "cuda", moved),
+        (torch.Tensor, "pin_memory", moved),
+        (torch.nn.Module, "cuda", moved),
         (torch.cuda, "current_device", lambda: 0),
-        (torch.cuda, "stream", entered),
-        (torch.cuda, "device", entered),
-        *((torch.cuda, name, another_nothing()) for name in does_nothing),
+        (torch.cuda, "stream", nullcontext),
+        (torch.cuda, "device", nullcontext),
+        # one object each, because torch tells its functions apart by identity
+        *((torch.cuda, name, partial(nothing)) for name in does_nothing),
         *((torch.cuda, name, _Stream) for name in streams),
     ]
 
