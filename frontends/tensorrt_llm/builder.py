@@ -140,7 +140,8 @@ def build(model: Any, build_config: BuildConfig | None = None) -> Engine | None:
     `save` of the last rank's engine compiles the artifact.
     """
     config = deepcopy(build_config) if build_config is not None else BuildConfig()
-    config.update_kv_cache_type()
+    if config.kv_cache_type is not KVCacheType.DISABLED:
+        config.kv_cache_type = KVCacheType.CONTINUOUS
     config.plugin_config.dtype = getattr(model.config, "dtype", "float16")
     if config.max_seq_len is None:
         limit = getattr(model.config, "max_position_embeddings", None)

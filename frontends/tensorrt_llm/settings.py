@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,7 +11,6 @@ from pathlib import Path
 from typing import Any, Literal, cast
 
 from ...errors import Error, did_you_mean
-from ...json_files import read_object
 from ...source import here
 from .api import api, release, rows
 from .api import fields as fields_of
@@ -81,9 +79,7 @@ def _off(of: str) -> dict[str, Any]:
 class ContextFMHAType(IntEnum):
     """How attention of prompts sums; backends choose their kernels."""
 
-    disabled = 0
-    enabled = 1
-    enabled_with_fp32_acc = 2
+    disabled, enabled, enabled_with_fp32_acc = range(3)
 
 
 # method -> the switches that it sets, where the name of the method does not say so
@@ -249,10 +245,8 @@ class BuildConfig(_Settings):
     def __setattr__(self, name: str, value: Any) -> None:
         if name == "plugin_config" and not isinstance(value, PluginConfig):
             if value is not None and not isinstance(value, Mapping):
-                raise ArgumentError(
-                    f"plugin_config is {value!r}; expected a PluginConfig, or a table of switches",
-                    loc=here(),
-                )
+                expected = "expected a PluginConfig, or a table of switches"
+                raise ArgumentError(f"plugin_config is {value!r}; {expected}", loc=here())
             value = PluginConfig.from_dict(cast("Mapping[str, Any]", value or {}))
         if name == "kv_cache_type" and isinstance(value, str):
             value = KVCacheType.from_string(value)
@@ -264,16 +258,6 @@ class BuildConfig(_Settings):
         own = cls(**config)
         own.plugin_config = plugin_config or own.plugin_config
         return own
-
-    @classmethod
-    def from_json_file(cls, config_file: Any, plugin_config: Any = None) -> BuildConfig:
-        """The config of a JSON file."""
-        return cls.from_dict(read_object(Path(config_file)), plugin_config)
-
-    def update_kv_cache_type(self, model_architecture: str = "") -> None:
-        """Set the kind of caches that an engine has: contiguous ones, or none."""
-        if self.kv_cache_type is not KVCacheType.DISABLED:
-            self.kv_cache_type = KVCacheType.CONTINUOUS
 
     def to_dict(self) -> dict[str, Any]:
         return {**super().to_dict(), "plugin_config": self.plugin_config.to_dict()}
@@ -297,8 +281,3 @@ class EngineConfig:
         """The config of a table."""
         build = BuildConfig.from_dict(config.get("build_config") or {})
         return cls(config.get("pretrained_config") or {}, build, config.get("version", ""))
-
-    @classmethod
-    def from_json_file(cls, config_file: str | os.PathLike[str]) -> EngineConfig:
-        """The config of a file."""
-        return cls.from_dict(read_object(Path(config_file)))

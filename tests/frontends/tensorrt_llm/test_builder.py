@@ -118,11 +118,13 @@ def test_options_of_a_build(session: Session) -> None:
     assert note.endswith("has no effect in the script; give irc compile --weight-streaming")
 
 
-def test_build_config_of_json(tmp_path: Path) -> None:
-    path = tmp_path / "build.json"
-    text = {"max_input_len": 3, "kv_cache_type": "PAGED", "plugin_config": {"paged_state": False}}
-    path.write_text(json.dumps(text))
-    config = BuildConfig.from_json_file(path)
+def test_build_config_of_a_table() -> None:
+    table: dict[str, Any] = {
+        "max_input_len": 3,
+        "kv_cache_type": "PAGED",
+        "plugin_config": {"paged_state": False},
+    }
+    config = BuildConfig.from_dict(table)
     assert config.kv_cache_type is KVCacheType.PAGED and config.max_input_len == 3
     assert config.plugin_config.paged_state is False
     assert BuildConfig.from_dict(config.to_dict()).to_dict() == config.to_dict()

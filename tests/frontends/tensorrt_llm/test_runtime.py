@@ -4,6 +4,7 @@
 # (the binder takes the arguments of every release)
 
 import copy
+import re
 from collections.abc import Callable, Iterator
 from functools import cache
 from itertools import product
@@ -261,7 +262,7 @@ def test_prompts_of_one_length_without_a_mask(tmp_path: Path, oracle: Oracle) ->
 
 
 REFUSED: list[tuple[Callable[[ModelRunner], Any], str]] = [
-    (lambda r: SamplingConfig(1, 0, top_q=3), "no field 'top_q'; did you mean 'top_p'"),
+    (lambda r: SamplingConfig(1, 0, top_q=3), "no argument 'top_q'; did you mean 'top_p'"),
     (lambda r: SamplingConfig(1, 0, temperature=[1, 2]).of_row(2), "temperature has 2 values"),
     (lambda r: SamplingConfig(1, 0, beam_search_diversity_rate=0.5), "ranked by probability"),
     (lambda r: r.generate([[1]], end_id=1, num_beams=0), "beam_width is 0; expected 1 or"),
@@ -300,5 +301,6 @@ def test_errors(use: Callable[[ModelRunner], Any], message: str, runner: ModelRu
         1, 4, 4, 1, max_attention_window_size=8, sink_token_length=0, lora_manager=None,
         lora_uids=None, medusa_choices=None, multi_block_mode=False,
     )  # fmt: skip
-    with pytest.raises(Error, match=message):
+    with pytest.raises(Error) as caught:
         use(runner)
+    assert re.search(message, caught.value.message)  # not the line of this table

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -107,9 +108,9 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
 @pytest.mark.parametrize("name", REFUSED)
 def test_refused(name: str) -> None:
     call, message = REFUSED[name]
-    with new_session("0.16"), pytest.raises(irc.Error, match=message) as error:
+    with new_session("0.16"), pytest.raises(irc.Error) as error:
         call()
-    assert "test_settings.py" in str(error.value)
+    assert re.search(message, error.value.message) and "test_settings.py" in str(error.value)
 
 
 def test_fields_reach_the_inputs_of_a_model() -> None:
