@@ -1,4 +1,4 @@
-"""Options of the attention layers against their definitions, and what they refuse."""
+"""Mask types, positions and options of attention layers against their definitions."""
 
 from __future__ import annotations
 
@@ -10,17 +10,15 @@ import pytest
 from irc import ops
 from irc.errors import Error
 from irc.frontends.tensorrt_llm.context import new_session
-from irc.frontends.tensorrt_llm.enums import LayerNormType, PositionEmbeddingType
+from irc.frontends.tensorrt_llm.enums import AttentionMaskType, LayerNormType, PositionEmbeddingType
 from irc.frontends.tensorrt_llm.functional import expand_mask
 from irc.frontends.tensorrt_llm.layers import Attention, BertAttention
 from irc.frontends.tensorrt_llm.layers.attention_params import (
-    KeyValueCacheParams,
+    BlockSparseAttnParams,
     MropeParams,
     SpecDecodingParams,
 )
 from irc.frontends.tensorrt_llm.mapping import Mapping
-from irc.frontends.tensorrt_llm.network import default_net
-from irc.frontends.tensorrt_llm.tensor import Tensor
 from tests.frontends.attention_oracle import Array, inverse
 from tests.frontends.tensorrt_llm.attention_cases import Case, made
 from tests.frontends.tensorrt_llm.test_attention_layer import (
@@ -58,6 +56,131 @@ def dynamic_frequencies() -> Array:
     base = 1e4 * (2.0 * TOKENS / 3 - 1.0) ** (WIDTH / (WIDTH - 2))
     return inverse(WIDTH, base)
 
+
+# -- mask types and positions
+
+any_blocks: Any = BlockSparseAttnParams
+FIRST = 3  # tokens of the first call
+CUSTOM = np.tril(RANDOM.integers(0, 2, size=(2, TOKENS, TOKENS)))
+CUSTOM[:, np.arange(TOKENS), np.arange(TOKENS)] = 1
+FACTORS = RANDOM.uniform(1, 3, size=4)
+TABLE = RANDOM.normal(size=(4, 6))
+
+YARN = {
+    "type": "yarn",
+    "factor": 4.0,
+    "beta_fast": 2.0,
+    "beta_slow": 0.25,
+    "original_max_position_embeddings": 16,
+    "mscale": 2.0,
+    "mscale_all_dim": 0.5,
+}
+
+YARN_FACTOR = (0.2 * np.log(4) + 1) / (0.05 * np.log(4) + 1)  # by mscale and mscale_all_dim
+
+
+def yarn_frequencies(width: int, base: float) -> Array:
+    """Pairs that turn more than beta_fast times in 16 positions stay, those below beta_slow are
+    slowed by 4, and a ramp is between."""
+    ends = [np.log(16 / (2 * np.pi * turns)) / np.log(base) * width / 2 for turns in (2.0, 0.25)]
+    low, high = max(np.floor(ends[0]), 0), min(np.ceil(ends[1]), width - 1)
+    slowed = np.clip((np.arange(width // 2) - low) / (high - low), 0, 1)
+    return inverse(width, base) * (slowed / 4 + 1 - slowed)
+
+
+# the arguments of Attention, and what the definition needs
+POSITIONS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "learned_absolute": ({}, {}),
+    "rope_gptj": ({"rotary_embedding_percentage": 0.5}, {"percentage": 0.5}),
+    "rope_gpt_neox": ({"rotary_embedding_base": 100.0}, {"base": 100.0}),
+    "long_rope": (
+        {
+            "rope_scaling_short_factors": (1.0, 1.0, 1.0, 1.0),
+            "rope_scaling_long_factors": tuple(FACTORS),
+            "original_max_position_embeddings": 2,
+            "max_position_embeddings": 8,
+        },
+        {"frequencies": inverse(8) / FACTORS, "factor": np.sqrt(1 + np.log(4) / np.log(2))},
+    ),
+    "alibi": ({"alibi_bias_max": 4}, {"alibi_bias_max": 4}),
+    "alibi_with_scale": ({}, {}),
+    "relative": (
+        {
+            "relative_attention": True,
+            "num_buckets": 6,
+            "max_distance": 9,
+            "use_implicit_relative_attention": True,
+        },
+        {"table": TABLE, "max_distance": 9},
+    ),
+    "yarn": (
+        {"rotary_embedding_scaling": YARN, "rotary_embedding_base": 10.0},
+        {"frequencies": yarn_frequencies(8, 10.0), "factor": YARN_FACTOR},
+    ),
+}
+MASKS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "padding": ({}, {}),
+    "causal": ({}, {}),
+    "sliding_window_causal": ({}, {"window": 2}),
+    "bidirectional": ({}, {"prompts": np.full(2, FIRST, np.int32)}),
+    "bidirectionalglm": ({}, {"prompts": np.full(2, FIRST, np.int32)}),
+    "blocksparse": (
+        {"block_sparse_params": any_blocks(2, False, 1, 3)},
+        {"blocks": (2, 1, 3, False)},
+    ),
+    "custom_mask": ({}, {"custom": CUSTOM}),
+}
+
+
+def custom_rows(index: Any, last: int | None) -> Array:
+    """The mask [B, queries, keys] of a call."""
+    if last is not None:
+        return CUSTOM[:, index:last, :last].astype(np.int32)
+    places = np.minimum(index, TOKENS - 1)[..., None]
+    return np.take_along_axis(CUSTOM, places, 1).astype(np.int32)
+
+
+def case(mask: str, position: str) -> Case:
+    """A layer with this mask type and these positions."""
+    (settings, more), (more_settings, extra) = POSITIONS[position], MASKS[mask]
+    return Case(
+        oracle(4, 2, mask=mask, position=position, **more, **extra),
+        settings | more_settings,
+        lambda i, last: {"attention_mask": custom_rows(i, last)} if mask == "custom_mask" else {},
+        window=2 if mask == "sliding_window_causal" else None,
+    )
+
+
+KINDS = [("causal", position) for position in POSITIONS]
+KINDS += [(mask, "rope_gptj") for mask in MASKS if mask != "causal"] + [("bidirectional", "alibi")]
+
+
+@pytest.mark.parametrize(("mask", "position"), KINDS)
+def test_mask_and_positions(mask: str, position: str) -> None:
+    made, x = case(mask, position), tokens()
+    ends = [FIRST, 4, TOKENS]
+    found = made.grown(x, 2, ends)
+    for row in range(2):
+        close(found[row], made.oracle.by_calls(x, row, ends))
+    if "prompts" in MASKS[mask][1]:
+        made.oracle.prompts = PROMPTS
+    rows = made.written(x, 2, FIRST, TOKENS, PROMPTS, 7)
+    for row, (found, prompt) in enumerate(zip(rows, PROMPTS, strict=True)):
+        ends = list(range(prompt, prompt + 3))
+        close(found, made.oracle.by_calls(x, row, ends))
+    if mask in ("padding", "bidirectional", "bidirectionalglm"):
+        made.oracle.prompts = PROMPTS
+    wanted = made.oracle(x)
+    close(made.whole(x, 2, plugin=True, context_lengths=PROMPTS), wanted)
+
+
+def test_no_other_mask_types_and_positions_exist() -> None:
+    refused = {"chatglm", "mrope"}
+    assert [*POSITIONS] == [x for x in PositionEmbeddingType.choices() if x not in refused]
+    assert [*MASKS] == AttentionMaskType.choices()
+
+
+# -- options
 
 # the arguments of Attention, and what the definition needs
 OPTIONS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
@@ -151,68 +274,67 @@ def test_padding_masks_of_the_path_without_plugin(mask: str) -> None:
     close(case.grown(x, 2, [4, TOKENS]), found(x))
 
 
+def bert(case: Case, mapping: Mapping) -> Any:
+    """The BertAttention with the weights of a case."""
+    other = case.layer(mapping)
+    layer = any_bert(
+        HIDDEN, 4, attention_head_size=WIDTH, num_kv_heads=2, bias=case.oracle.bias is not None,
+        dtype="float32", tp_group=mapping.tp_group, tp_size=mapping.tp_size,
+        tp_rank=mapping.tp_rank, **case.settings,
+    )  # fmt: skip
+    layer.qkv, layer.dense, layer.rel_attn_table = other.qkv, other.dense, other.rel_attn_table
+    return layer
+
+
 @pytest.mark.parametrize("tp", [1, 2, 4])
 @pytest.mark.parametrize("relative", [False, True])
 def test_bert_attention(tp: int, relative: bool) -> None:
-    more: dict[str, Any] = {}
-    settings: dict[str, Any] = {}
-    if relative:
-        more = {"table": RANDOM.normal(size=(4, 8)), "max_distance": 9, "bidirectional": True}
-        settings = {"relative_attention": True, "num_buckets": 8, "max_distance": 9}
-    found = oracle(4, 2, biases=True, mask="padding", prompts=PROMPTS, **more)
-    source, x = Case(found, {}), tokens()
+    more = {"table": RANDOM.normal(size=(4, 8)), "max_distance": 9, "bidirectional": True}
+    found = oracle(4, 2, biases=True, mask="padding", prompts=PROMPTS, **more if relative else {})
+    settings = {"relative_attention": True, "num_buckets": 8, "max_distance": 9}
+    case, x = Case(found, settings if relative else {}), tokens()
 
     def build(mapping: Mapping) -> None:
-        inputs = made(given)
-        layer = any_bert(
-            HIDDEN, 4, attention_head_size=WIDTH, num_kv_heads=2, dtype="float32",
-            tp_group=mapping.tp_group, tp_size=tp, tp_rank=mapping.tp_rank, **settings,
-        )  # fmt: skip
-        taken = Case(source.oracle, {"relative_attention": relative, "num_buckets": 8} | settings)
-        other = taken.layer(mapping)
-        layer.qkv, layer.dense = other.qkv, other.dense
-        if relative:
-            layer.rel_attn_table = other.rel_attn_table
+        inputs, layer = made(given), bert(case, mapping)
         layer(inputs["x"], input_lengths=inputs["lengths"]).mark_output("by_length")
         layer(inputs["x"], attention_mask=inputs["mask"]).mark_output("by_mask")
 
-    lengths = (np.arange(TOKENS) < PROMPTS[:, None]).astype(np.int32)
-    given = {"x": x.astype(np.float32), "lengths": PROMPTS, "mask": lengths}
+    seen = (np.arange(TOKENS) < PROMPTS[:, None]).astype(np.int32)
+    given = {"x": x.astype(np.float32), "lengths": PROMPTS, "mask": seen}
     outs = run(build, given, tp)
     close(outs["by_length"], found(x))
     close(outs["by_mask"], found(x))
 
 
-def test_dynamic_sizes_need_no_mask_of_all_positions() -> None:
-    """The causal mask of 2^17 positions is no constant, in either path."""
-    for plugin in (False, True):
+@pytest.mark.parametrize("hidden", [-10000.0, -np.inf])
+def test_masks_up_to_0_7_are_added_to_the_scores_of_bert(hidden: float) -> None:
+    seen = np.arange(TOKENS) < PROMPTS[:, None]
+    found, x = oracle(4, 2, mask="padding", prompts=PROMPTS), tokens()
 
-        def build(mapping: Mapping, plugin: bool = plugin) -> None:
-            default_net().plugin_config.set_gpt_attention_plugin("float32" if plugin else None)
-            sizes = {"batch": [(1, 2, 8)], "tokens": [(1, 64, 1 << 17)], "hidden": [HIDDEN]}
-            x = Tensor(name="x", dtype="float32", shape=(-1, -1, HIDDEN), dim_range=sizes)
-            held = {"batch": [(1, 2, 8)], "two": [2], "heads": [2], "past": [(0, 64, 1 << 17)]}
-            past = Tensor(
-                name="past_key_value_0", dtype="float32", shape=(-1, 2, 2, -1, WIDTH),
-                dim_range=held | {"width": [WIDTH]},
-            )  # fmt: skip
-            filled = Tensor(
-                name="filled", dtype="int32", shape=(-1,), dim_range={"batch": [(1, 2, 8)]}
-            )
-            case = Case(oracle(4, 2, position="rope_gpt_neox"))
-            case.settings["max_position_embeddings"] = 1 << 17
-            params = KeyValueCacheParams(past_key_value=[past], host_past_key_value_lengths=filled)
-            out, present = case.layer(mapping)(x, use_cache=True, kv_cache_params=params)
-            out.mark_output("out")
-            present.mark_output("present_key_value_0")
+    def build(mapping: Mapping) -> None:
+        inputs, layer = made(given), bert(Case(found), mapping)
+        layer(inputs["x"], attention_mask=inputs["bias"]).mark_output("by_bias")
+        layer(inputs["x"], attention_mask=expand_mask(inputs["seen"], None)).mark_output("expanded")
 
-        with new_session():
-            module = trace(build)
-        assert {weight.type.ndim for weight in module.weights.values()} == {2}
-        alias = {str(r.name): r.alias for r in module.main.results}["present_key_value_0"]
-        assert alias == ("past_key_value_0" if plugin else None)
-        assert [op.causal for op in module.ops() if isinstance(op, ops.Attention)] == [True]
-        assert any(isinstance(op, ops.CacheUpdate) for op in module.ops()) == plugin
+    bias = np.where(seen, 0, hidden).astype(np.float32)[:, None, None]
+    given = {"x": x.astype(np.float32), "bias": bias, "seen": seen.astype(np.int32)}
+    outs = run(build, given, 2, version="0.7")
+    close(outs["by_bias"], found(x))
+    close(outs["expanded"], found(x))
+
+
+@pytest.mark.parametrize("plugin", [False, True])
+def test_the_causal_mask_of_all_positions_is_no_constant(plugin: bool) -> None:
+    case = Case(oracle(4, 2, position="rope_gpt_neox"), {"max_position_embeddings": 1 << 17})
+    given = {"x": tokens(), "past_key_value_0": case.cache(2, 1, 7)}
+    given |= {"host_past_key_value_lengths": np.zeros(2, np.int32)} if plugin else {}
+    with new_session():
+        module = trace(lambda mapping: case.call_of(mapping, given, plugin))
+    assert {weight.type.ndim for weight in module.weights.values()} == {2}
+    alias = {str(r.name): r.alias for r in module.main.results}["present_key_value_0"]
+    assert alias == ("past_key_value_0" if plugin else None)
+    assert [op.causal for op in module.ops() if isinstance(op, ops.Attention)] == [True]
+    assert any(isinstance(op, ops.CacheUpdate) for op in module.ops()) == plugin
 
 
 def test_positional_arguments_of_0_7() -> None:
@@ -317,29 +439,6 @@ def test_windows(mask: str, window: Any) -> None:
 def test_sliding_windows_need_a_window() -> None:
     with new_session(), pytest.raises(Error, match="needs its window"):
         Case(oracle(4, 2, mask="sliding_window_causal")).whole(tokens(), 1)
-
-
-@pytest.mark.parametrize("hidden", [-10000.0, -np.inf])
-def test_masks_up_to_0_7_are_added_to_the_scores_of_bert(hidden: float) -> None:
-    seen = np.arange(TOKENS) < PROMPTS[:, None]
-    found, x = oracle(4, 2, mask="padding", prompts=PROMPTS), tokens()
-
-    def build(mapping: Mapping) -> None:
-        inputs = made(given)
-        layer = any_bert(
-            HIDDEN, 4, attention_head_size=WIDTH, num_kv_heads=2, bias=False, dtype="float32",
-            tp_group=mapping.tp_group, tp_size=2, tp_rank=mapping.tp_rank,
-        )  # fmt: skip
-        other = Case(found).layer(mapping)
-        layer.qkv, layer.dense = other.qkv, other.dense
-        layer(inputs["x"], attention_mask=inputs["bias"]).mark_output("by_bias")
-        layer(inputs["x"], attention_mask=expand_mask(inputs["seen"], None)).mark_output("expanded")
-
-    bias = np.where(seen, 0, hidden).astype(np.float32)[:, None, None]
-    given = {"x": x.astype(np.float32), "bias": bias, "seen": seen.astype(np.int32)}
-    outs = run(build, given, 2, version="0.7")
-    close(outs["by_bias"], found(x))
-    close(outs["expanded"], found(x))
 
 
 def test_cross_attention_up_to_0_7_sees_all_keys_whatever_the_mask_of_the_decoder() -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -18,7 +19,7 @@ from irc.backends.reference.evaluate import evaluate_ranks
 from irc.errors import Error
 from irc.frontends.tensorrt_llm.context import new_session
 from irc.frontends.tensorrt_llm.functional import recv, send
-from irc.frontends.tensorrt_llm.layers import Embedding, PromptTuningEmbedding, RowLinear
+from irc.frontends.tensorrt_llm.layers import Embedding, PromptTuningEmbedding
 from irc.frontends.tensorrt_llm.mapping import Mapping
 from irc.frontends.tensorrt_llm.module import Parameter
 from tests.fresh import fresh
@@ -112,8 +113,6 @@ def test_ids_of_any_shape(shape: tuple[int, ...], dim: int) -> None:
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 def test_no_rounding_in_any_dtype(dtype: str) -> None:
-    import ml_dtypes
-
     kind = ml_dtypes.bfloat16 if dtype == "bfloat16" else np.dtype(dtype)
     table = fresh(5).normal(size=(9, 4)).astype(kind)
     ids = np.arange(-1, 10, dtype="int32")
@@ -248,28 +247,6 @@ def test_collectives_may_have_one_id() -> None:
                    for _ in range(2))  # fmt: skip
 
     check(build, ids, 2 * expected(table, ids), 2, "0.7")
-
-
-def test_without_a_collective_an_id_is_not_taken() -> None:
-    def build(mapping: Mapping, ids: Any) -> Any:
-        layers: Any = (
-            Embedding(4, 4, "float32", 1, None, 0, 0, 3),
-            RowLinear(4, 4, False, "float32", instance_id=3),
-        )
-        for each in layers:
-            each.weight.value = np.eye(4, dtype="float32")
-        found = layers[1](layers[0](ids))
-        return Bound("functional").allreduce(found, [mapping.rank], instance_id=3)
-
-    ids = np.arange(4, dtype="int32")
-    for (found,) in every_rank(build, {"ids": ids}, 2, "0.7"):
-        np.testing.assert_array_equal(found, np.eye(4))
-
-
-def test_ids_are_free_again_in_another_network() -> None:
-    table, ids = table_of(4, 4), np.arange(4, dtype="int32")
-    for _ in range(2):
-        check(layer(table, 0, instance_id=3), ids, expected(table, ids), 2, "0.7")
 
 
 @pytest.mark.parametrize("version", ["0.7", "0.16"])

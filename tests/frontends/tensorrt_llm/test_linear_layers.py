@@ -210,10 +210,10 @@ def test_unset_weights_are_shards_of_the_checkpoint() -> None:
     [
         (lambda m: Linear(K, 10, tp_group=m.tp_group, tp_size=4), "out_features=10 is no multiple"),
         (lambda m: RowLinear(10, N, tp_group=m.tp_group, tp_size=4), "pad it to 12"),
-        (lambda m: Linear(K, N, tp_group=[0, 1], tp_size=4), r"of tp_size=4 ranks, found \[0, 1\]"),
+        (lambda m: Linear(K, N, tp_group=[0, 1], tp_size=4), "of tp_size=4 ranks, found [0, 1]"),
         (lambda m: any_row(K, N, biass=False), "no argument 'biass'; did you mean 'bias'"),
         (lambda m: any_mlp(K, M, "relu", inner_layernorm=True), "inner_layernorm is not supported"),
-        (lambda m: Linear(K, N)(held(drawn(3, K), m), lora_runtime_params=1), "LoRA weights at"),
+        (lambda m: Linear(K, N)(held(drawn(3, K), m), lora_runtime_params=1), "merge the adapters"),
     ],
 )  # fmt: skip
 def test_messages(call: Any, message: str) -> None:
@@ -221,9 +221,9 @@ def test_messages(call: Any, message: str) -> None:
         call(mapping)
         return x
 
-    with new_session(), pytest.raises(Error, match=message) as caught:
+    with new_session(), pytest.raises(Error) as caught:
         module_of(build, {"x": drawn(3, K)}, 4)
-    assert "test_linear_layers.py" in str(caught.value)
+    assert message in caught.value.message and "test_linear_layers.py" in str(caught.value)
 
 
 ACTIVATIONS: dict[str, Any] = {
@@ -240,12 +240,6 @@ def halves(name: str, y: Any) -> Any:
         return even * torch.sigmoid(1.702 * even) * (odd + 1)
     first, second = y.chunk(2, -1)
     return first * ACTIVATIONS[{"swiglu": "silu", "geglu": "gelu"}[name]](second)
-
-
-def set_columns(layer: Any, weight: Array, bias: Array | None, mapping: Mapping) -> None:
-    layer.weight.value = shard(weight, 0, mapping)
-    if bias is not None:
-        layer.bias.value = shard(bias, 0, mapping)
 
 
 def per_rank(parts: list[Array], mapping: Mapping) -> Array:
@@ -288,31 +282,33 @@ def test_mlp(tp: int, act: str) -> None:
 
 @pytest.mark.parametrize("act", ["silu", "gelu"])
 @pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize("kind", ["gated", "fused in 0.7", "fused in 0.16"])
+@pytest.mark.parametrize(
+    ("cls", "version"), [(GatedMLP, "0.16"), (FusedGatedMLP, "0.7"), (FusedGatedMLP, "0.16")]
+)
 @pytest.mark.parametrize("tp", WORLDS)
-def test_gated_mlp(tp: int, kind: str, bias: bool, act: str) -> None:
+def test_gated_mlp(tp: int, cls: Any, version: str, bias: bool, act: str) -> None:
     """fc is the activated branch; the fused weight of a rank is its gate, then its fc."""
     x, fc, gate, down = drawn(2, 3, K), drawn(M, K), drawn(M, K) * 2 + 0.1, drawn(K, M)
-    added = [drawn(M), drawn(M) * 3, drawn(K)] if bias else [None, None, None]
+    biases = [drawn(M), drawn(M) * 3, drawn(K)]
 
     def build(mapping: Mapping, x: Any) -> Any:
-        group, size = mapping.tp_group, mapping.tp_size
-        cls: Any = GatedMLP if kind == "gated" else FusedGatedMLP
-        layer = cls(K, M, act, bias, "float32", group, size)
-        if kind == "fused in 0.16":
-            layer.fused_fc.weight.value = per_rank([gate, fc], mapping)
-            if bias:
-                layer.fused_fc.bias.value = per_rank([added[1], added[0]], mapping)  # type: ignore
+        layer = cls(K, M, act, bias, "float32", mapping.tp_group, mapping.tp_size)
+        if hasattr(layer, "fused_fc"):
+            rows = [(layer.fused_fc, [gate, fc], [biases[1], biases[0]])]
         else:
-            set_columns(layer.fc, fc, added[0], mapping)
-            set_columns(layer.gate, gate, added[1], mapping)
+            rows = [(layer.fc, [fc], biases[:1]), (layer.gate, [gate], biases[1:2])]
+        for part, weights, added in rows:
+            part.weight.value = per_rank(weights, mapping)
+            if bias:
+                part.bias.value = per_rank(added, mapping)
         layer.proj.weight.value = shard(down, 1, mapping)
         if bias:
-            layer.proj.bias.value = added[2]
+            layer.proj.bias.value = biases[2]
         return layer(x)
 
+    added = biases if bias else [None, None, None]
     branches = linear(x, fc, added[0]), linear(x, gate, added[1])
     inner = ACTIVATIONS[act](torch.from_numpy(branches[0])).numpy() * branches[1]
     want = linear(inner, down, added[2])
-    for (found,) in every_rank(build, {"x": x}, tp, "0.7" if kind == "fused in 0.7" else "0.16"):
+    for (found,) in every_rank(build, {"x": x}, tp, version):
         close(found, want)

@@ -160,41 +160,25 @@ def test_a_residual_and_a_norm_behind_the_experts(tp: int) -> None:
 @pytest.mark.parametrize(
     ("config", "more", "message"),
     [
-        (moe(num_experts=4, top_k=5), {}, "found top_k=5, num_experts=4"),
-        (moe(num_experts=4, top_k=0), {}, "found top_k=0, num_experts=4"),
-        (
-            moe(num_experts=4, top_k=2, normalization_mode=2),
-            {},
-            "SPARSE_MIXER is not supported; use NONE",
-        ),
-        (
-            moe(num_experts=3, top_k=2),
-            {"moe_ep_size": 2},
-            "3 experts cannot be distributed over 2 ranks",
-        ),
-        (
-            moe(num_experts=4, top_k=2),
-            {"quant_mode": QuantMode.FP8_QDQ},
-            "or by the options of the build",
-        ),
-        (
-            moe(num_experts=4, top_k=2),
-            {"hidden_act": "sillu"},
-            "no activation called 'sillu'; did you mean 'silu'",
-        ),
+        ({"top_k": 5}, {}, "found top_k=5, num_experts=4"),
+        ({"top_k": 0}, {}, "found top_k=0, num_experts=4"),
+        ({"normalization_mode": 2}, {}, "SPARSE_MIXER is not supported; use NONE"),
+        ({"num_experts": 3}, {"moe_ep_size": 2}, "3 experts cannot be distributed over 2 ranks"),
+        ({}, {"quant_mode": QuantMode.FP8_QDQ}, "or by the options of the build"),
+        ({}, {"hidden_act": "sillu"}, "no activation called 'sillu'; did you mean 'silu'"),
     ],
 )
-def test_messages(config: MoeConfig, more: dict[str, Any], message: str) -> None:
+def test_messages(config: dict[str, Any], more: dict[str, Any], message: str) -> None:
     arguments: dict[str, Any] = {"hidden_act": "silu"} | more
-    sizes: dict[str, Any] = {"moe_ep_size": arguments.pop("moe_ep_size", 1)}
+    world: dict[str, Any] = {"moe_ep_size": arguments.pop("moe_ep_size", 1)}
 
     def build(mapping: Mapping, x: Any) -> Any:
         group, size = mapping.tp_group, mapping.tp_size
-        sizes: Any = {"moe_config": config, "hidden_size": H, "ffn_hidden_size": M}
+        sizes: Any = {"moe_config": moe(**config), "hidden_size": H, "ffn_hidden_size": M}
         return MOE(**sizes, **arguments, mapping=mapping, tp_group=group, tp_size=size)(x)
 
     with new_session(), pytest.raises(Error, match=message) as caught:
-        module_of(build, {"x": np.zeros((3, H), "float32")}, 2, **sizes)
+        module_of(build, {"x": np.zeros((3, H), "float32")}, 2, **world)
     assert "test_moe.py" in str(caught.value)
 
 

@@ -119,5 +119,6 @@ def test_positional_arguments_of_rms_norm_depend_on_the_release() -> None:
     ],
 )
 def test_arguments_that_no_layer_has(make: Callable[[], Any], message: str) -> None:
-    with pytest.raises(Error, match=message):
+    with pytest.raises(Error) as caught:
         make()
+    assert message in caught.value.message
