@@ -149,6 +149,7 @@ def self_attention(
             "padding is on the right, where no token attends to it"
         )
         mask = None
+    unify_rows(q, past, filled, prompt)
     before = 0 if past is None else filled if plugin else past.shape[3]
     queries = query_positions(q.shape[1], cast("Any", before))
     if settings.rotation is not None:
@@ -176,6 +177,13 @@ def self_attention(
         if past.value.owner is current_network().function:
             present.reuses = past.value.name or ""
     return context if packed is None else packed.unpad(context), present
+
+
+def unify_rows(x: Tensor, *others: Tensor | None) -> None:
+    """Take the first sizes of tensors for one: inputs may call the rows by different names."""
+    for other in others:
+        if other is not None:
+            current_network().unify(x.shape[0], other.shape[0], named=True)
 
 
 def window_of(sizes: Any, layer: int) -> int | Tensor:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 from ....errors import Error
-from ....ir.core import Op, Value
 from ....ops.table_rows import own_rows
 from ....source import here
 from ... import functional as F
@@ -15,7 +14,6 @@ from ...tensor import Tensor as Inner
 from ..arithmetic import data
 from ..context import current_network
 from ..errors import ArgumentError
-from ..network import NetworkBuilder
 from ..tensor import Tensor, wrap
 from .collectives import allgather, allreduce
 
@@ -68,8 +66,8 @@ def _rows(ids: Inner, own: Inner, table: Inner, scale: Inner | None) -> Inner:
     # Some engines have no zeros of i8: codes are looked up in range, and their products masked.
     rows: Any = table.shape[0]
     first, last = (F.full(n, dtype=own.dtype) for n in (0, rows - 1))
-    known = F.and_(F.ge(own, first), F.le(own, last))
-    codes = F.embedding(F.where(known, own, first), table, inside=True)
+    is_row = F.and_(F.ge(own, first), F.le(own, last))
+    codes = F.embedding(F.where(is_row, own, first), table, inside=True)
     factors = scale.reshape(-1, 1)
     count = factors.shape[0]
     if isinstance(rows, int) and isinstance(count, int) and count < rows:
@@ -78,9 +76,8 @@ def _rows(ids: Inner, own: Inner, table: Inner, scale: Inner | None) -> Inner:
             f"ranks' rows, found {scale.type}",
             loc=here(),
         )
-    numbers = own if count == rows else ids
-    found = codes.cast(scale.dtype) * F.embedding(numbers, factors)
-    return F.where(known.unsqueeze(-1), found, F.full(0.0, dtype=scale.dtype))
+    scaled = codes.cast(scale.dtype) * F.embedding(own if count == rows else ids, factors)
+    return F.where(is_row.unsqueeze(-1), scaled, F.full(0.0, dtype=scale.dtype))
 
 
 def _own_rows(
@@ -101,21 +98,8 @@ def _own_rows(
             loc=here(),
         )
     network = current_network()
-    to = _Appender(network.builder)
+    to: Any = SimpleNamespace(add=network.builder.value, constant=network.builder.number)
     rows = part * size if vocab_size is None else vocab_size
     begin = tp_rank * part  # differs by rank, which `merge` makes an operation
     own = own_rows(to, ids.value, (rows, part), size, lambda kind: to.constant(begin, kind))
     return Inner(own, network.tracer)
-
-
-@dataclass(frozen=True)
-class _Appender:
-    """What `own_rows` appends to the network in progress."""
-
-    builder: NetworkBuilder
-
-    def add(self, op: Op) -> Value:
-        return self.builder.value(op)
-
-    def constant(self, value: float, dtype: str) -> Value:
-        return self.builder.number(value, dtype)

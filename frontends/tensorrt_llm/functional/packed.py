@@ -31,17 +31,6 @@ class PackedRows:
     first: Tensor
     is_flat: bool
 
-    @classmethod
-    def of(cls, x: Tensor, counts: Tensor) -> PackedRows:
-        """The rows of x [T, features] or [1, T, features], `counts` i32 [B] tokens of each."""
-        tokens = x.shape[-2]
-        ends = F.cumsum(counts.cast("i32"))
-        first = ends - counts.cast("i32")
-        token = F.iota(tokens)
-        behind = F.ge(token.unsqueeze(1), ends.unsqueeze(0)).cast("i32")
-        row = F.minimum(F.reduce_sum(behind, dims=(1,)), size_tensor(counts.shape[0]) - 1)
-        return cls(row, token - F.gather(first, row), first, x.ndim == 2)
-
     def pad(self, x: Tensor) -> Tensor:
         """[B, T, features] of packed tokens."""
         tokens = x.shape[-2]
@@ -85,4 +74,8 @@ def packed_rows(
     counts = context_lengths.cast("i32")
     if later is not None:
         counts = F.where(F.gt(later, 0), F.full(1, dtype="i32"), counts)
-    return PackedRows.of(x, counts)
+    ends, token = F.cumsum(counts), F.iota(x.shape[-2])
+    first = ends - counts
+    behind = F.ge(token.unsqueeze(1), ends.unsqueeze(0)).cast("i32")
+    row = F.minimum(F.reduce_sum(behind, dims=(1,)), size_tensor(counts.shape[0]) - 1)
+    return PackedRows(row, token - F.gather(first, row), first, x.ndim == 2)

@@ -1,32 +1,27 @@
 """Layers by the names of TensorRT-LLM."""
 
-from .attention import Attention as Attention
-from .attention import BertAttention as BertAttention
-from .attention_params import AttentionMaskParams as AttentionMaskParams
-from .attention_params import AttentionParams as AttentionParams
-from .attention_params import BlockSparseAttnParams as BlockSparseAttnParams
-from .attention_params import KeyValueCacheParams as KeyValueCacheParams
-from .attention_params import LoraConfig as LoraConfig
-from .attention_params import LoraParams as LoraParams
-from .attention_params import MropeParams as MropeParams
-from .attention_params import SpecDecodingParams as SpecDecodingParams
-from .conv import AvgPool2d as AvgPool2d
-from .conv import Cast as Cast
-from .conv import Conv1d as Conv1d
-from .conv import Conv2d as Conv2d
-from .conv import ConvTranspose2d as ConvTranspose2d
-from .conv import Mish as Mish
-from .embedding import Embedding as Embedding
-from .embedding import PromptTuningEmbedding as PromptTuningEmbedding
-from .linear import ColumnLinear as ColumnLinear
-from .linear import Linear as Linear
-from .linear import RowLinear as RowLinear
-from .mlp import MLP as MLP
-from .mlp import FusedGatedMLP as FusedGatedMLP
-from .mlp import GatedMLP as GatedMLP
-from .moe import MOE as MOE
-from .moe import MixtureOfExperts as MixtureOfExperts
-from .moe import MoeConfig as MoeConfig
-from .norms import GroupNorm as GroupNorm
-from .norms import LayerNorm as LayerNorm
-from .norms import RmsNorm as RmsNorm
+from .attention import Attention, BertAttention
+from .attention_params import (
+    AttentionMaskParams,
+    AttentionParams,
+    BlockSparseAttnParams,
+    KeyValueCacheParams,
+    LoraConfig,
+    LoraParams,
+    MropeParams,
+    SpecDecodingParams,
+)
+from .conv import AvgPool2d, Cast, Conv1d, Conv2d, ConvTranspose2d, Mish
+from .embedding import Embedding, PromptTuningEmbedding
+from .linear import ColumnLinear, Linear, RowLinear
+from .mlp import MLP, FusedGatedMLP, GatedMLP
+from .moe import MOE, MixtureOfExperts, MoeConfig
+from .norms import GroupNorm, LayerNorm, RmsNorm
+
+__all__ = [
+    "MLP", "MOE", "Attention", "AttentionMaskParams", "AttentionParams", "AvgPool2d",
+    "BertAttention", "BlockSparseAttnParams", "Cast", "ColumnLinear", "Conv1d", "Conv2d",
+    "ConvTranspose2d", "Embedding", "FusedGatedMLP", "GatedMLP", "GroupNorm", "KeyValueCacheParams",
+    "LayerNorm", "Linear", "LoraConfig", "LoraParams", "Mish", "MixtureOfExperts", "MoeConfig",
+    "MropeParams", "PromptTuningEmbedding", "RmsNorm", "RowLinear", "SpecDecodingParams",
+]  # fmt: skip

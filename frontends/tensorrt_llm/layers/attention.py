@@ -26,6 +26,7 @@ from ..functional.attention import (
     filled_keys,
     relative_rule,
     self_attention,
+    unify_rows,
     window_of,
 )
 from ..functional.packed import packed_rows
@@ -302,9 +303,7 @@ class Attention(AttentionBase):
         if encoder_output is None:
             raise Error("cross attention needs encoder_output, found None", loc=here())
         _, k, v = self._projected(encoder_output)
-        for other in (k, v, lengths, mask):  # inputs may call the rows by different names
-            if other is not None:
-                current_network().unify(q.shape[0], other.shape[0], named=True)
+        unify_rows(q, k, v, lengths, mask)
         settings = self._settings(AttentionMaskType.padding)
         cache, k, v = grow(self.heads, None, k, v, settings.codes)
         return attend_with(settings, q, k, v, lengths=lengths, mask=mask), cache

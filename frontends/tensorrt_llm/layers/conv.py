@@ -19,6 +19,7 @@ class Conv2d(Module):
     """x [B, C, H, W] convolved with weight [O, C/groups, height, width]."""
 
     convolve: ClassVar[Any] = staticmethod(conv2d)
+    options: ClassVar[tuple[str, ...]] = "stride", "padding", "dilation", "groups"
 
     in_channels: int
     out_channels: int
@@ -32,38 +33,28 @@ class Conv2d(Module):
     dtype: Any = None
 
     def __post_init__(self) -> None:
-        groups, channels = self.groups, (self.out_channels, self.in_channels)
+        groups, channels = self.groups, (self.in_channels, self.out_channels)
         if groups < 1 or any(each % groups for each in channels):
             raise Error(
-                f"expected groups that divide {channels[1]} and {channels[0]} channels, found "
+                f"expected groups that divide {channels[0]} and {channels[1]} channels, found "
                 f"{groups}",
                 loc=here(),
             )
         if self.padding_mode != "zeros":
             raise Error(f"expected padding_mode 'zeros', found {self.padding_mode!r}", loc=here())
-        first, second = self.weight_channels()
-        shape = first, second // groups, *self.kernel_shape()
-        has_bias = vars(self).pop("bias")
-        self.weight = Parameter(shape=shape, dtype=self.dtype)
-        own = (self.out_channels,)
+        has_bias, own = vars(self).pop("bias"), (self.out_channels,)
+        self.weight = Parameter(shape=self.weight_shape(), dtype=self.dtype)
         self.bias = Parameter(shape=own, dtype=self.dtype) if has_bias else None
 
-    def weight_channels(self) -> tuple[int, int]:
-        """The channels of the first two dimensions of the weight."""
-        return self.out_channels, self.in_channels
-
-    def kernel_shape(self) -> tuple[int, ...]:
-        """The last dimensions of the weight."""
-        return tuple(per_dimension(self.kernel_size, 2))
-
-    def weights(self) -> tuple[Any, Any]:
-        """The tensors of the weight and the bias."""
-        return self.weight.value, None if self.bias is None else self.bias.value
+    def weight_shape(self) -> tuple[int, ...]:
+        """The shape of the weight."""
+        inputs = self.in_channels // self.groups
+        return self.out_channels, inputs, *per_dimension(self.kernel_size, 2)
 
     def forward(self, input: Any) -> Any:
         """[B, O, ...]."""
-        names = "stride", "padding", "dilation", "groups"
-        return self.convolve(input, *self.weights(), **{n: getattr(self, n) for n in names})
+        options = {name: getattr(self, name) for name in self.options}
+        return self.convolve(input, self.weight, self.bias, **options)
 
 
 @api("layers.conv.Conv1d", inner=True)
@@ -73,8 +64,9 @@ class Conv1d(Conv2d):
 
     convolve: ClassVar[Any] = staticmethod(conv1d)
 
-    def kernel_shape(self) -> tuple[int, ...]:
-        return *per_dimension(self.kernel_size, 1), 1
+    def weight_shape(self) -> tuple[int, ...]:
+        inputs = self.in_channels // self.groups
+        return self.out_channels, inputs, *per_dimension(self.kernel_size, 1), 1
 
 
 @api("layers.conv.ConvTranspose2d", inner=True)
@@ -85,16 +77,14 @@ class ConvTranspose2d(Conv2d):
     As in TensorRT-LLM `output_padding` and `dilation` have no effect.
     """
 
+    convolve: ClassVar[Any] = staticmethod(conv_transpose2d)
+    options: ClassVar[tuple[str, ...]] = "stride", "padding", "groups"
+
     output_padding: Sizes = 0
 
-    def weight_channels(self) -> tuple[int, int]:
-        return self.in_channels, self.out_channels
-
-    def forward(self, input: Any) -> Any:
-        """[B, O, ...]."""
-        weight, bias = self.weights()
-        moves: Any = {"stride": self.stride, "padding": self.padding, "groups": self.groups}
-        return conv_transpose2d(input=input, weight=weight, bias=bias, **moves)
+    def weight_shape(self) -> tuple[int, ...]:
+        outputs = self.out_channels // self.groups
+        return self.in_channels, outputs, *per_dimension(self.kernel_size, 2)
 
 
 @api("layers.pooling.AvgPool2d", inner=True)

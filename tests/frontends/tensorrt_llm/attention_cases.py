@@ -204,7 +204,7 @@ SIZES: dict[str, tuple[tuple[Any, ...], ...]] = {
     "attention_mask": ((BATCH, KEYS), (BATCH, QUERIES, KEYS)),
     "context_lengths": ((BATCH,),),
     "host_past_key_value_lengths": ((BATCH,),),
-    "past_key_value_0": ((BATCH, None, None, HELD, None),),
+    "past_key_value_0": ((("rows", BATCH[1]), None, None, HELD, None),),
 }
 
 
