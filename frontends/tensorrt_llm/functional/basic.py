@@ -233,17 +233,12 @@ def matmul(input: Operand, mat2: Operand, transa: bool = False, transb: bool = F
     the result does not have.
     """
     x, y = matched(input, mat2)
-    x, y = _turned(x) if transa else x, _turned(y) if transb else y
+    x = transpose(x, -2, -1) if transa and x.rank() > 1 else x
+    y = transpose(y, -2, -1) if transb and y.rank() > 1 else y
     network = current_network()
     network.unify(x.entry.shape[-1], y.entry.shape[-2 if y.rank() > 1 else -1])
     network.agree(x, y, but=(-1, -2))
     return node("MatMul", x, y)
-
-
-def _turned(x: Tensor) -> Tensor:
-    """A tensor with its last two dimensions exchanged; a vector as it is."""
-    *outer, rows, columns = range(x.rank()) if x.rank() > 1 else (0, 0)
-    return node("Transpose", x, perm=[*outer, columns, rows]) if x.rank() > 1 else x
 
 
 def einsum(einsum_eq: str, inputs: Sequence[Operand]) -> Tensor:

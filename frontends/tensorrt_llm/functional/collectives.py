@@ -11,7 +11,7 @@ from ....errors import Error
 from ....source import here
 from ... import functional as F
 from ...tensor import Tensor as Inner
-from ..arithmetic import data
+from ..arithmetic import data, wrapped
 from ..context import current_network, current_session
 from ..dtypes import dim_resolve_negative
 from ..errors import ArgumentError
@@ -114,14 +114,19 @@ def allreduce(
             "the result by the options of the build",
             loc=here(),
         )
-    total = x if over.size == 1 else F.all_reduce(x, over.axis, group_size=over.size)
-    total = total if bias is None else total + data(bias)
-    if op is AllReduceFusionOp.NONE:
-        return wrap(total)
-    if params.residual is None:
+    fused = op is AllReduceFusionOp.RESIDUAL_RMS_NORM
+    if fused and params.residual is None:
         raise ArgumentError("allreduce: RESIDUAL_RMS_NORM needs a residual", loc=here())
+    in_one = fused and bias is None and over.size > 1
+    total = x if over.size == 1 or in_one else F.all_reduce(x, over.axis, group_size=over.size)
+    total = total if bias is None else total + data(bias)
+    if not fused:
+        return wrap(total)
     residual, weight = data(params.residual), params.norm_weight
     scale = F.full(1.0, shape=(x.shape[-1],), dtype=x.dtype) if weight is None else data(weight)
+    if in_one:
+        operands = x, residual, scale
+        return wrapped(F.all_reduce_rms_norm(*operands, over.axis, eps=eps, group_size=over.size))
     total = total + residual
     return wrap(F.rms_norm(total, scale, eps=eps)), wrap(total)
 
