@@ -124,6 +124,27 @@ CASES: dict[str, tuple[str, Callable[[Array], Packed]]] = {
 }
 
 
+Pack = Callable[[str, Array], Arrays]
+
+
+def packing(packer: Callable[[Array], Packed], linear: tuple[str, ...] = LINEAR) -> Pack:
+    """What stands in the files in place of a weight."""
+
+    def pack(key: str, array: Array) -> Arrays:
+        ends = packer(array).tensors if key.endswith(linear) else {"weight": array}
+        return {key.removesuffix("weight") + end: x for end, x in ends.items()}
+
+    return pack
+
+
+def written(
+    folder: Path, pack: Pack | None = None, config: Any = CONFIG, tp: int = 2, **section: Any
+) -> Path:
+    """A folder of ranks with a `quantization` in its config.json."""
+    more: dict[str, Any] = {"quantization": {"group_size": GROUP, **section}}
+    return write_folder(folder, config, tensors_of(config), Conversion(tp=tp), pack, **more)
+
+
 @dataclass
 class Folders:
     """A quantized folder, and one with the weights that it means."""
@@ -136,24 +157,18 @@ def folders(path: Path, name: str, how: Conversion, fold: bool = False) -> Folde
     """Both folders of a case; with `fold` the factors are in the weights of the second."""
     algorithm, packer = CASES[name]
     linear = (*LINEAR, "lm_head.weight") if "head" in name else LINEAR
-    found = Folders(path / "quantized", path / "floats")
+    both = Folders(path / "quantized", path / "floats")
 
-    def packed_as(key: str, array: Array) -> Packed:
-        return packer(array) if key.endswith(linear) else Packed({"weight": array}, array)
-
-    def pack(key: str, array: Array) -> Arrays:
-        ends = packed_as(key, array).tensors
-        return {key.removesuffix("weight") + end: x for end, x in ends.items()}
-
-    def unpack(key: str, array: Array) -> Arrays:
-        found = packed_as(key, array)
-        return {key: found.weight * (found.factors if fold and found.factors is not None else 1)}
+    def unpacked(array: Array) -> Packed:
+        packed = packer(array)
+        factors = packed.factors if fold and packed.factors is not None else 1
+        return Packed({"weight": packed.weight * factors}, packed.weight)
 
     tensors = tensors_of(CONFIG)
     more = {"quantization": {"quant_algo": algorithm, "group_size": GROUP}}
-    write_folder(found.quantized, CONFIG, tensors, how, pack, **more)
-    write_folder(found.floats, CONFIG, tensors, how, unpack)
-    return found
+    write_folder(both.quantized, CONFIG, tensors, how, packing(packer, linear), **more)
+    write_folder(both.floats, CONFIG, tensors, how, packing(unpacked, linear))
+    return both
 
 
 def dequantized(module: Module, name: str) -> Array:
@@ -248,14 +263,7 @@ REFUSED = {
 def test_refused(name: str, tmp_path: Path) -> None:
     algorithm, packer, message = REFUSED[name]
 
-    def pack(key: str, array: Array) -> Arrays:
-        ends = packer(array).tensors if key.endswith(LINEAR) else {"weight": array}
-        return {key.removesuffix("weight") + end: x for end, x in ends.items()}
-
-    more: dict[str, Any] = {"quantization": {"quant_algo": algorithm, "group_size": GROUP}}
-    folder = write_folder(
-        tmp_path / "m", CONFIG, tensors_of(CONFIG), Conversion(tp=2), pack, **more
-    )
+    folder = written(tmp_path / "m", packing(packer), quant_algo=algorithm)
     with pytest.raises(irc.Error, match=message):
         checkpoint.load(folder)
 
@@ -273,28 +281,22 @@ def test_excluded_layers_and_caches(tmp_path: Path) -> None:
         own = float8(array).tensors if key.endswith(LINEAR) else own
         return {name + end: x for end, x in own.items()}
 
-    more: dict[str, Any] = {"quantization": {"quant_algo": "FP8", "kv_cache_quant_algo": "FP8"}}
-    tensors = tensors_of(CONFIG)
-    folder = write_folder(tmp_path / "m", CONFIG, tensors, Conversion(tp=2), pack, **more)
+    folder = written(tmp_path / "m", pack, quant_algo="FP8", kv_cache_quant_algo="FP8")
     with pytest.warns(UserWarning, match="kv_cache_quant_algo=FP8; the caches stay"):
         module = checkpoint.load(folder)
     key = "model.layers.1.self_attn.o_proj.weight"
-    np.testing.assert_array_equal(Reader(module).read(module.weights[key]), tensors[key])
+    np.testing.assert_array_equal(Reader(module).read(module.weights[key]), tensors_of(CONFIG)[key])
 
 
 def test_inputs_are_clamped(tmp_path: Path) -> None:
     """As in Meta's recipe, whose first and last layers and attention are floats in the folder."""
 
-    def pack(key: str, array: Array) -> Arrays:
-        ends = float8_rows(array).tensors if key.endswith(".proj.weight") else {"weight": array}
-        return {key.removesuffix("weight") + end: x for end, x in ends.items()}
+    pack = packing(float8_rows, (".proj.weight",))
+    section = {"quant_algo": "FP8_PER_CHANNEL_PER_TOKEN", "use_meta_recipe": True}
 
     def loaded(*clamp: float) -> Module:
-        quantization = {"quant_algo": "FP8_PER_CHANNEL_PER_TOKEN", "use_meta_recipe": True}
-        more: dict[str, Any] = {"quantization": quantization | {"clamp_val": clamp or None}}
-        return checkpoint.load(write_folder(tmp_path, CONFIG, tensors, Conversion(), pack, **more))
+        return checkpoint.load(written(tmp_path, pack, tp=1, clamp_val=clamp or None, **section))
 
-    tensors = tensors_of(CONFIG)
     inputs = [op.operands[0] for op in loaded(-0.5, 0.75).ops() if op.opname == "quantize"]
     clips = [x.producer for x in inputs if x.producer and x.producer.opname == "clip"]
     assert len(inputs) == len(clips) == CONFIG["num_hidden_layers"]
@@ -311,27 +313,22 @@ def test_factors_of_several_layers(equal: bool, tmp_path: Path) -> None:
     """Factors that all ranks have are not those, of as many bytes, that ranks split."""
     config = CONFIG | {"intermediate_size": 2 * CONFIG["hidden_size"]}
 
-    def pack(key: str, array: Array) -> Arrays:
-        own = int4_groups(array).tensors if key.endswith(LINEAR) else {"weight": array}
-        if equal and "prequant_scaling_factor" in own:
-            own["prequant_scaling_factor"] = np.ones_like(own["prequant_scaling_factor"])
-        return {key.removesuffix("weight") + end: x for end, x in own.items()}
+    def packer(array: Array) -> Packed:
+        packed = int4_groups(array)
+        if equal:
+            packed.tensors["prequant_scaling_factor"][:] = 1
+        return packed
 
-    more: dict[str, Any] = {"quantization": {"quant_algo": "W4A16_AWQ", "group_size": GROUP}}
-    tensors = tensors_of(config)
-    module = checkpoint.load(
-        write_folder(tmp_path / "m", config, tensors, Conversion(tp=2), pack, **more)
-    )
+    folder = written(tmp_path / "m", packing(packer), config, quant_algo="W4A16_AWQ")
+    module = checkpoint.load(folder)
     for key, weight in module.weights.items():
         if key.endswith(".factors"):
             assert weight.type.shape == (64 if "down_proj" in key else 32,), key
 
 
 def test_float_weights_to_quantize(tmp_path: Path) -> None:
-    more: dict[str, Any] = {"quantization": {"quant_algo": "W4A16"}}
-    folder = write_folder(tmp_path / "m", CONFIG, tensors_of(CONFIG), Conversion(tp=2), **more)
+    folder = written(tmp_path / "m", quant_algo="W4A16")
     assert checkpoint.scheme_of_floats(folder) == "w4a16"
     with pytest.warns(UserWarning, match="are floats; give --quantize w4a16"):
         checkpoint.load(folder)
-    more = {"quantization": {"quant_algo": "NO_QUANT"}}
-    checkpoint.load(write_folder(folder, CONFIG, tensors_of(CONFIG), Conversion(tp=2), **more))
+    checkpoint.load(written(folder, quant_algo="NO_QUANT"))

@@ -19,25 +19,13 @@ from irc.frontends.tensorrt_llm.mapping import Mapping
 from irc.frontends.tensorrt_llm.models import llama
 from tests.fresh import session_seed
 from tests.frontends.checkpoints.rank_folders import Conversion, write_folder
+from tests.frontends.checkpoints.test_rank_folders import LLAMA as LLAMA
+from tests.frontends.checkpoints.test_rank_folders import MIXTRAL as MIXTRAL
 
 from .traced import trace
 
 Array = np.ndarray[Any, Any]
 VOCAB, ROWS, CAPACITY = 53, 2, 24
-LLAMA: dict[str, Any] = {
-    "model_type": "llama",
-    "vocab_size": VOCAB,
-    "hidden_size": 24,
-    "intermediate_size": 40,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 64,
-    "rms_norm_eps": 3e-6,
-    "rope_parameters": {"rope_type": "default", "rope_theta": 20000.0},
-    "tie_word_embeddings": False,
-}
-MIXTRAL = LLAMA | {"model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 2}
 
 
 @dataclass

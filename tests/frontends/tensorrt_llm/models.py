@@ -27,25 +27,32 @@ def drawn(rng: np.random.Generator, shapes: dict[str, tuple[int, ...]]) -> Weigh
     return found
 
 
+def layer_shapes(layers: int, modules: dict[str, tuple[int, ...]], biases: bool) -> Any:
+    """The shapes of the weights, and of biases, of every layer."""
+    shapes = {f"layers.{i}.{name}": size for i in range(layers) for name, size in modules.items()}
+    ends = [("weight", slice(None))] + [("bias", slice(1))] * biases
+    return {f"{name}.{end}": size[part] for name, size in shapes.items() for end, part in ends}
+
+
 def gpt_shapes(joined: bool, layers: int = 2, width: int = 64, vocab: int = 96) -> dict[str, Any]:
     """The shapes of a GPT; `joined`: query, key and value are one weight."""
-    shapes: dict[str, tuple[int, ...]] = {
+    parts = {"qkv": 3 * width} if joined else dict.fromkeys(("query", "key", "value"), width)
+    modules: dict[str, tuple[int, ...]] = {
+        **{f"attention.{part}": (rows, width) for part, rows in parts.items()},
+        "attention.dense": (width, width),
+        "mlp.fc": (4 * width, width),
+        "mlp.proj": (width, 4 * width),
+        "input_layernorm": (width,),
+        "post_layernorm": (width,),
+    }
+    return {
         "vocab_embedding.weight": (vocab, width),
         "position_embedding.weight": (64, width),
         "ln_f.weight": (width,),
         "ln_f.bias": (width,),
+        **layer_shapes(layers, modules, biases=True),
+        "lm_head.weight": (vocab, width),
     }
-    for i in range(layers):
-        scope = f"layers.{i}."
-        parts = {"qkv": 3 * width} if joined else dict.fromkeys(("query", "key", "value"), width)
-        sizes = {f"attention.{part}": (rows, width) for part, rows in parts.items()}
-        sizes |= {"attention.dense": (width, width), "mlp.fc": (4 * width, width)}
-        sizes |= {"mlp.proj": (width, 4 * width)}
-        for name, shape in sizes.items():
-            shapes |= {f"{scope}{name}.weight": shape, f"{scope}{name}.bias": shape[:1]}
-        for norm in ("input_layernorm", "post_layernorm"):
-            shapes |= {f"{scope}{norm}.weight": (width,), f"{scope}{norm}.bias": (width,)}
-    return {**shapes, "lm_head.weight": (vocab, width)}
 
 
 def attention(qkv: Any, heads: int, causal: bool, mask: Any = None) -> Any:
@@ -145,21 +152,16 @@ def padding(lengths: Array, size: int) -> Any:
 
 def encoder_shapes(layers: int = 2, width: int = 32, inner: int = 80) -> dict[str, Any]:
     """The shapes of the encoder of 0.8 and later."""
-    shapes: dict[str, tuple[int, ...]] = {
-        "embedding.weight": (120, width),
-        "positions.weight": (64, width),
+    modules: dict[str, tuple[int, ...]] = {
+        "norm1": (width,),
+        "norm2": (width,),
+        "attention.qkv": (3 * width, width),
+        "attention.dense": (width, width),
+        "mlp.fused_fc": (2 * inner, width),
+        "mlp.proj": (width, inner),
     }
-    for i in range(layers):
-        scope = f"layers.{i}."
-        shapes |= {
-            f"{scope}norm1.weight": (width,),
-            f"{scope}norm2.weight": (width,),
-            f"{scope}attention.qkv.weight": (3 * width, width),
-            f"{scope}attention.dense.weight": (width, width),
-            f"{scope}mlp.fused_fc.weight": (2 * inner, width),
-            f"{scope}mlp.proj.weight": (width, inner),
-        }
-    return shapes
+    tables = {"embedding.weight": (120, width), "positions.weight": (64, width)}
+    return tables | layer_shapes(layers, modules, biases=False)
 
 
 def encoder(weights: Weights, ids: Array, lengths: Array, layers: int = 2) -> Array:

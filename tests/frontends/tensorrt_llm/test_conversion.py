@@ -26,18 +26,8 @@ from irc.frontends.tensorrt_llm.models import weights
 from irc.frontends.tensorrt_llm.models.llama import LLaMAConfig, LLaMAForCausalLM, load_weights
 from irc.frontends.tensorrt_llm.quantization import QuantConfig
 
-from .llamas import Llama, made
+from .llamas import LLAMA, Llama, made
 
-LLAMA: dict[str, Any] = {
-    "model_type": "llama",
-    "vocab_size": 53,
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 64,
-}
 IDS = np.array([[3, 7, 11, 5, 2]], np.int32)
 
 
@@ -100,7 +90,7 @@ def test_a_converted_folder(
     np.testing.assert_allclose(found, wanted(llama.torch), atol=2e-4)
     with new_session("0.16"):  # what the folder says is what the script's classes read
         config = LLaMAConfig.from_checkpoint(out)
-        assert config.mapping.tp_size == tp and config.hidden_size == 32
+        assert config.mapping.tp_size == tp and config.hidden_size == 24
         again = LLaMAForCausalLM.from_checkpoint(out, rank=tp * pp - 1)
         assert again.config.mapping.rank == tp * pp - 1
 
@@ -132,7 +122,7 @@ def test_weight_only_codes(
         convert(llama.folder, out, tp, pp, quant_config=QuantConfig(quant_algo=algorithm))
     stored = load_file(out / "rank0.safetensors")
     codes = stored["transformer.layers.0.mlp.fc.weight"]
-    assert codes.dtype == np.int8 and codes.shape == (32, 64 // tp * bits // 8)
+    assert codes.dtype == np.int8 and codes.shape == (24, 40 // tp * bits // 8)
     found = logits_of(out, tmp_path / "out")
     np.testing.assert_allclose(found, wanted(dequantized(llama.torch, bits, tp)), atol=2e-4)
 
@@ -164,9 +154,9 @@ def test_arguments_of_0_9(llama: Llama, tmp_path: Path) -> None:
             override_fields={"use_parallel_embedding": True, "embedding_sharding_dim": 1},
             preloaded_model=llama.torch,
         )
-        assert model.transformer.vocab_embedding.weight.shape == (53, 16)
+        assert model.transformer.vocab_embedding.weight.shape == (53, 12)
         tensors = load_weights(hf_llama=llama.torch, tensorrt_llm_llama=model)
-        assert tensors["transformer.layers.0.mlp.fc.weight"].shape == (32, 32)
+        assert tensors["transformer.layers.0.mlp.fc.weight"].shape == (20, 24)
         LLaMAForCausalLM.quantize(
             llama.folder,
             tmp_path,
@@ -213,7 +203,7 @@ def test_a_folder_of_meta(llama: Llama, parts: int, tmp_path: Path) -> None:
     for key, value in llama.torch.state_dict().items():
         array = value
         if ".q_proj." in key or ".k_proj." in key:
-            array = value.view(-1, 2, 4, 32).transpose(1, 2).reshape(value.shape)
+            array = value.view(-1, 2, 3, 24).transpose(1, 2).reshape(value.shape)
         dim = int(any(name in key for name in ("o_proj", "down_proj", "embed_tokens")))
         if "norm" in key or array.shape[dim] % parts:
             pieces = (
@@ -225,8 +215,8 @@ def test_a_folder_of_meta(llama: Llama, parts: int, tmp_path: Path) -> None:
             file[meta_key(key)] = piece.clone()
     for index, file in enumerate(files):
         torch.save(file | {"rope.freqs": torch.ones(4)}, tmp_path / f"consolidated.{index:02d}.pth")
-    sizes = {"dim": 32, "n_layers": 3, "n_heads": 4, "n_kv_heads": 2, "vocab_size": 53}
-    sizes |= {"hidden_dim": 64, "norm_eps": 1e-6}
+    sizes = {"dim": 24, "n_layers": 3, "n_heads": 4, "n_kv_heads": 2, "vocab_size": 53}
+    sizes |= {"hidden_dim": 40, "norm_eps": 3e-6, "rope_theta": 20000.0}
     (tmp_path / "params.json").write_text(json.dumps(sizes))
     out = tmp_path / "ranks"
     out.mkdir()
@@ -244,6 +234,10 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "calibration": (
         {"quant_config": QuantConfig(kv_cache_quant_algo="INT8")},
         "INT8 needs a calibration",
+    ),
+    "scales of inputs": (
+        {"quant_config": QuantConfig(quant_algo="FP8")},
+        "needs a calibration.* --quantize fp8 --calibration PATH",
     ),
     "gptq": ({"quant_ckpt_path": "x"}, "compile the quantized folder"),
     "heads": ({"remove_duplicated_kv_heads": True}, "remove_duplicated_kv_heads"),

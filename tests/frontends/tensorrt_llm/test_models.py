@@ -34,11 +34,11 @@ from irc.frontends.tensorrt_llm.models.decoder import (
 from irc.frontends.tensorrt_llm.models.generation_mixin import GenerationMixin
 from irc.frontends.tensorrt_llm.module import Module
 from irc.frontends.tensorrt_llm.network import Network, net_guard
-from irc.frontends.tensorrt_llm.quantization import QuantConfig
 from irc.frontends.tensorrt_llm.tensor import Tensor
 from tests.fresh import fresh
 from tests.frontends.checkpoints.rank_folders import Conversion
 from tests.frontends.checkpoints.test_quantized_ranks import folders
+from tests.frontends.checkpoints.test_rank_folders import CASES as FOLDERS
 
 from .llamas import (
     CAPACITY,
@@ -59,20 +59,12 @@ from .worlds import every_rank
 pytestmark = pytest.mark.oracle
 SOURCES = {"A": of_keywords, "ranks": of_ranks, "Hugging Face": of_hugging_face}
 
-LINEAR = {"rope_type": "linear", "factor": 3.0, "rope_theta": 5e3}
-BIASES = LLAMA | {"attention_bias": True, "mlp_bias": True}
-CASES: dict[str, tuple[dict[str, Any], Conversion]] = {
-    "one rank": (LLAMA, Conversion()),
-    "fused": (BIASES, Conversion(tp=2, fused=True)),
-    "shared key heads": (LLAMA | {"rope_parameters": LINEAR}, Conversion(tp=4)),
-    "uneven stages": (BIASES, Conversion(tp=2, pp=2)),
-    "rows of the table": (LLAMA, Conversion(tp=4, table_dim=0)),
-    "columns of the table": (LLAMA, Conversion(tp=2, table_dim=1, pp=3)),
-    "qwen2": (LLAMA | {"model_type": "qwen2"}, Conversion(tp=2)),
-    "tied": (LLAMA | {"tie_word_embeddings": True}, Conversion(tp=2, table_dim=0)),
-    "experts": (MIXTRAL, Conversion(tp=2)),
-    "experts by rank": (MIXTRAL, Conversion(tp=2, moe_ep=2, pp=2)),
-}
+NAMES = (
+    "one rank", "fused", "shared key heads", "rope", "uneven stages", "rows of the table",
+    "columns of the table", "qwen2", "tied with head", "experts by width",
+)  # fmt: skip
+CASES = {name: FOLDERS[name] for name in NAMES}
+CASES["experts by rank"] = (MIXTRAL, Conversion(tp=2, moe_ep=2, pp=2))
 
 
 def drawn(count: int, stream: int = 0) -> np.ndarray[Any, Any]:
@@ -84,8 +76,8 @@ def close(found: Any, wanted: Any) -> None:
     np.testing.assert_allclose(found, wanted, rtol=1e-3, atol=1e-4 * np.abs(wanted).max())
 
 
-# str A has one switch for all biases of attention; experts of Hugging Face are irc's own.
-SKIPPED = {("A", "qwen2"), ("Hugging Face", "experts"), ("Hugging Face", "experts by rank")}
+# A has one switch for all biases of attention; experts of Hugging Face are irc's own.
+SKIPPED = {("A", "qwen2")} | {("Hugging Face", f"experts by {how}") for how in ("width", "rank")}
 
 
 @pytest.mark.parametrize(
@@ -118,24 +110,6 @@ def test_what_irc_compiles_from_the_folder_itself(keys: dict[str, Any], tmp_path
         steps_of(of_hugging_face(model, Conversion()), Conversion())
 
 
-NORMS = LLAMA | {"model_type": "qwen3", "head_dim": 6}
-# keys of transformers, keys of the folder of ranks, the message
-OTHERS: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
-    "unknown": (LLAMA, {"clip_qkv": 8.0}, "clip_qkv=8.0: expected None"),
-    "rotary": (LLAMA, {"rotary_embedding_dim": 4}, "is 4; expected 6, the size of a head"),
-    "window": (WINDOW, {"sliding_window": 4}, "sliding_window=4: expected None"),
-    "norms": (NORMS, {"qk_layernorm": True}, "qk_layernorm=True: expected False"),
-}
-
-
-@pytest.mark.parametrize("name", OTHERS)
-def test_folders_that_ask_for_more_than_a_llama(name: str, tmp_path: Path) -> None:
-    keys, changes, message = OTHERS[name]
-    source = of_ranks(made(tmp_path, keys), Conversion(), **changes)
-    with pytest.raises(irc.Error, match=message):
-        steps_of(source, Conversion())
-
-
 def test_codes_of_a_folder_are_no_floats(tmp_path: Path) -> None:
     model = made(tmp_path, LLAMA)
     path, key = tmp_path / "model.safetensors", "model.layers.1.mlp.down_proj.weight"
@@ -163,9 +137,7 @@ def test_quantized_folders_of_ranks(name: str, tp: int, tmp_path: Path) -> None:
 
 
 def test_quantized_layers_that_cannot_be_read(tmp_path: Path) -> None:
-    model, config = made(tmp_path / "model", LLAMA), QuantConfig(quant_algo="FP8")
-    with pytest.raises(irc.Error, match=r"needs a calibration.* --quantize fp8 --calibration PATH"):
-        steps_of(of_hugging_face(model, Conversion(), quant_config=config), Conversion())
+    model = made(tmp_path / "model", LLAMA)
     scales = {"quantization": {"quant_algo": "W4A16"}}
 
     def pack(key: str, array: np.ndarray[Any, Any]) -> Any:
@@ -289,21 +261,6 @@ def test_inputs_and_outputs_of_every_stage(version: Any, plugin: bool, tmp_path:
     assert ranges.items() <= dict(run.module.dims).items()
 
 
-def test_sizes_with_two_ranges(tmp_path: Path) -> None:
-    model = made(tmp_path, LLAMA)
-    build = of_hugging_face(model, Conversion())
-
-    def more(mapping: Mapping) -> Any:
-        Tensor("mine", "float32", [-1], OrderedDict([("batch_size_beam_width", [[1, 4, 8]])]))
-        return build(mapping)
-
-    message = (
-        "'batch_size_beam_width' has different ranges(?s:.*)mine.*1, 4, 8(?s:.*)input_ids.*1, 2, 2"
-    )
-    with pytest.raises(irc.Error, match=message):
-        steps_of(more, Conversion())
-
-
 def test_debug_outputs(tmp_path: Path) -> None:
     model, ids = made(tmp_path / "model", LLAMA), drawn(4).astype(np.int32)
     config = BuildConfig(max_batch_size=2, max_input_len=8, max_seq_len=8, enable_debug_output=True)
@@ -322,11 +279,6 @@ def test_debug_outputs(tmp_path: Path) -> None:
     }
     close(states[0] + layer["attn"] + layer["mlp"], states[1])
     assert layer["norm0"].shape == layer["norm1"].shape == states[0].shape
-
-
-def test_weights_are_those_of_a_folder_or_a_model() -> None:
-    with pytest.raises(irc.Error, match="a model of transformers or its config, found an object"):
-        llama.LLaMAForCausalLM.from_hugging_face(OrderedDict())
 
 
 def test_an_old_layer_needs_no_mapping() -> None:
@@ -362,6 +314,8 @@ SIZES: dict[str, Any] = {
 KEYS: dict[str, tuple[dict[str, Any], str]] = {
     "typo": ({"rotray_base": 1e6}, "has no key 'rotray_base'; did you mean 'rotary_base'"),
     "window": ({"sliding_window": 4}, "sliding_window=4: expected None"),
+    "limits": ({"clip_qkv": 8.0}, "clip_qkv=8.0: expected None"),
+    "norms": ({"qk_layernorm": True}, "qk_layernorm=True: expected False"),
     "part of a head": ({"rotary_pct": 0.5}, "rotary_pct=0.5"),
     "part of the features": ({"rotary_embedding_dim": 4}, "expected 8, the size of a head"),
     "softcap": ({"attn_logit_softcapping": 30.0}, "attn_logit_softcapping=30.0"),
@@ -474,27 +428,15 @@ class OwnTransformer(Module):
             self.ln_f = layers.RmsNorm(config.hidden_size, eps=config.norm_epsilon)
 
     def forward(
-        self,
-        input_ids: Any,
-        position_ids: Any = None,
-        use_cache: bool = False,
-        attention_mask: Any = None,
-        kv_cache_params: Any = None,
-        attention_params: Any = None,
-        hidden_states: Any = None,
-    ) -> Any:
+        self, input_ids: Any, position_ids: Any, kv_cache_params: Any, hidden_states: Any = None,
+        **inputs: Any,
+    ) -> Any:  # fmt: skip
         kv_cache_params.fill_none_tensor_list(len(self.layers))
         if self.mapping.is_first_pp_rank():
             x = self.vocab_embedding(input_ids)
         else:
             x = recv(hidden_states, self.mapping.prev_pp_rank())
-        x, presents = self.layers.forward(
-            x,
-            use_cache=use_cache,
-            attention_mask=attention_mask,
-            kv_cache_params=kv_cache_params,
-            attention_params=attention_params,
-        )
+        x, presents = self.layers.forward(x, kv_cache_params=kv_cache_params, **inputs)
         if self.mapping.is_last_pp_rank():
             return self.ln_f(x), tuple(presents)
         return send(x, self.mapping.next_pp_rank()), tuple(presents)
