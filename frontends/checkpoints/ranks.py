@@ -8,7 +8,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -121,7 +120,9 @@ class Whole:
         if any(part.shape != parts[0].shape for part in parts):
             shapes = " and ".join(dict.fromkeys(str(part.type) for part in parts))
             raise Error(f"{self.key} is {shapes} on ranks of one stage; expected equal shapes")
-        return self._cut(parts[0] if dim is None else _concatenated(parts, dim))
+        part = parts[0] if dim is None else _concatenated(parts, dim)
+        is_padded = self.most is not None and part.shape and part.shape[0] > self.most
+        return _rows(part, 0, self.most or 0) if is_padded else part
 
     @property
     def _dim(self) -> int | None:
@@ -158,12 +159,6 @@ class Whole:
         if size % total:
             raise Error(f"{key} is {part.type}; expected a multiple of {total} rows")
         return _rows(part, begin * size // total, end * size // total)
-
-    def _cut(self, part: Part) -> Part:
-        """The tensor without padding."""
-        if self.most is None or not part.shape or part.shape[0] <= self.most:
-            return part
-        return _rows(part, 0, self.most)
 
     def _check_equal(self) -> None:
         """An Error where ranks have different scales of something that all of them have."""
@@ -204,6 +199,13 @@ class RankFile(Checkpoint):
         return dict.fromkeys(self._header(self.name), self.name)
 
 
+class RankTensors(Tensors):
+    """The tensors of one rank; references name the file rank0, rank1, ..., or `alias`."""
+
+    def __init__(self, folder: Path, rank: int, alias: str = "") -> None:
+        super().__init__(RankFile(folder, rank), lambda _: alias or f"rank{rank}")
+
+
 class Ranks(Checkpoint):
     """The tensors of all ranks by their keys in transformers; those of no model keep their own."""
 
@@ -223,8 +225,7 @@ class Ranks(Checkpoint):
 
     def _find(self) -> dict[str, str]:
         self._check_files()
-        files = [RankFile(self.folder, rank) for rank in range(self.layout.ranks)]
-        tensors = [Tensors(file, partial(_name_of, rank)) for rank, file in enumerate(files)]
+        tensors = [RankTensors(self.folder, rank) for rank in range(self.layout.ranks)]
         tp, done = self.layout.tp, 0
         for stage in range(self.layout.pp):
             ranks = tensors[stage * tp : (stage + 1) * tp]
@@ -418,11 +419,6 @@ class WeightOnly(Method):
         key = f"{name}.weight"
         codes = tensors.view(key, tensors.info(key).dtype, shape)
         return Layer(codes, take_scales(tensors, f"{name}.weight_scale", shape))
-
-
-def _name_of(rank: int, key: str) -> str:
-    """The name in a module of the file that holds a tensor of a rank."""
-    return f"rank{rank}"
 
 
 def _layers(tensors: Tensors) -> list[int]:

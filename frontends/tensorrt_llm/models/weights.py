@@ -18,7 +18,7 @@ from ....weights import Cast, Ref, Transpose
 from ....weights.checkpoint import Reader
 from ...checkpoints import meta
 from ...checkpoints.mixed_gemm import is_interleaved
-from ...checkpoints.ranks import RankFile, RankShards
+from ...checkpoints.ranks import RankShards, RankTensors
 from ...checkpoints.tensorrt_llm import is_unread, layout_of
 from ...huggingface.config import checkpoint_dtype, model_of, read_config
 from ...huggingface.files import Checkpoint
@@ -36,6 +36,11 @@ from ..module import Parameter
 
 Array = np.ndarray[Any, Any]
 Source = Any  # a folder, a model of transformers, or its config
+# Keys of LLaMAConfig that irc's families have as well.
+_SAME = """
+    vocab_size hidden_size intermediate_size num_hidden_layers num_attention_heads head_size
+    hidden_act max_position_embeddings mlp_bias
+"""
 
 # -- parameters
 
@@ -85,17 +90,16 @@ def load_rank(
 
     `hook` gets the tensors of the file by name, as arrays of PyTorch, and returns those to load.
     """
-    file = RankFile(Path(folder), rank)
-    title = Path(folder) / file.name
-    alias = current_session().add_file(f"rank{rank}", title)
-    tensors = Tensors(file, lambda _: alias)
+    path = Path(folder) / f"rank{rank}.safetensors"
+    tensors = RankTensors(path.parent, rank, current_session().add_file(f"rank{rank}", path))
+    keys = list(tensors.checkpoint)
     if hook is not None:
-        model.load(hook({key: numpy_to_torch(tensors.read(key).copy()) for key in file}))
+        model.load(hook({key: numpy_to_torch(tensors.read(key).copy()) for key in keys}))
         return
     _bind(model, tensors)
-    unused = [key for key in file if key not in tensors.used and not is_unread(key)]
+    unused = [key for key in keys if key not in tensors.used and not is_unread(key)]
     if unused:
-        warnings.warn(f"the model does not use {', '.join(unused)} of {title}", stacklevel=3)
+        warnings.warn(f"the model does not use {', '.join(unused)} of {path}", stacklevel=3)
 
 
 def bind_llama(model: Any, source: Source) -> None:
@@ -178,24 +182,15 @@ def read_llama(source: Source, dtype: Any = "auto") -> dict[str, Any]:
         )
     rope: dict[str, Any] = config.get("rope_parameters") or {}
     stretched = rope if rope.get("rope_type", "default") != "default" else None
-    return {
+    return {name: getattr(sizes, name) for name in _SAME.split()} | {
         "architecture": (config.get("architectures") or ["LlamaForCausalLM"])[0],
         "dtype": infer_dtype(dtype, checkpoint_dtype(config)),
-        "vocab_size": sizes.vocab_size,
-        "hidden_size": sizes.hidden_size,
-        "intermediate_size": sizes.intermediate_size,
-        "num_hidden_layers": sizes.num_hidden_layers,
-        "num_attention_heads": sizes.num_attention_heads,
         "num_key_value_heads": sizes.kv_heads,
-        "head_size": sizes.head_size,
-        "hidden_act": sizes.hidden_act,
-        "max_position_embeddings": sizes.max_position_embeddings,
         "norm_epsilon": sizes.rms_norm_eps,
         "rotary_base": sizes.rope.theta,
         "rotary_scaling": config.get("rope_scaling") or stretched,
         "attn_bias": sizes.qkv_bias,
         "dense_bias": sizes.output_bias,
-        "mlp_bias": sizes.mlp_bias,
     }
 
 
