@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 from ...artifact.manifest import is_artifact
 from ...errors import Error, did_you_mean
 from ...ir.core import Module
-from ...json_files import read_object
 from ...source import here
 from .aliases import originals
 from .api import api
@@ -121,7 +120,7 @@ class Engine:
         buffer = EngineBuffer.read(path.read_bytes(), str(path))
         place = folder.absolute() / _FOLDER  # the folder may have been moved
         found = EngineBuffer(buffer.engine, rank, place if place.is_dir() else buffer.folder)
-        return cls(EngineConfig.from_dict(read_object(folder / "config.json")), found)
+        return cls(EngineConfig.from_json_file(folder / "config.json"), found)
 
     @classmethod
     def from_buffer(cls, engine_buffer: bytes, json_config_str: str = "{}") -> Engine:

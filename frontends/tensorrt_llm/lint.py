@@ -329,8 +329,11 @@ class _Scan(ast.NodeVisitor):
                     class_path = self._class_of(value)
                 case ast.AnnAssign(target=target, annotation=annotation):
                     class_path = self._class_at(self._path(annotation))
-                case ast.arg(arg=name, annotation=ast.expr() as annotation):
-                    target, class_path = ast.Name(name), self._class_at(self._path(annotation))
+                case ast.arg(arg=name, annotation=annotation):
+                    path = None if annotation is None else self._path(annotation)
+                    target, class_path = ast.Name(name), self._class_at(path)
+                case ast.For(target=target) | ast.withitem(optional_vars=ast.expr() as target):
+                    class_path = ""
                 case _:
                     continue
             name = ast.unparse(target)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Literal, cast
 
 from ...errors import Error, did_you_mean
+from ...json_files import read_object
 from ...source import here
 from .api import api, release, rows
 from .api import fields as fields_of
@@ -281,3 +282,8 @@ class EngineConfig:
         """The config of a table."""
         build = BuildConfig.from_dict(config.get("build_config") or {})
         return cls(config.get("pretrained_config") or {}, build, config.get("version", ""))
+
+    @classmethod
+    def from_json_file(cls, config_file: str | Path) -> EngineConfig:
+        """The config of a file."""
+        return cls.from_dict(read_object(Path(config_file)))

@@ -71,6 +71,11 @@ def test_the_status_of_every_name(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "statuses", "score"),
     [
+        (
+            "from tensorrt_llm import BuildConfig\nc = BuildConfig()\ndef f(c): c.of_any_class\n",
+            ["supported", "supported"],
+            1,
+        ),
         ("import torch\nx = torch.nn.Linear(3, 4, workspace=1)\nBuilder()\n", [], 1),
         (
             "from tensorrt_llm.functional import add, rg_lru\nadd(1, 2)\n",
