@@ -11,8 +11,9 @@ import numpy as np
 from ...errors import Error
 from ...ir.core import Module
 from ...ir.dtypes import dtype_of
+from ...quantization.tensors import write_tensors
 from ...weights import Cast, FileRef, Ref
-from ...weights.safetensors import holds, lay_out
+from ...weights.safetensors import holds
 
 Array: TypeAlias = np.ndarray[Any, Any]
 _NUMBERS = count()
@@ -38,11 +39,6 @@ class ArrayFile:
 
     def write(self, module: Module) -> None:
         """Write the file, if there are arrays, and declare it in the module."""
-        if not self.arrays:
-            return
-        header, places = lay_out({k: (dtype_of(a), a.shape) for k, a in self.arrays.items()})
-        with open(self.path, "wb") as file:
-            file.write(header)
-            for key in sorted(places, key=lambda key: places[key].offset):
-                file.write(np.ascontiguousarray(self.arrays[key]).tobytes())
-        module.files["arrays"] = str(self.path)
+        if self.arrays:
+            write_tensors(self.path, self.arrays)
+            module.files["arrays"] = str(self.path)

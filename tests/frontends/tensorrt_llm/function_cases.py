@@ -153,6 +153,7 @@ F.not_op(x) | ~x | b B 6
 F.round(x) | torch.round(x) | f-9:9 B 9
 F.sqrt(x) | x.sqrt() | f0:2 B 9
 F.log(x) | x.log() | f0.1:2 B 9
+x.abs().log() | x.abs().log() | f1:2 B 9
 F.exp(x) | x.exp() | X
 F.sin(x) | x.sin() | X
 F.cos(x) | x.cos() | X
