@@ -29,24 +29,24 @@ _PLACES: dict[str, tuple[str, int | None]] = {
 
 def config(folder: str | os.PathLike[str]) -> dict[str, Any]:
     """The sizes in params.json under the names of TensorRT-LLM's configs."""
-    found = read_object(Path(folder) / "params.json")
-    hidden, heads = found["dim"], found["n_heads"]
-    multiple = found.get("multiple_of", 1)
-    inner = int(int(4 * hidden * 2 / 3) * found.get("ffn_dim_multiplier", 1))
-    vocabulary = found.get("vocab_size", -1)
+    params = read_object(Path(folder) / "params.json")
+    hidden, heads = params["dim"], params["n_heads"]
+    multiple = params.get("multiple_of", 1)
+    inner = int(int(4 * hidden * 2 / 3) * params.get("ffn_dim_multiplier", 1))
+    vocabulary = params.get("vocab_size", -1)
     return {
         "architecture": "LlamaForCausalLM",
-        "num_hidden_layers": found["n_layers"],
+        "num_hidden_layers": params["n_layers"],
         "num_attention_heads": heads,
-        "num_key_value_heads": found.get("n_kv_heads", heads),
+        "num_key_value_heads": params.get("n_kv_heads", heads),
         "hidden_size": hidden,
-        "intermediate_size": found.get("hidden_dim", -(-inner // multiple) * multiple),
+        "intermediate_size": params.get("hidden_dim", -(-inner // multiple) * multiple),
         "vocab_size": 32000 if vocabulary == -1 else vocabulary,
         "max_position_embeddings": 2048,
         "hidden_act": "silu",
-        "norm_epsilon": found["norm_eps"],
-        "rotary_base": found.get("rope_theta", 10000),
-        "rotary_scaling": _LLAMA3 if found.get("use_scaled_rope") else found.get("rope_scaling"),
+        "norm_epsilon": params["norm_eps"],
+        "rotary_base": params.get("rope_theta", 10000),
+        "rotary_scaling": _LLAMA3 if params.get("use_scaled_rope") else params.get("rope_scaling"),
     }
 
 

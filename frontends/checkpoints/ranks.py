@@ -127,30 +127,30 @@ class Whole:
     @property
     def _dim(self) -> int | None:
         """The dimension over which the ranks split this tensor."""
-        found = self.ranks[0].info(self.key)
+        stored = self.ranks[0].info(self.key)
         match self.end:
             case "prequant_scaling_factor":
                 return 0 if self.dim == 1 else None
             case "per_channel_scale" if self.dim == 1:
                 return 1 if self.bits else None
-            case _ if self.dim is None or self.dim >= len(found.shape) or prod(found.shape) == 1:
+            case _ if self.dim is None or self.dim >= len(stored.shape) or prod(stored.shape) == 1:
                 return None
             case _:
                 return self.dim
 
     def _local(self, tensors: Tensors, dtype: str) -> Part:
         """What a rank has of this tensor; experts lie above each other."""
-        found, key = tensors.info(self.key), self.key
+        stored, key = tensors.info(self.key), self.key
         if self.bits and self.end == "weight":  # bytes of the transposed codes
-            part = tensors.bytes(key, dtype, (found.shape[1] * 8 // self.bits, found.shape[0]))
+            part = tensors.bytes(key, dtype, (stored.shape[1] * 8 // self.bits, stored.shape[0]))
         elif self.bits and self.dim == 1 and self.end == "per_channel_scale":
             part = tensors.take(key, dtype)  # of the inputs that this rank has
             part = Part(part.ref.then(Unsqueeze(1)), dtype, (*part.shape, 1))
-        elif found.dtype == dtype and len(found.shape) < 3:
+        elif stored.dtype == dtype and len(stored.shape) < 3:
             part = tensors.take(key, dtype)
         else:
-            outer = prod(found.shape[:-1])
-            columns = found.nbytes * 8 // dtype_called(dtype).bits // max(1, outer)
+            outer = prod(stored.shape[:-1])
+            columns = stored.nbytes * 8 // dtype_called(dtype).bits // max(1, outer)
             part = tensors.bytes(key, dtype, (outer, columns))
         begin, end, total = self.rows
         size = part.shape[0] if part.shape else 1
@@ -225,7 +225,9 @@ class Ranks(Checkpoint):
 
     def _find(self) -> dict[str, str]:
         self._check_files()
-        tensors = [RankTensors(self.folder, rank) for rank in range(self.layout.ranks)]
+        tensors: list[Tensors] = [
+            RankTensors(self.folder, rank) for rank in range(self.layout.ranks)
+        ]
         tp, done = self.layout.tp, 0
         for stage in range(self.layout.pp):
             ranks = tensors[stage * tp : (stage + 1) * tp]
@@ -255,18 +257,18 @@ class Ranks(Checkpoint):
             return {}
         names, dim = PLACES[module]
         dim = self.layout.table_dim if module.endswith("vocab_embedding") else dim
-        found = Whole(ranks, owner, end, dim, most=self.layout.rows if module in _PADDED else None)
+        whole = Whole(ranks, owner, end, dim, most=self.layout.rows if module in _PADDED else None)
         if self.layout.bits and f"{owner}.per_channel_scale" in ranks[0]:
-            found = replace(found, bits=self.layout.bits)
+            whole = replace(whole, bits=self.layout.bits)
         if len(ranks[0].checkpoint.tensor(key).shape) == 3:
-            return {f"{prefix}{name}": each for name, each in self._experts(found)}
+            return {f"{prefix}{name}": each for name, each in self._experts(whole)}
         sizes = self.layout.qkv if module == "attention.qkv" else (1,) * len(names)
-        whole: dict[str, Whole] = {}
+        wholes: dict[str, Whole] = {}
         for i, name in enumerate(names):
             own = ranks[:: self.layout.step] if i and module == "attention.qkv" else ranks
             rows = (sum(sizes[:i]), sum(sizes[: i + 1]), sum(sizes))
-            whole[f"{prefix}{name}.{_SCALES.get(end, end)}"] = replace(found, ranks=own, rows=rows)
-        return whole
+            wholes[f"{prefix}{name}.{_SCALES.get(end, end)}"] = replace(whole, ranks=own, rows=rows)
+        return wholes
 
     def _experts(self, stack: Whole) -> Iterator[tuple[str, Whole]]:
         """The experts of all ranks: `fc` has w3 over w1 of each, `proj` has w2."""
@@ -339,13 +341,13 @@ class JoinedTensors(Tensors):
     def view(self, key: str, dtype: str, shape: Sizes) -> Part:
         """The bytes of a tensor as another type, also with dimensions of size 1 behind."""
         self.used.add(key)
-        found = self.checkpoint.wholes[key].joined(dtype)
-        while len(found.shape) < len(shape):
-            ref = found.ref.then(Unsqueeze(len(found.shape)))
-            found = Part(ref, dtype, (*found.shape, 1))
-        if found.shape != shape:
-            raise Error(f"{key} is {found.type}; expected {TensorType(dtype, shape)}")
-        return found
+        part = self.checkpoint.wholes[key].joined(dtype)
+        while len(part.shape) < len(shape):
+            ref = part.ref.then(Unsqueeze(len(part.shape)))
+            part = Part(ref, dtype, (*part.shape, 1))
+        if part.shape != shape:
+            raise Error(f"{key} is {part.type}; expected {TensorType(dtype, shape)}")
+        return part
 
     def number(self, key: str) -> float:
         """The largest of the numbers of the ranks."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ from ..huggingface.binding import bind_tensors
 from ..huggingface.config import Model, compute_dtype, is_of_tensorrt_llm, model_of, read_config
 from ..huggingface.quantized import Method
 from ..huggingface.quantized.modelopt import ModelOpt
+from ..huggingface.quantized.parts import FLOATS
 from ..models.config_reader import ConfigReader
 from ..models.family import Dims
 from .mixed_gemm import is_interleaved
@@ -47,14 +47,14 @@ def load(
     Error lists the tensors that are missing, unused or of a wrong shape.
     """
     config = read_config(folder)
-    quantized = _Quantization.of(config)
+    _scheme(config)  # an Error where there is none
     ranks = Ranks(Path(folder), layout_of(config))
     model = transformers_model(config, "lm_head.weight" not in ranks, ignore)
     module = model.trace(compute_dtype(config, dtype), dims)
-    _check_order(ranks, quantized)
+    _check_order(ranks, config)
     method: Method | None = None
-    if quantized.algorithm and any(key.endswith(".weight_scale") for key in ranks):
-        keys = {"quant_algo": quantized.algorithm, "clamp_val": [*(quantized.clamp or ())]}
+    if (algorithm := _algorithm(config)) and _is_scaled(ranks):
+        keys = {"quant_algo": algorithm, "clamp_val": [*_quantization(config).numbers("clamp_val")]}
         reader = ConfigReader(keys, "config.json: quantization")
         method = WeightOnly() if ranks.layout.bits else ModelOpt(reader)
     unread = (*_UNREAD, *ignore)
@@ -63,18 +63,16 @@ def load(
     except Error as error:
         error.add_note(f"the ranks have {_names_of_ranks()}")
         raise
-    _note_quantization(ranks, quantized, method is not None)
+    _note_quantization(ranks, config, method is not None)
     return module
 
 
 def scheme_of_floats(folder: str | os.PathLike[str]) -> str:
     """The scheme of a folder whose float weights are to be quantized, "" for any other."""
     config = read_config(folder)
-    quantized = _Quantization.of(config)
-    if quantized.algorithm not in _BITS or not is_of_tensorrt_llm(config):
+    if _algorithm(config) not in _BITS or not is_of_tensorrt_llm(config):
         return ""
-    scaled = any(key.endswith(".weight_scale") for key in Ranks(Path(folder), layout_of(config)))
-    return "" if scaled else quantized.scheme() or ""
+    return "" if _is_scaled(Ranks(Path(folder), layout_of(config))) else _scheme(config)
 
 
 def trace(config: dict[str, Any], dtype: str | None = None, ignore: Sequence[str] = ()) -> Module:
@@ -88,40 +86,32 @@ def is_unread(key: str) -> bool:
     return any(fnmatchcase(key, pattern) for pattern in _UNREAD)
 
 
-@dataclass(frozen=True)
-class _Quantization:
+def _quantization(config: Mapping[str, Any]) -> ConfigReader:
     """The section `quantization` of a config.json."""
-
-    algorithm: str
-    cache: str
-    clamp: tuple[float, ...] | None
-    has_zero: bool
-
-    @classmethod
-    def of(cls, config: Mapping[str, Any]) -> _Quantization:
-        """That of a config; an Error where irc knows no such algorithm."""
-        reader = ConfigReader(
-            ConfigReader(config).inner("quantization"), "config.json: quantization"
-        )
-        algorithm = reader.word("quant_algo", "").upper()
-        found = cls(
-            "" if algorithm == "NO_QUANT" else algorithm,
-            reader.word("kv_cache_quant_algo", ""),
-            reader.numbers("clamp_val") or None,
-            reader.flag("has_zero_point"),
-        )
-        found.scheme()
-        return found
-
-    def scheme(self) -> str:
-        """The name of irc's quantization scheme, "" where weights are not quantized."""
-        name = scheme_called(self.algorithm).name if self.algorithm else ""
-        return "w4a16_asym" if name == "w4a16" and self.has_zero else name
+    return ConfigReader(ConfigReader(config).inner("quantization"), "config.json: quantization")
 
 
-def _check_order(ranks: Ranks, quantized: _Quantization) -> None:
+def _algorithm(config: Mapping[str, Any]) -> str:
+    """TensorRT-LLM's name of the quantization of weights, "" where there is none."""
+    name = _quantization(config).word("quant_algo", "").upper()
+    return "" if name == "NO_QUANT" else name
+
+
+def _scheme(config: Mapping[str, Any]) -> str:
+    """irc's name of that quantization; an Error where irc knows no such algorithm."""
+    algorithm, has_zero = _algorithm(config), _quantization(config).flag("has_zero_point")
+    name = scheme_called(algorithm).name if algorithm else ""
+    return "w4a16_asym" if name == "w4a16" and has_zero else name
+
+
+def _is_scaled(ranks: Ranks) -> bool:
+    """Whether layers have codes and scales."""
+    return any(key.endswith(".weight_scale") for key in ranks)
+
+
+def _check_order(ranks: Ranks, config: Mapping[str, Any]) -> None:
     """An Error where codes are in the order of a kernel of one kind of GPU."""
-    algorithm, is_checked = quantized.algorithm, False
+    algorithm, is_checked = _algorithm(config), False
     for key, whole in ranks.wholes.items():
         if not key.endswith(".weight_scale"):
             continue
@@ -132,12 +122,12 @@ def _check_order(ranks: Ranks, quantized: _Quantization) -> None:
             is_checked = True
             if stored is None or not is_interleaved(stored, whole.bits):
                 continue
-        if rows or algorithm in _INTERLEAVED or codes.dtype in ("f16", "bf16", "f32"):
+        if rows or algorithm in _INTERLEAVED or codes.dtype in FLOATS:
             raise Error(
                 f"{whole.owner}.weight is {codes.dtype}{[*codes.shape]}: codes of {algorithm} in "
                 "the order that the GEMM plugin of one kind of GPU reads, which the checkpoint "
                 "does not name. Convert the original checkpoint without quantization, or compile "
-                f"it as it is, and give irc --quantize {quantized.scheme()}"
+                f"it as it is, and give irc --quantize {_scheme(config)}"
             )
 
 
@@ -146,20 +136,18 @@ def _names_of_ranks() -> str:
     return ", ".join(f"{' and '.join(n)} in {own}" for own, (n, _) in PLACES.items() if n != (own,))
 
 
-def _note_quantization(ranks: Ranks, quantized: _Quantization, has_layers: bool) -> None:
+def _note_quantization(ranks: Ranks, config: Mapping[str, Any], has_layers: bool) -> None:
     """Warn where config.json asks for a quantization that this module does not have."""
-    scheme = None if has_layers else quantized.scheme()
-    if scheme:
+    if not has_layers and (scheme := _scheme(config)):
         warnings.warn(
-            f"config.json has quant_algo={quantized.algorithm}, but the weights in {ranks.folder} "
+            f"config.json has quant_algo={_algorithm(config)}, but the weights in {ranks.folder} "
             f"are floats; give --quantize {scheme} to quantize them",
             stacklevel=4,
         )
-    if quantized.cache:
+    if cache := _quantization(config).word("kv_cache_quant_algo", ""):
         warnings.warn(
-            f"{ranks.folder}: config.json has kv_cache_quant_algo={quantized.cache}; "
-            "the caches stay in the compute dtype. --kv-cache quantizes them with scales of a "
-            "calibration",
+            f"{ranks.folder}: config.json has kv_cache_quant_algo={cache}; the caches stay in the "
+            "compute dtype. --kv-cache quantizes them with scales of a calibration",
             stacklevel=4,
         )
 
@@ -240,8 +228,7 @@ def layout_of(config: Mapping[str, Any]) -> Layout:
     dim = reader.integer("embedding_sharding_dim", 0)
     if dim not in (0, 1):
         raise reader.error("embedding_sharding_dim", "expected 0 (rows) or 1 (columns)")
-    quantization = ConfigReader(reader.inner("quantization"), "config.json: quantization")
-    algorithm = quantization.word("quant_algo", "")
+    algorithm = _algorithm(config)
     return Layout(
         tp,
         pp,
@@ -271,15 +258,15 @@ def transformers_model(
         near = did_you_mean(name, ARCHITECTURES, "trace the script that defines the model")
         raise reader.error("architecture", f"irc reads {', '.join(ARCHITECTURES)}{near}")
     model_type, architecture = ARCHITECTURES[name]
-    found: dict[str, Any] = {"model_type": model_type, "architectures": [architecture]}
-    found |= _sizes(reader) | {"tie_word_embeddings": tied} | _own(reader, model_type)
+    keys: dict[str, Any] = {"model_type": model_type, "architectures": [architecture]}
+    keys |= _sizes(reader) | {"tie_word_embeddings": tied} | _own(reader, model_type)
     for key, wanted in FIXED.items():
         if config.get(key, wanted) not in (wanted, None) and key not in ignore:
             how = "without it" if wanted is None else f"with {wanted!r} only"
             raise reader.error(key, f"irc computes {architecture} {how}")
     done = {*WITHOUT_MEANING, *FIXED, *ignore}
     reader.finish(f"a checkpoint of {name}", done)
-    return model_of(found, ignore)
+    return model_of(keys, ignore)
 
 
 def _sizes(reader: ConfigReader) -> dict[str, Any]:
@@ -315,11 +302,11 @@ def _own(reader: ConfigReader, model_type: str) -> dict[str, Any]:
     chosen = moe.get("top_k") or reader.integer("moe_top_k", 0)
     bias, mlp_bias = reader.flag("attn_bias"), reader.flag("mlp_bias")
     norm, window = reader.flag("qk_layernorm"), reader.integer("sliding_window", None)
-    found: dict[str, Any] = {"sliding_window": window}
+    keys: dict[str, Any] = {"sliding_window": window}
     if model_type == "llama":
-        found = {"attention_bias": bias, "mlp_bias": mlp_bias}
+        keys = {"attention_bias": bias, "mlp_bias": mlp_bias}
     if model_type == "mixtral":
-        found |= {"num_local_experts": experts or 8, "num_experts_per_tok": chosen or 2}
+        keys |= {"num_local_experts": experts or 8, "num_experts_per_tok": chosen or 2}
     normalized = moe.get("normalization_mode", 1) in (1, None)  # the chosen experts' weights
     unsupported = {
         "moe": experts and (model_type != "mixtral" or not normalized),
@@ -330,4 +317,4 @@ def _own(reader: ConfigReader, model_type: str) -> dict[str, Any]:
     for key, is_set in unsupported.items():
         if is_set:
             raise reader.error(key, f"irc's {model_type} has no such layer")
-    return {} if model_type.startswith("qwen") else found
+    return {} if model_type.startswith("qwen") else keys
