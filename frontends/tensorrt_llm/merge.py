@@ -19,12 +19,10 @@ from ... import ops
 from ...errors import Error
 from ...ir.core import Function, Module, Op, Result, Value, Weight
 from ...ir.dims import Dim
-from ...ir.dtypes import numpy_dtype
 from ...ir.mesh import Mesh
 from ...ir.types import TensorType
 from ...ir.verify import verify
 from ...ops import Call, Return
-from ...ops.control import LARGEST_CONSTANT
 from ...source import Loc
 from ...weights import ConcatRef, Ref, Shard, Unsqueeze
 from .arrays import Array, ArrayFile
@@ -277,11 +275,8 @@ class Stage:
         return self._weight("by_rank", type, [op.evaluate() for op in makers], loc)
 
     def _number(self, numbers: Sequence[Number], dtype: str, loc: Loc | None) -> Value:
-        """A scalar: a multiple of the rank number, a lookup in a constant, or a weight."""
+        """The scalar that is `numbers[i]` on rank i: a multiple of the rank, or from a table."""
         axes, table = self._table(numbers)
-        if len(table) > LARGEST_CONSTANT:
-            arrays = [np.array(number, numpy_dtype(dtype)) for number in numbers]
-            return self._weight("by_rank", TensorType(dtype, ()), arrays, loc)
 
         def constant(*values: Number, **shape: Any) -> Value:
             return self._add(ops.Constant(values=values, dtype=dtype, **shape), loc)
