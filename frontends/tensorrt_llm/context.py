@@ -126,11 +126,6 @@ def minor(version: str) -> int:
     return min(number, NEWEST)
 
 
-def active_network() -> Network | None:
-    """The network in progress, if there is one."""
-    return _network.get()
-
-
 def current_network() -> Network:
     """The network in progress; an Error says that there is none."""
     network = _network.get()
