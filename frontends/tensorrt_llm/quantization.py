@@ -70,9 +70,8 @@ class QuantMode(IntFlag):
         weights = asked.pop("quantize_weights")
         activations = asked.pop("quantize_activations")
         kind = "INT4_WEIGHTS" if asked.pop("use_int4_weights") else "INT8_WEIGHTS"
-        if (activations or asked["per_token"] or asked["per_channel"]) and not (
-            weights and activations
-        ):
+        is_scaled = activations or asked["per_token"] or asked["per_channel"]
+        if is_scaled and not (weights and activations):
             raise ArgumentError(
                 "quantize_activations needs quantize_weights, and per_token and per_channel, which "
                 "say how scales are shared, need both",
@@ -87,26 +86,21 @@ class QuantMode(IntFlag):
     @api(f"{_MODE}.use_smooth_quant")
     def use_smooth_quant(per_token: bool = False, per_channel: bool = False) -> QuantMode:
         """Weights and inputs in 8 bits."""
-        return QuantMode.from_description(
-            quantize_weights=True,
-            quantize_activations=True,
-            per_token=per_token,
-            per_channel=per_channel,
-        )
+        scales = " PER_TOKEN" * per_token + " PER_CHANNEL" * per_channel
+        return _flags("INT8_WEIGHTS ACTIVATIONS" + scales)
 
     @staticmethod
     @api(f"{_MODE}.use_weight_only")
     def use_weight_only(use_int4_weights: bool = False, per_group: bool = False) -> QuantMode:
         """Weights in 4 or 8 bits."""
-        weights = QuantMode.INT4_WEIGHTS if use_int4_weights else QuantMode.INT8_WEIGHTS
-        return weights | (QuantMode.PER_GROUP if per_group else QuantMode(0))
+        weights = "INT4_WEIGHTS" if use_int4_weights else "INT8_WEIGHTS"
+        return _flags(weights + " PER_GROUP" * per_group)
 
     @staticmethod
     @api(f"{_MODE}.use_qserve")
     def use_qserve(per_group: bool = False) -> QuantMode:
         """Weights in 4 bits with scales of two levels, inputs in 8."""
-        name = "W4A8_QSERVE_PER_GROUP" if per_group else "W4A8_QSERVE_PER_CHANNEL"
-        return _flags(_ALGORITHMS[name])
+        return _flags(_ALGORITHMS["W4A8_QSERVE_PER_" + ("GROUP" if per_group else "CHANNEL")])
 
     @staticmethod
     @api(f"{_MODE}.from_quant_algo")

@@ -73,27 +73,23 @@ def _e4m3(torch: Any) -> dict[str, Operation]:
 
     There is a scale per row, per column, or one in all.
     """
-    most = 448.0
 
     def static(x: Any, scale: Any) -> Any:
-        codes = (x.float() / scale.float()).clamp(-most, most)
+        codes = (x.float() / scale.float()).clamp(-448.0, 448.0)
         return codes.to(torch.float8_e4m3fn).view(torch.int8)
 
-    def quantize(x: Any, dims: tuple[int, ...] | None) -> Any:
-        over = tuple(range(x.ndim)) if dims is None else dims
-        scale = x.float().abs().amax(over, keepdim=True) / most
-        scale = scale.clamp(min=1 / (most * 512)).to(x.dtype)
+    def quantize(x: Any, dims: tuple[int, ...]) -> Any:
+        scale = x.float().abs().amax(dims or tuple(range(x.ndim)), keepdim=True) / 448.0
+        scale = scale.clamp(min=1 / (448.0 * 512)).to(x.dtype)
         return static(x, scale), scale
 
     def dequantize(codes: Any, scale: Any) -> Any:
         values = codes.view(torch.float8_e4m3fn).float() * scale.float()
         return values.to(scale.dtype)
 
-    over: dict[str, tuple[int, ...] | None]
-    over = {"activation": (-1,), "weight": (-2,), "per_tensor": None}
-    found: dict[str, Operation] = {}
-    for name, dims in over.items():
-        found[f"quantize_e4m3_{name}"] = partial(quantize, dims=dims)
-        found[f"static_quantize_e4m3_{name}"] = static
-        found[f"dequantize_e4m3_{name}"] = dequantize
-    return found
+    operations: dict[str, Operation] = {}
+    for name, dims in (("activation", (-1,)), ("weight", (-2,)), ("per_tensor", ())):
+        operations[f"quantize_e4m3_{name}"] = partial(quantize, dims=dims)
+        operations[f"static_quantize_e4m3_{name}"] = static
+        operations[f"dequantize_e4m3_{name}"] = dequantize
+    return operations

@@ -179,47 +179,35 @@ def clamped(x: Tensor, clamp_val: Tensor | None) -> Tensor:
 
 
 @api("quantization.functional.smooth_quant_gemm", inner=True)
-def smooth_quant_gemm(
-    input: Any,
-    weights: Any,
-    scales_a: Any,
-    scales_b: Any,
-    per_token_scaling: bool,
-    per_channel_scaling: bool,
-    dtype: Any = None,
-) -> Any:
+def smooth_quant_gemm(dtype: Any = None, **operands: Any) -> Any:
     """input i8 [..., K] times weights i8 [N, K], times the scales of tokens and of outputs."""
     plugin = current_network().plugin_config.smooth_quant_gemm_plugin
     if not plugin and dtype is None:
         raise TypeError("Smooth Quant GEMM is only supported with plugin")
-    scales = scales_a, scales_b, per_token_scaling, per_channel_scaling
-    result = _scaled_product(input, weights, *scales)
+    result = _scaled_product(**operands)
     kind = irc_dtype(plugin if isinstance(plugin, str) and plugin != "auto" else dtype or "float16")
     return (F.round(result) if kind == "i32" else result).cast(kind)
 
 
-def _scaled_product(
-    x: Tensor, weights: Tensor, a: Tensor, b: Tensor, per_token: bool, per_channel: bool
-) -> Tensor:
-    tokens = (*x.shape[:-1], 1) if per_token else (1,) * x.ndim
-    outputs = (1,) * (x.ndim - 1) + ((weights.shape[0],) if per_channel else (1,))
-    product = F.linear(x.cast("f32"), weights.cast("f32"))
-    return product * (a.reshape(tokens) * b.reshape(outputs))
-
-
 @api("quantization.functional.fp8_rowwise_gemm", inner=True)
-def fp8_rowwise_gemm(
-    input: Any,
-    weights: Any,
-    scales_a: Any,
-    scales_b: Any,
+def fp8_rowwise_gemm(**operands: Any) -> Any:
+    """input [..., K] times weights [N, K], both in FP8, times the scales of tokens and outputs."""
+    return _scaled_product(**operands).cast("f16")
+
+
+def _scaled_product(
+    input: Tensor,
+    weights: Tensor,
+    scales_a: Tensor,
+    scales_b: Tensor,
     per_token_scaling: bool,
     per_channel_scaling: bool,
-) -> Any:
-    """input [..., K] times weights [N, K], both in FP8, times the scales of tokens and outputs."""
-    return _scaled_product(
-        input, weights, scales_a, scales_b, per_token_scaling, per_channel_scaling
-    ).cast("f16")
+) -> Tensor:
+    ones = (1,) * (input.ndim - 1)
+    tokens = input.shape[:-1] if per_token_scaling else ones
+    outputs = weights.shape[0] if per_channel_scaling else 1
+    product = F.linear(input.cast("f32"), weights.cast("f32"))
+    return product * (scales_a.reshape((*tokens, 1)) * scales_b.reshape((*ones, outputs)))
 
 
 @api("quantization.functional.weight_only_quant_matmul", inner=True)
@@ -277,13 +265,12 @@ def smooth_quant_layer_norm(
     normalized_shape: Any,
     weight: Any = None,
     bias: Any = None,
-    scale: Any = None,
     eps: float = 1e-05,
     **scaling: Any,
 ) -> Any:
     """layer_norm as codes i8, times `scale`; or (codes, scales) of every token."""
     y = unwrapped(layer_norm(input, normalized_shape, weight, bias, eps))
-    return _codes(y, scale, **scaling)
+    return _codes(y, **scaling)
 
 
 @api("quantization.functional.smooth_quant_rms_norm", inner=True)
@@ -292,17 +279,16 @@ def smooth_quant_rms_norm(
     normalized_shape: Any,
     weight: Any = None,
     bias: Any = None,
-    scale: Any = None,
     eps: float = 1e-05,
     **scaling: Any,
 ) -> Any:
     """rms_norm as codes i8, times `scale`; or what quantize_per_token gives."""
     y = unwrapped(rms_norm(input, normalized_shape, weight=weight, eps=eps))
-    return _codes(y if bias is None else y + bias.cast(y.dtype), scale, **scaling)
+    return _codes(y if bias is None else y + bias.cast(y.dtype), **scaling)
 
 
 def _codes(
-    x: Tensor, scale: Tensor, dynamic_act_scaling: bool, clamp_val: Any = None, **options: Any
+    x: Tensor, scale: Any, dynamic_act_scaling: bool, clamp_val: Any = None, **options: Any
 ) -> Any:
     """The codes i8 of x times a scale; or what quantize_per_token gives."""
     if dynamic_act_scaling:

@@ -21,6 +21,7 @@ from ... import functional as F
 from ...checkpoints.mixed_gemm import pack, quantize_columns
 from ...tensor import Tensor
 from ..api import api, register, release
+from ..dtypes import irc_dtype
 from ..functional import quantized as q
 from ..module import Parameter
 from ..quantization import QuantMode
@@ -58,27 +59,25 @@ class QuantizedLinear(LinearBase):
             loc=here(),
         )
 
-    def packed(self, shape: tuple[int, int], bits: int, dtype: str = "int8") -> q.PackedWeight:
-        """The codes of one rank, [inputs, outputs * bits / 8] of i8 or fewer wider numbers."""
-        weight = q.PackedWeight(shape, bits, dtype)
+    def packed(self, bits: int, dtype: str = "int8") -> q.PackedWeight:
+        """The codes of one rank, of which a number of the dtype holds several."""
+        several = numpy_dtype(irc_dtype(dtype)).itemsize * 8 // bits
+        weight = q.PackedWeight((self.in_features, self.out_features // several), bits, dtype)
         weight.sharded = self.parameter((1, 1), "int8", 0, 1).sharded
         return weight
 
 
 @dataclass(eq=False, repr=False)
 class WeightOnly(QuantizedLinear):
-    """x · codes * scales: per rank weight [inputs, outputs * bits / 8] and per_channel_scale
-    [outputs]."""
+    """x · codes * scales: per rank weight [inputs, outputs * bits / 8] of i8, the same bytes as f32
+    in 0.5, and per_channel_scale [outputs]."""
 
     quant_mode: QuantMode = QuantMode.INT8_WEIGHTS
 
     def make_parameters(self) -> None:
         self.bits = 4 if self.quant_mode.is_int4_weight_only() else 8
         self.weight_only_quant_mode = 8 // self.bits
-        width = self.out_features * self.bits // 8
-        as_floats = release() < 6  # the same bytes
-        shape = self.in_features, width // 4 if as_floats else width
-        self.weight = self.packed(shape, self.bits, "float32" if as_floats else "int8")
+        self.weight = self.packed(self.bits, "float32" if release() < 6 else "int8")
         self.per_channel_scale = self.parameter((self.out_features,), self.dtype, 0)
 
     @property
@@ -115,25 +114,23 @@ class Groupwise(QuantizedLinear):
     use_int8_weight: bool = False
 
     def make_parameters(self) -> None:
-        n, k, size = self.out_features, self.in_features, self.group_size
-        if k % size:
+        inputs, size = self.in_features, self.group_size
+        if inputs % size:
             raise Error(
-                f"{type(self).__name__}: groups of {size} do not divide the {k} inputs of one "
+                f"{type(self).__name__}: groups of {size} do not divide the {inputs} inputs of one "
                 "rank; choose a group_size that does, or a smaller tp_size",
                 loc=here(),
             )
-        old, bits = release() < 8, 8 if self.use_int8_weight else 4
+        group, bits = (inputs // size, self.out_features), 8 if self.use_int8_weight else 4
         factors, zeros = vars(self).pop("pre_quant_scale"), vars(self).pop("zero")
-        self.names = ("qweight", "scale", "pre_quant_scale") if old else (
-            "weight", "weights_scaling_factor", "prequant_scaling_factor")  # fmt: skip
         self.quant_algo = 2 * zeros + 4 * factors + 8 * self.use_w4a8_awq + 16 * (bits == 8)
-        kind, width = ("float16", 16) if not old else ("float32", 32) if release() == 5 else (
-            "int8", 8)  # fmt: skip
-        group = k // size, n
+        self.names = ("weight", "weights_scaling_factor", "prequant_scaling_factor")
+        if release() < 8:
+            self.names = ("qweight", "scale", "pre_quant_scale")
         values = (
-            self.packed((k, n * bits // width), bits, kind),
+            self.packed(bits, {5: "float32", 6: "int8", 7: "int8"}.get(release(), "float16")),
             self.parameter(group, self.dtype, 1, 0),
-            self.parameter((1, k), self.dtype, None, 1) if factors else None,
+            self.parameter((1, inputs), self.dtype, None, 1) if factors else None,
         )
         for name, value in zip(self.names, values, strict=True):
             setattr(self, name, value)
@@ -200,9 +197,9 @@ class Rowwise(QuantizedLinear):
     clamp_val: Any = None
 
     def make_parameters(self) -> None:
-        n, k = self.out_features, self.in_features
-        self.weight = self.parameter((n, k), "fp8", 0, 1)
-        self.per_channel_scale = self.parameter((n,), "float32", 0)
+        shape = self.out_features, self.in_features
+        self.weight = self.parameter(shape, "fp8", 0, 1)
+        self.per_channel_scale = self.parameter(shape[:1], "float32", 0)
 
     @property
     def recipe(self) -> Recipe:
