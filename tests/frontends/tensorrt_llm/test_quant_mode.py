@@ -1,56 +1,42 @@
 """`QuantMode`, `QuantAlgo` and `QuantConfig`: flags, schemes, excluded modules."""
 
 import json
+from functools import reduce
+from operator import or_
 
 import pytest
 
 from irc.errors import Error
 from irc.frontends.tensorrt_llm.quantization import QuantAlgo, QuantConfig, QuantMode
 
-# algorithm -> its flags, and irc's scheme or the start of the reason why there is none
-ALGOS = {
-    "NO_QUANT": ("", None),
-    "W8A16": ("INT8_WEIGHTS", "w8a16"),
-    "W4A16": ("INT4_WEIGHTS", "w4a16"),
-    "W4A16_AWQ": ("INT4_WEIGHTS|PER_GROUP", "w4a16_awq"),
-    "W4A8_AWQ": ("INT4_WEIGHTS|PER_GROUP", "w4a8_awq"),
-    "W4A16_GPTQ": ("INT4_WEIGHTS|PER_GROUP", "w4a16_gptq"),
-    "W8A16_GPTQ": ("INT8_WEIGHTS|PER_GROUP", "w8a16_gptq"),
-    "W8A8_SQ_PER_CHANNEL": ("INT8_WEIGHTS|ACTIVATIONS|PER_CHANNEL", "w8a8_sq_per_channel"),
-    "W8A8_SQ_PER_TENSOR_PLUGIN": ("INT8_WEIGHTS|ACTIVATIONS", "w8a8_sq"),
-    "W8A8_SQ_PER_CHANNEL_PER_TENSOR_PLUGIN": (
-        "INT8_WEIGHTS|ACTIVATIONS|PER_CHANNEL",
-        "w8a8_sq_per_channel",
-    ),
-    "W8A8_SQ_PER_TENSOR_PER_TOKEN_PLUGIN": (
-        "INT8_WEIGHTS|ACTIVATIONS|PER_TOKEN",
-        "w8a8_sq_per_token",
-    ),
-    "W8A8_SQ_PER_CHANNEL_PER_TOKEN_PLUGIN": (
-        "INT8_WEIGHTS|ACTIVATIONS|PER_CHANNEL|PER_TOKEN",
-        "w8a8_sq_per_channel_per_token",
-    ),
-    "W4A8_QSERVE_PER_GROUP": (
-        "INT4_WEIGHTS|ACTIVATIONS|PER_GROUP|W4A8_QSERVE",
-        Error("QServe's two-level int4"),
-    ),
-    "W4A8_QSERVE_PER_CHANNEL": (
-        "INT4_WEIGHTS|ACTIVATIONS|W4A8_QSERVE",
-        Error("QServe's two-level int4"),
-    ),
-    "FP8": ("FP8_QDQ", "fp8"),
-    "FP8_PER_CHANNEL_PER_TOKEN": ("FP8_ROWWISE|PER_TOKEN|PER_CHANNEL", "fp8_rowwise"),
-    "INT8": ("", Error("it is for caches")),
-    "MIXED_PRECISION": ("", Error("give a table of scopes")),
-}
+# algorithm | its flags (SQ: two) | irc's scheme, or the start of the reason why there is none
+TABLE = """\
+NO_QUANT |  | None
+W8A16 | INT8_WEIGHTS | w8a16
+W4A16 | INT4_WEIGHTS | w4a16
+W4A16_AWQ | INT4_WEIGHTS PER_GROUP | w4a16_awq
+W4A8_AWQ | INT4_WEIGHTS PER_GROUP | w4a8_awq
+W4A16_GPTQ | INT4_WEIGHTS PER_GROUP | w4a16_gptq
+W8A16_GPTQ | INT8_WEIGHTS PER_GROUP | w8a16_gptq
+W8A8_SQ_PER_CHANNEL | SQ PER_CHANNEL | w8a8_sq_per_channel
+W8A8_SQ_PER_TENSOR_PLUGIN | SQ | w8a8_sq
+W8A8_SQ_PER_CHANNEL_PER_TENSOR_PLUGIN | SQ PER_CHANNEL | w8a8_sq_per_channel
+W8A8_SQ_PER_TENSOR_PER_TOKEN_PLUGIN | SQ PER_TOKEN | w8a8_sq_per_token
+W8A8_SQ_PER_CHANNEL_PER_TOKEN_PLUGIN | SQ PER_CHANNEL PER_TOKEN | w8a8_sq_per_channel_per_token
+W4A8_QSERVE_PER_GROUP | INT4_WEIGHTS ACTIVATIONS PER_GROUP W4A8_QSERVE | QServe's two-level int4
+W4A8_QSERVE_PER_CHANNEL | INT4_WEIGHTS ACTIVATIONS W4A8_QSERVE | QServe's two-level int4
+FP8 | FP8_QDQ | fp8
+FP8_PER_CHANNEL_PER_TOKEN | FP8_ROWWISE PER_TOKEN PER_CHANNEL | fp8_rowwise
+INT8 |  | it is for caches
+MIXED_PRECISION |  | give a table of scopes
+"""
+TABLE = TABLE.replace(" SQ", " INT8_WEIGHTS ACTIVATIONS")
+ALGOS = {name: own for name, *own in (row.split(" | ") for row in TABLE.splitlines())}
 
 
-def flags(text: str) -> QuantMode:
+def flags(names: str) -> QuantMode:
     """A mode from the names of its flags."""
-    found = QuantMode(0)
-    for name in filter(None, text.split("|")):
-        found |= QuantMode[name]
-    return found
+    return reduce(or_, (QuantMode[name] for name in names.split()), QuantMode(0))
 
 
 def test_the_table_has_every_algorithm() -> None:
@@ -59,37 +45,38 @@ def test_the_table_has_every_algorithm() -> None:
 
 @pytest.mark.parametrize("name", ALGOS)
 def test_algorithms_mean_flags_and_schemes(name: str) -> None:
-    text, scheme = ALGOS[name]
-    assert QuantMode.from_quant_algo(name) == flags(text)
-    config = QuantConfig(name)
-    if isinstance(scheme, Error):
-        with pytest.raises(Error, match=f"{name}: {scheme.message}"):
-            config.scheme()
+    names, scheme = ALGOS[name]
+    assert QuantMode.from_quant_algo(name) == flags(names)
+    if " " not in scheme:
+        assert str(QuantConfig(name).scheme()) == scheme
         return
-    assert config.scheme() == scheme
+    with pytest.raises(Error, match=f"{name}: {scheme}"):
+        QuantConfig(name).scheme()
 
 
 @pytest.mark.parametrize(("cache", "flag"), [("INT8", "INT8_KV_CACHE"), ("FP8", "FP8_KV_CACHE")])
 def test_caches_add_a_flag(cache: str, flag: str) -> None:
     mode = QuantMode.from_quant_algo("W8A16", cache)
-    assert mode == flags(f"INT8_WEIGHTS|{flag}") and mode.has_kv_cache_quant()
+    assert mode == flags(f"INT8_WEIGHTS {flag}") and mode.has_kv_cache_quant()
     assert QuantMode.from_quant_algo(None, cache) == flags(flag)
     assert not QuantMode.from_quant_algo(None, cache).has_any_quant(exclude_kv_cache=True)
     with pytest.raises(ValueError, match="cannot be quantized as W8A16; expected FP8, INT8"):
         QuantMode.from_quant_algo(None, "W8A16")
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        {"quantize_activations": True},
-        {"per_token": True},
-        {"per_channel": True, "quantize_weights": True},
-    ],
-)
-def test_contradictions_are_a_value_error(arguments: dict[str, bool]) -> None:
-    with pytest.raises(ValueError, match="need"):
-        QuantMode.from_description(**arguments)
+@pytest.mark.parametrize("names", ["quantize_activations", "per_token", "per_channel"])
+def test_contradictions_are_a_value_error(names: str) -> None:
+    with pytest.raises(ValueError, match="need both"):
+        QuantMode.from_description(**{names: True}, quantize_weights=names == "per_channel")
+
+
+def test_descriptions() -> None:
+    description = {"quantize_weights": True, "use_int4_weights": True, "use_fp8_rowwise": True}
+    names = "INT4_WEIGHTS FP8_ROWWISE PER_TOKEN PER_CHANNEL FP8_KV_CACHE"
+    assert QuantMode.from_description(**description, use_fp8_kv_cache=True) == flags(names)
+    assert QuantMode.use_smooth_quant(True) == flags("INT8_WEIGHTS ACTIVATIONS PER_TOKEN")
+    assert QuantMode.use_weight_only(True, True) == flags("INT4_WEIGHTS PER_GROUP")
+    assert QuantMode.use_qserve() == QuantMode.from_quant_algo("W4A8_QSERVE_PER_CHANNEL")
 
 
 # predicate -> the algorithms for which it holds

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import re
+from collections.abc import Mapping
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import ml_dtypes
 import numpy as np
@@ -21,7 +23,7 @@ from irc.frontends.tensorrt_llm.functional import quantized as functions
 from irc.frontends.tensorrt_llm.layers import MOE, ColumnLinear, GatedMLP, MoeConfig
 from irc.frontends.tensorrt_llm.layers import quantize as models
 from irc.frontends.tensorrt_llm.layers import quantized as layers
-from irc.frontends.tensorrt_llm.mapping import Mapping
+from irc.frontends.tensorrt_llm.mapping import Mapping as Ranks
 from irc.frontends.tensorrt_llm.module import Module, Parameter
 from irc.frontends.tensorrt_llm.quantization import QuantConfig, QuantMode
 from tests.fresh import fresh
@@ -32,59 +34,28 @@ SMOOTH = QuantMode.use_smooth_quant
 FP8 = ml_dtypes.float8_e4m3fn
 
 
-@dataclass
-class Case:
-    """A pair of layers of a version: their names, options, the dtype of codes (`packed` by
-    kernels), and the names of parameters. `per` is what has a scale: tensor, output or group."""
+class Case(NamedTuple):
+    """A pair of layers of a release; `per` is what has a scale: tensor, output or group."""
 
-    name: str
+    layer: str
     codes: str
-    scales: str
     per: str = "output"
-    options: dict[str, Any] = field(default_factory=dict[str, Any])
-    weight: str = "weight"
-    static: str = ""
-    token: bool = False
-    factors: str = ""
-    zero: str = ""
-    alpha: str = ""
-    clamp: tuple[float, ...] = ()
+    options: Mapping[str, Any] = MappingProxyType({})
     version: str = "0.16"
     pairs: bool = False  # x comes with scales
 
-    @property
-    def floats(self) -> bool:
-        """Whether the weight is set in floats, which the layer quantizes."""
-        return self.name == "FP8" and int(self.version[2:]) < 10
+
+def weight_only(codes: str, version: str = "0.16") -> Case:
+    mode = QuantMode.use_weight_only(codes == "i4")
+    return Case("WeightOnlyQuant", codes, "output", {"quant_mode": mode}, version)
 
 
 def groups(version: str = "0.16", **options: Any) -> Case:
-    """Groupwise layers, whose parameters had other names up to 0.8."""
-    old = version == "0.7"
-    names = ("qweight", "scale", "pre_quant_scale") if old else (
-        "weight", "weights_scaling_factor", "prequant_scaling_factor")  # fmt: skip
-    return Case(
-        "WeightOnlyGroupwiseQuant", "i8" if options.get("use_int8_weight") else "i4", names[1],
-        "group", {"group_size": GROUP} | options, names[0],
-        factors=names[2] if options.get("pre_quant_scale") else "",
-        zero="zero" if options.get("zero") else "",
-        alpha="alpha" if options.get("use_w4a8_awq") else "", version=version,
-    )  # fmt: skip
+    codes = "i8" if "use_int8_weight" in options else "i4"
+    options["group_size"] = GROUP
+    return Case("WeightOnlyGroupwiseQuant", codes, "group", options, version)
 
 
-def weight_only(codes: str, version: str = "0.16") -> Case:
-    """Layers with codes per output."""
-    mode = QuantMode.use_weight_only(codes == "i4")
-    options = {"quant_mode": mode}
-    return Case("WeightOnlyQuant", codes, "per_channel_scale", options=options, version=version)
-
-
-def rowwise(**more: Any) -> Case:
-    """FP8 layers with scales per output and token."""
-    return Case("Fp8Rowwise", "f8", "per_channel_scale", token=True, **more)
-
-
-FP8_SCALES: Any = {"per": "tensor", "static": "activation_scaling_factor"}
 CASES = {
     "int8": weight_only("i8"),
     "int4": weight_only("i4"),
@@ -95,88 +66,72 @@ CASES = {
     "gptq": groups(zero=True),
     "awq": groups(pre_quant_scale=True),
     "awq with fp8": groups(pre_quant_scale=True, zero=True, use_w4a8_awq=True),
-    "fp8": Case("FP8", "f8", "weights_scaling_factor", **FP8_SCALES),
-    "fp8 of 0.7": Case("FP8", "f8", "weights_scaling_factor", version="0.7", **FP8_SCALES),
-    "rowwise": rowwise(),
-    "rowwise, clamped": rowwise(options={"clamp_val": [-0.5, 0.75]}, clamp=(-0.5, 0.75)),
-    "rowwise, of pairs": rowwise(pairs=True),
+    "fp8": Case("FP8", "f8", "tensor"),
+    "fp8 of 0.7": Case("FP8", "f8", "tensor", version="0.7"),
+    "rowwise": Case("Fp8Rowwise", "f8"),
+    "rowwise, clamped": Case("Fp8Rowwise", "f8", options={"clamp_val": [-0.5, 0.75]}),
+    "rowwise, of pairs": Case("Fp8Rowwise", "f8", pairs=True),
 }
 DTYPES = {"i8": np.dtype(np.int8), "i4": np.dtype(ml_dtypes.int4), "f8": np.dtype(FP8)}
+TOKENS = fresh(30).uniform(0.5, 2, (2, 3, 1)).astype("float32")  # scales of given codes
 
 
-class Whole:
-    """The complete parameters of a case."""
-
-    def __init__(self, case: Case) -> None:
-        rng = fresh(31)
-        most = {"i8": 127, "i4": 7, "f8": 200}[case.codes]
-        drawn = rng.integers(-most, most + 1, (N, K)).astype("float32")
-        self.codes = drawn.astype(DTYPES[case.codes])
-        shape = {"tensor": (1, 1), "output": (N, 1), "group": (N, K // GROUP)}[case.per]
-        self.scales = rng.uniform(0.5, 2, shape).astype("float32") / most
-        self.factors = rng.uniform(0.5, 2, K).astype("float32")
-        self.zero = rng.normal(size=(N, K // GROUP)).astype("float32")
-        self.static, self.alpha = np.float32(0.013), np.float32(0.7)
-        self.bias = rng.normal(size=N).astype("float32")
-        self.tokens = rng.uniform(0.5, 2, (2, 3, 1)).astype("float32")  # scales of given codes
-
-
-def rounded(x: Array, scale: Any, codes: str) -> Array:
-    """x by codes and scales."""
-    if codes == "f8":
-        found = np.clip(x / scale, -448, 448).astype(FP8).astype("float32")
-    else:
-        found = np.clip(np.rint(x / scale), -128, 127)
-    return (found * scale).astype("float32")
+def drawn(case: Case) -> dict[str, Array]:
+    """The complete parameters of a case; a weight is [outputs, inputs], a scale [.., groups]."""
+    rng, most = fresh(31), {"i8": 127, "i4": 7, "f8": 200}[case.codes]
+    codes = rng.integers(-most, most + 1, (N, K)).astype("float32").astype(DTYPES[case.codes])
+    shape = {"tensor": (1, 1), "output": (N, 1), "group": (N, K // GROUP)}[case.per]
+    return {
+        "codes": codes,
+        "scales": rng.uniform(0.5, 2, shape).astype("float32") / most,
+        "factors": rng.uniform(0.5, 2, (1, K)).astype("float32"),
+        "zero": rng.normal(size=(N, K // GROUP)).astype("float32"),
+        "input scale": np.full((1, 1), 0.013, np.float32),
+        "alpha": np.full((1, 1), 0.7, np.float32),
+        "bias": rng.normal(size=(N, 1)).astype("float32"),
+    }
 
 
-def expected(case: Case, w: Whole, x: Array, parts: int) -> Array:
+def rounded(x: Array, scale: Any) -> Array:
+    """x by codes of FP8 and scales."""
+    return np.clip(x / scale, -448, 448).astype(FP8).astype("float32") * scale
+
+
+def expected(case: Case, w: dict[str, Array], x: Array, parts: int) -> Array:
     """The layer on complete arrays; scales per token are those of each of `parts` of the inputs."""
-    x = x * w.tokens if case.pairs else x
-    x = x * w.factors if case.factors else x
-    if case.clamp:
-        low, high = np.array(case.clamp, "float32")
-        x = np.clip(x, low, high)
-    if case.token and not case.pairs:
+    x = x * w["factors"] if case.options.get("pre_quant_scale") else x
+    x = np.clip(x, *np.array(case.options.get("clamp_val", (-np.inf, np.inf)), "float32"))
+    is_awq_with_fp8 = case.options.get("use_w4a8_awq")
+    if case.pairs:
+        x = x * TOKENS
+    elif case.layer == "Fp8Rowwise":
         cut = x.reshape(*x.shape[:-1], parts, -1)
-        most = np.abs(cut).max(-1, keepdims=True) / np.float32(448)
-        x = rounded(cut, most, case.codes).reshape(x.shape)
-    elif case.static:
-        x = rounded(x, w.static, case.codes)
-    elif case.alpha:
-        x = rounded(x, np.float32(1), "f8")
-    weight = w.codes.astype("float32") * np.repeat(w.scales, K // w.scales.shape[1], 1)
-    if case.zero:
-        weight = weight + np.repeat(w.zero, GROUP, 1)
-    return x @ weight.T * (w.alpha if case.alpha else 1) + w.bias
+        x = rounded(cut, np.abs(cut).max(-1, keepdims=True) / np.float32(448)).reshape(x.shape)
+    elif case.layer == "FP8" or is_awq_with_fp8:
+        x = rounded(x, np.float32(1) if is_awq_with_fp8 else w["input scale"])
+    weight = w["codes"].astype("float32") * np.repeat(w["scales"], K // w["scales"].shape[1], 1)
+    weight = weight + np.repeat(w["zero"], GROUP, 1) * bool(case.options.get("zero"))
+    return x @ weight.T * (w["alpha"] if is_awq_with_fp8 else 1) + w["bias"].T
 
 
-def filled(layer: Any, case: Case, w: Whole, mapping: Mapping, row: bool) -> Any:
-    """The layer with this rank's part of the parameters."""
+NAMES = {
+    "qweight": "codes", "weight": "codes", "scale": "scales", "per_channel_scale": "scales",
+    "weights_scaling_factor": "scales", "pre_quant_scale": "factors",
+    "prequant_scaling_factor": "factors", "activation_scaling_factor": "input scale",
+}  # fmt: skip
 
-    def own(array: Array) -> Array:  # of [outputs, inputs], or [.., groups]
-        dim = 1 if row else 0
-        return shard(array, dim, mapping) if array.shape[dim] > 1 else array
 
-    weight, scales, codes = getattr(layer, case.weight), getattr(layer, case.scales), own(w.codes)
-    if isinstance(weight, functions.PackedWeight):
-        packed = pack(codes.T.astype(np.int8), weight.bits)
-        weight.value = packed.view(weight.stored)
-    elif case.floats:
-        weight.value = codes.astype("float32") * own(w.scales)
-    else:
-        weight.value = codes
-    scales.value = own(w.scales).T.reshape(scales.shape)
-    if case.factors:
-        factors = getattr(layer, case.factors)
-        factors.value = (shard(w.factors, 0, mapping) if row else w.factors).reshape(factors.shape)
-    if case.zero:
-        layer.zero.value = own(w.zero).T
-    for name, value in ((case.static, w.static), (case.alpha, w.alpha)):
-        if name:
-            getattr(layer, name).value = value.reshape(getattr(layer, name).shape)
-    layer.bias.value = w.bias if row else shard(w.bias, 0, mapping)
-    return layer
+def fill(layer: Any, w: dict[str, Array], mapping: Ranks, dim: int) -> None:
+    """Set this rank's part of the parameters, which are sharded by outputs (0) or inputs (1)."""
+    for name, parameter in layer.named_parameters():
+        kind: str = NAMES.get(str(name), str(name))
+        array = shard(w[kind], dim, mapping) if w[kind].shape[dim] > 1 else w[kind]
+        if isinstance(parameter, functions.PackedWeight):
+            parameter.value = pack(array.T.astype(np.int8), parameter.bits).view(parameter.stored)
+        elif kind == "codes" and parameter.type.dtype == "f32":  # up to 0.9
+            parameter.value = array.astype("float32") * w["scales"]
+        else:
+            parameter.value = array if kind == "codes" else array.T.reshape(parameter.shape)
 
 
 @pytest.mark.parametrize("tp", [1, 2, 4])
@@ -185,21 +140,18 @@ def filled(layer: Any, case: Case, w: Whole, mapping: Mapping, row: bool) -> Any
 def test_quantized_linear(name: str, row: bool, tp: int) -> None:
     """The outputs are gathered along the last dimension, of three dimensions too."""
     case = CASES[name]
-    w, x = Whole(case), fresh(32).normal(size=(2, 3, K)).astype("float32")
-    x = x.astype(FP8) if case.pairs else x
+    w, x = drawn(case), fresh(32).normal(size=(2, 3, K)).astype(FP8 if case.pairs else "float32")
 
-    def build(mapping: Mapping, x_: Any, scales: Any) -> Any:
-        group, size = mapping.tp_group, mapping.tp_size
+    def build(mapping: Ranks, x_: Any, scales: Any) -> Any:
         sizes = {"in_features": K, "out_features": N, "bias": True, "dtype": "float32"}
-        cls = getattr(layers, f"{case.name}{'Row' * row}Linear")
-        layer = cls(**sizes, tp_group=group, tp_size=size, **case.options)
-        filled(layer, case, w, mapping, row)
+        sizes |= {"tp_group": mapping.tp_group, "tp_size": mapping.tp_size, **case.options}
+        layer = getattr(layers, f"{case.layer}{'Row' * row}Linear")(**sizes)
+        fill(layer, w, mapping, int(row))
         own = Parameter(shard(x, -1, mapping)).value if row else x_
         return layer((own, scales) if case.pairs else own)
 
     want = expected(case, w, x.astype("float32"), tp if row else 1)
-    inputs = {"x_": x, "scales": w.tokens}
-    for (found,) in every_rank(build, inputs, tp, case.version):  # pyright: ignore[reportArgumentType]
+    for (found,) in every_rank(build, {"x_": x, "scales": TOKENS}, tp, case.version):
         np.testing.assert_allclose(found, want, rtol=1e-3, atol=1e-3)
 
 
@@ -210,7 +162,7 @@ def test_constants_of_packed_codes(bits: int) -> None:
     codes, scales = quantize_columns(weight, bits)
     for values in (codes, np.full_like(codes, 3)):
 
-        def build(mapping: Mapping, x: Any, values: Array = values) -> Any:
+        def build(mapping: Ranks, x: Any, values: Array = values) -> Any:
             current_network().plugin_config.weight_only_quant_matmul_plugin = "auto"
             packed = Parameter(pack(values, bits)).value
             return functions.weight_only_quant_matmul(x, packed, Parameter(scales).value, 8 // bits)
@@ -222,7 +174,7 @@ def test_constants_of_packed_codes(bits: int) -> None:
 class Model(Module):
     """Two layers, of which the head is excluded by default."""
 
-    def __init__(self, mapping: Mapping) -> None:
+    def __init__(self, mapping: Ranks) -> None:
         group, size = mapping.tp_group, mapping.tp_size
         self.mlp: Any = GatedMLP(K, 2 * K, "silu", True, "float32", group, size)
         self.lm_head: Any = ColumnLinear(K, N, False, "float32", group, size)
@@ -235,29 +187,19 @@ class Model(Module):
 @pytest.mark.parametrize("tp", [1, 2])
 def test_a_model_is_quantized_to_nearest_codes(tp: int, algo: str) -> None:
     rng = fresh(33)
-    shapes = {
-        "mlp.fc": (2 * K, K),
-        "mlp.gate": (2 * K, K),
-        "mlp.proj": (K, 2 * K),
-        "lm_head": (N, K),
-    }
-    weights = {
-        name: (rng.normal(size=shape) / np.sqrt(shape[1])).astype("float32")
-        for name, shape in shapes.items()
-    }
     x = rng.normal(size=(6, K)).astype("float32")
+    shapes = {"mlp.fc": (2 * K, K), "mlp.gate": (2 * K, K), "mlp.proj": (K, 2 * K)}
+    shapes["lm_head"] = N, K
+    weights = {name: rng.normal(size=n).astype("float32") / 8 for name, n in shapes.items()}
 
-    def build(mapping: Mapping, x: Any, how: str | None) -> Any:
+    def build(mapping: Ranks, x: Any, how: str | None) -> Any:
         model = Model(mapping)
         for name, part in model.named_modules():
             if name in weights:
                 part.weight.value = shard(weights[name], name == "mlp.proj", mapping)
                 if part.bias is not None:
                     part.bias.value = np.full(part.bias.shape, 0.25, "float32")
-        if how is not None:
-            config = QuantConfig(how, group_size=16, exclude_modules=[])
-            models.quantize(model, config)
-        return model(x)
+        return (models.quantize(model, QuantConfig(how, exclude_modules=[])) if how else model)(x)
 
     ((exact,),) = every_rank(lambda mapping, x: build(mapping, x, None), {"x": x})
     worst = {"W8A16": 0.02, "FP8_PER_CHANNEL_PER_TOKEN": 0.15}.get(algo, 0.3)
@@ -267,20 +209,19 @@ def test_a_model_is_quantized_to_nearest_codes(tp: int, algo: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("excluded", "quantized"),
+    ("algo", "excluded", "quantized"),
     [
-        (None, {"mlp.fc", "mlp.gate", "mlp.proj"}),
-        ([], {"mlp.fc", "mlp.gate", "mlp.proj", "lm_head"}),  # not the default list
-        (["*gate", "lm_*"], {"mlp.fc", "mlp.proj"}),
+        ("W8A16", None, "mlp.fc mlp.gate mlp.proj"),
+        ("FP8", [], "mlp.fc mlp.gate mlp.proj lm_head"),  # not the default list
+        ("W4A16_AWQ", ["*gate", "lm_*"], "mlp.fc mlp.proj"),
     ],
 )
-@pytest.mark.parametrize("algo", ["W8A16", "W4A16_AWQ", "FP8"])
-def test_excluded_modules_stay(algo: str, excluded: list[str] | None, quantized: set[str]) -> None:
+def test_excluded_modules_stay(algo: str, excluded: list[str] | None, quantized: str) -> None:
     with new_session():
         config = QuantConfig(algo, group_size=16, exclude_modules=excluded)
-        model = models.quantize(Model(Mapping()), config)
+        model = models.quantize(Model(Ranks()), config)
         found = {n for n, part in model.named_modules() if isinstance(part, layers.QuantizedLinear)}
-    assert found == quantized
+    assert found == {*quantized.split()}
 
 
 @pytest.mark.parametrize("dim", [0, 1])
@@ -292,7 +233,7 @@ def test_a_table_of_codes(tp: int, dim: int) -> None:
     factors = rng.uniform(0.5, 2, 10).astype("float32")
     ids = np.arange(-1, 12, dtype="int32")
 
-    def build(mapping: Mapping, ids: Any) -> Any:
+    def build(mapping: Ranks, ids: Any) -> Any:
         table, scale = (Parameter(w).value for w in (shard(codes, dim, mapping), factors))
         place = mapping.tp_size, mapping.tp_group, dim, mapping.tp_rank
         call: Any = embedding
@@ -317,7 +258,7 @@ def test_norms_in_codes() -> None:
     x = rng.normal(1, 1, (2, 3, K)).astype("float32")
     weight, bias = rng.normal(size=(2, K)).astype("float32")
 
-    def build(mapping: Mapping, x: Any) -> Any:
+    def build(mapping: Ranks, x: Any) -> Any:
         own: Any = {"weight": Parameter(weight).value, "bias": Parameter(bias).value}
         one, clamp = Parameter(np.full(1, 20, "f4")).value, Parameter(np.array(limits, "f4")).value
         layer: Any = functions.smooth_quant_layer_norm(x, (K,), **own, scale=one)
@@ -350,12 +291,11 @@ def test_products_of_codes(kind: str, token: bool, channel: bool) -> None:
     a = rng.uniform(0.001, 0.01, (6, 1) if token else (1, 1)).astype("float32")
     b = rng.uniform(0.001, 0.01, (1, N) if channel else (1, 1)).astype("float32")
 
-    def build(mapping: Mapping, x: Any) -> Any:
-        operands = x, *(Parameter(each).value for each in (weight, a, b)), token, channel
-        if kind == "f8":
-            return functions.fp8_rowwise_gemm(*operands)
+    def build(mapping: Ranks, x: Any) -> Any:
         current_network().plugin_config.smooth_quant_gemm_plugin = "float32"
-        return functions.smooth_quant_gemm(*operands)
+        name = "fp8_rowwise_gemm" if kind == "f8" else "smooth_quant_gemm"
+        operands = x, *(Parameter(each).value for each in (weight, a, b)), token, channel
+        return getattr(functions, name)(*operands)
 
     ((found,),) = every_rank(build, {"x": x})
     product = x.reshape(6, K).astype("float32") @ weight.astype("float32").T * (a * b)
@@ -365,56 +305,54 @@ def test_products_of_codes(kind: str, token: bool, channel: bool) -> None:
 def test_experts_that_stay_are_noted() -> None:
     class Experts(Module):
         def __init__(self) -> None:
-            self.moe = MOE(MoeConfig(num_experts=4, top_k=2), K, N, "relu", Mapping())
+            self.moe = MOE(MoeConfig(num_experts=4, top_k=2), K, N, "relu", Ranks())
 
     with new_session() as session:
         models.quantize(Experts(), QuantConfig("FP8"))
         assert any("experts keep their floats" in note for note in session.notes)
 
 
-def changed(config: QuantConfig) -> Module:
-    """A model with quantized layers."""
-    return models.quantize(Model(Mapping()), config)
-
-
-def floats_in_codes() -> None:
-    layers.WeightOnlyQuantLinear(K, N).weight.value = np.ones((K, N), np.float32)
-
-
-def floats_in_int8() -> None:
-    Parameter(shape=(N, K), dtype="int8").value = np.ones((N, K), np.float32)
-
-
 def set_before(algo: str) -> None:
-    model = Model(Mapping())
+    """Quantize a model with a weight that is set."""
+    model = Model(Ranks())
     model.mlp.fc.weight.value = np.ones((2 * K, K), np.float32)
     models.quantize(model, QuantConfig(algo, group_size=GROUP))
 
 
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (floats_in_codes, "holds packed codes of 8 bits, .* found f32"),
-        (floats_in_int8, "holds codes of i8, .* floats of f32; quantize them first"),
-        (lambda: set_before("FP8"), "FP8Linear gets codes and scales, which need a calibration"),
-        (lambda: set_before("W4A16_GPTQ"), "GroupwiseQuantLinear gets codes and scales, which"),
-        (lambda: changed(QuantConfig("W8A8_SQ_PER_CHANNEL")), "copy of .*--tensorrt-llm-sources"),
-        (lambda: models.quantize_model(Model(Mapping()), SMOOTH()), "--quantize w8a8_sq --calib"),
-        (lambda: layers.WeightOnlyGroupwiseQuantLinear(36, N, 8), "groups of 8 do not divide"),
-        (lambda: changed(QuantConfig("W4A8_QSERVE_PER_GROUP")), "two-level int4 is not"),
-        (lambda: changed(QuantConfig("MIXED_PRECISION")), "give a table of scopes"),
-        (lambda: changed(QuantConfig("NVFP4")), "no layers for .*NVFP4"),
-        (lambda: layers.FP8Linear(K, N, biass=True), "no argument 'biass'; did you mean 'bias'"),
-        (lambda: changed(QuantConfig("FP8", use_meta_recipe=True)), "use_meta_recipe is not"),
-    ],
-)  # fmt: skip
-def test_messages(make: Any, message: str) -> None:
-    def build(mapping: Mapping, x: Any) -> Any:
-        make()
-        return x
+def changed(**config: Any) -> None:
+    """Quantize a model."""
+    models.quantize(Model(Ranks()), QuantConfig(**config))
 
-    with new_session(), pytest.raises(Error, match=message) as caught:
-        module_of(build, {"x": np.zeros((3, K), "float32")})
+
+def set_floats(make: Any) -> None:
+    """Set floats where codes are expected."""
+    make().value = np.ones((K, N), np.float32)
+
+
+CODES = Parameter(shape=(K, N), dtype="int8")
+MESSAGES: dict[str, Any] = {
+    "holds packed codes of 8 bits, .* found f32": (
+        lambda: set_floats(lambda: layers.WeightOnlyQuantLinear(K, N).weight)
+    ),
+    "holds codes of i8, .* floats of f32; quantize them first": lambda: set_floats(lambda: CODES),
+    "FP8Linear gets codes and scales, which need a calib": lambda: set_before("FP8"),
+    "GroupwiseQuantLinear gets codes and scales": lambda: set_before("W4A16_GPTQ"),
+    "copy of TensorRT-LLM: --tens": lambda: changed(quant_algo="W8A8_SQ_PER_CHANNEL"),
+    "--quantize w8a8_sq --calib": lambda: models.quantize_model(Model(Ranks()), SMOOTH()),
+    "groups of 8 do not divide": lambda: layers.WeightOnlyGroupwiseQuantLinear(36, N, 8),
+    "two-level int4 is not": lambda: changed(quant_algo="W4A8_QSERVE_PER_GROUP"),
+    "give a table of scopes": lambda: changed(quant_algo="MIXED_PRECISION"),
+    "there is no QuantAlgo 'NVFP4'": lambda: changed(quant_algo="NVFP4"),
+    "no argument 'biass'; did you mean 'bias'": lambda: layers.FP8Linear(K, N, biass=True),
+    "use_meta_recipe is not": lambda: changed(quant_algo="FP8", use_meta_recipe=True),
+}
+
+
+@pytest.mark.parametrize("message", MESSAGES)
+def test_messages(message: str) -> None:
+    with new_session(), pytest.raises(Error) as caught:
+        module_of(lambda _, x: MESSAGES[message](), {"x": np.zeros((3, K), "float32")})
+    assert re.search(message, caught.value.message)
     assert "test_quantized_layers.py" in str(caught.value)
 
 
@@ -469,12 +407,12 @@ def test_smooth_quant_of_the_sources(tmp_path: Path) -> None:
     bias = rng.normal(size=N).astype("float32")
 
     class Head(Module):
-        def __init__(self, mapping: Mapping) -> None:
+        def __init__(self, mapping: Ranks) -> None:
             self.transformer: Any = ColumnLinear(
                 K, N, True, "float32", mapping.tp_group, mapping.tp_size, gather_output=False
             )
 
-    def build(mapping: Mapping, x: Any) -> Any:
+    def build(mapping: Ranks, x: Any) -> Any:
         algo = "W8A8_SQ_PER_CHANNEL_PER_TOKEN_PLUGIN"
         layer = models.quantize(Head(mapping), QuantConfig(algo)).transformer
         layer.weight.value, layer.bias.value = (shard(w, 0, mapping) for w in (weight, bias))
