@@ -57,7 +57,8 @@ class PackedWeight(Parameter):
         fits = array.dtype.itemsize == self.stored.itemsize and dtype_of(array) not in ("i4", "u4")
         if array.shape == self.packed and fits:
             packed = np.ascontiguousarray(array).view(np.int8).reshape(*array.shape[:-1], -1)
-            self.bound = codes_of(packed, self.bits)
+            codes = np.swapaxes(unpack(packed, self.bits), -1, -2)
+            self.bound = np.ascontiguousarray(codes, numpy_dtype(self.type.dtype))
             return
         raise Error(
             f"the parameter {self.name or 'weight'} holds packed codes of {self.bits} bits, "
@@ -72,16 +73,6 @@ class PackedWeight(Parameter):
         """The packed array."""
         codes = np.swapaxes(super().raw_value.astype(np.int8), -1, -2)
         return pack(codes, self.bits).view(self.stored)
-
-
-def codes_of(packed: np.ndarray[Any, Any], bits: int) -> np.ndarray[Any, Any]:
-    """The codes i4 or i8 [..., outputs, inputs] of packed bytes [..., inputs, outputs*bits/8]."""
-    codes = np.ascontiguousarray(np.swapaxes(unpack(packed, bits), -1, -2))
-    if bits == 8:
-        return codes.astype(np.int8)
-    import ml_dtypes
-
-    return codes.astype(ml_dtypes.int4)
 
 
 def owner_of(tensor: Tensor) -> Parameter | None:

@@ -7,7 +7,6 @@ the user's copy of TensorRT-LLM.
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -46,10 +45,7 @@ class Recipe:
 class QuantizedLinear(LinearBase):
     """What quantized linear layers have."""
 
-    @property
-    @abstractmethod
-    def recipe(self) -> Recipe:
-        """How the weight is quantized."""
+    recipe: Recipe
 
     def load(self, weight: Any) -> None:
         """Quantize an array, this rank's weight in floats, to the nearest codes."""
@@ -79,10 +75,7 @@ class WeightOnly(QuantizedLinear):
         self.weight_only_quant_mode = 8 // self.bits
         self.weight = self.packed(self.bits, "float32" if release() < 6 else "int8")
         self.per_channel_scale = self.parameter((self.out_features,), self.dtype, 0)
-
-    @property
-    def recipe(self) -> Recipe:
-        return Recipe(f"int{self.bits}", "per_channel_scale")
+        self.recipe = Recipe(f"int{self.bits}", "per_channel_scale")
 
     def load(self, weight: Any) -> None:
         codes, scales = quantize_columns(np.asarray(weight).T, self.bits)
@@ -136,12 +129,7 @@ class Groupwise(QuantizedLinear):
             setattr(self, name, value)
         self.zero = self.parameter(group, self.dtype, 1, 0) if zeros else None
         self.alpha = self.parameter((1,), "float32") if self.use_w4a8_awq else None
-
-    @property
-    def recipe(self) -> Recipe:
-        kind = "int8" if self.use_int8_weight else "int4"
-        zero = "" if self.zero is None else "zero"
-        return Recipe(kind, self.names[1], self.group_size, zero=zero)
+        self.recipe = Recipe(f"int{bits}", self.names[1], size, zero="zero" * zeros)
 
     def multiply(self, x: Tensor) -> Tensor:
         parameters: list[Parameter | None] = [getattr(self, name) for name in self.names]
@@ -171,10 +159,7 @@ class StaticScales(QuantizedLinear):
         self.weight = self.parameter(shape, self.dtype if release() < 10 else "fp8", 0, 1)
         self.activation_scaling_factor = self.parameter((1,), "float32")
         self.weights_scaling_factor = self.parameter((1,), "float32")
-
-    @property
-    def recipe(self) -> Recipe:
-        return Recipe("fp8", "weights_scaling_factor", inputs="activation_scaling_factor")
+        self.recipe = Recipe("fp8", "weights_scaling_factor", inputs="activation_scaling_factor")
 
     def multiply(self, x: Tensor) -> Tensor:
         kind: Any = x.dtype
@@ -200,10 +185,7 @@ class Rowwise(QuantizedLinear):
         shape = self.out_features, self.in_features
         self.weight = self.parameter(shape, "fp8", 0, 1)
         self.per_channel_scale = self.parameter(shape[:1], "float32", 0)
-
-    @property
-    def recipe(self) -> Recipe:
-        return Recipe("fp8", "per_channel_scale", inputs="token")
+        self.recipe = Recipe("fp8", "per_channel_scale", inputs="token")
 
     def load(self, weight: Any) -> None:
         encoded = encode(np.asarray(weight), "fp8", (1, 0))
