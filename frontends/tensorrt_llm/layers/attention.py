@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from ....errors import Error
 from ....source import here
@@ -227,10 +227,9 @@ class Attention(AttentionBase):
         sizes = attention_params or AttentionParams()
         prompt, types = unwrapped([sizes.context_lengths, sizes.host_request_types])
         filled = filled_keys(unwrapped(caches.host_past_key_value_lengths), types)
-        is_pair = isinstance(hidden_states, tuple)  # codes and their scales
-        first: Any = cast("tuple[Tensor, Tensor]", hidden_states)[0] if is_pair else hidden_states
-        rows = packed_rows(first, prompt, types, filled)
-        q, k, v = self._projected(first.unsqueeze(0) if first.ndim == 2 else hidden_states)
+        x: Tensor = hidden_states
+        rows = packed_rows(x, prompt, types, filled)
+        q, k, v = self._projected(x.unsqueeze(0) if x.ndim == 2 else x)
         if rows is not None:
             q, k, v = (rows.pad(each) for each in (q, k, v))
         if self.cross_attention:
@@ -252,12 +251,8 @@ class Attention(AttentionBase):
                 packed=rows,
                 plugin=plugin,
             )
-        out = self.project(context, all_reduce_params or reduce_fusion_params)
+        out = self.dense(context, all_reduce_params=all_reduce_params or reduce_fusion_params)
         return (out, cache) if use_cache else out
-
-    def project(self, context: Tensor, all_reduce_params: Any) -> Any:
-        """The output of the layer."""
-        return self.dense(context, all_reduce_params=all_reduce_params)
 
     def _settings(self, mask_type: AttentionMaskType) -> AttentionSettings:
         slopes, heads = None, self.heads
@@ -283,7 +278,7 @@ class Attention(AttentionBase):
             codes=cache_codes(self.quant_mode, None if scale is None else scale.inner),
         )
 
-    def _projected(self, x: Any) -> tuple[Tensor, Tensor, Tensor]:
+    def _projected(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values, clipped and normalized."""
         qkv: Tensor = self.qkv(x)
         if self.clip_qkv is not None:

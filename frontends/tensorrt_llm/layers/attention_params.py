@@ -17,6 +17,11 @@ class Fields:
 
     row: ClassVar[str]
 
+    def __init_subclass__(cls, row: str = "") -> None:
+        if row:  # one of irc, not of a script
+            cls.row = row
+            api(row)(cls)
+
     def __init__(self, **given: Any) -> None:
         attributes = (each.name for each in rows()[self.row].attributes)
         vars(self).update({**dict.fromkeys(attributes), **fields(self.row, every=True), **given})
@@ -39,16 +44,13 @@ class Fields:
         return True
 
 
-@api("layers.attention.AttentionParams")
-class AttentionParams(Fields):
+class AttentionParams(Fields, row="layers.attention.AttentionParams"):
     """The lengths of the sequences of a call, i32 [B] each.
 
     `context_lengths` are the lengths of the prompts, `encoder_input_lengths` those of the
     sequences that cross attention reads. irc computes the angles of rotary embeddings, so that
     the tables for them stay None.
     """
-
-    row = "layers.attention.AttentionParams"
 
     def is_valid_cross_attn(self, do_cross_attention: Any) -> bool:
         """True."""
@@ -61,8 +63,7 @@ class AttentionParams(Fields):
     fill_attention_const_params_for_long_rope = fill_attention_const_params_for_rope
 
 
-@api("layers.attention.KeyValueCacheParams")
-class KeyValueCacheParams(Fields):
+class KeyValueCacheParams(Fields, row="layers.attention.KeyValueCacheParams"):
     """The KV caches of the layers, and how many tokens they hold, i32 [B].
 
     `past_key_value` has a cache [B, 2, kv, P, D] per layer. `host_max_attention_window_sizes` is
@@ -70,7 +71,6 @@ class KeyValueCacheParams(Fields):
     stay None.
     """
 
-    row = "layers.attention.KeyValueCacheParams"
     past_key_value: Any
     host_max_attention_window_sizes: Any
 
@@ -97,32 +97,20 @@ class KeyValueCacheParams(Fields):
                 setattr(self, name, (None,) * list_size)
 
 
-@api("layers.attention.AttentionMaskParams")
-class AttentionMaskParams(Fields):
+class AttentionMaskParams(Fields, row="layers.attention.AttentionMaskParams"):
     """The masks of a layer, [B, T] or [B, S, T]; packed masks are not supported."""
 
-    row = "layers.attention.AttentionMaskParams"
 
-
-@api("layers.attention.BlockSparseAttnParams")
-class BlockSparseAttnParams(Fields):
+class BlockSparseAttnParams(Fields, row="layers.attention.BlockSparseAttnParams"):
     """Blocks of AttentionMaskType.blocksparse; `irc.frontends.layers.BlockSparse` defines them."""
 
-    row = "layers.attention.BlockSparseAttnParams"
 
-
-@api("layers.attention.MropeParams")
-class MropeParams(Fields):
+class MropeParams(Fields, row="layers.attention.MropeParams"):
     """Angles of images and videos, which are refused."""
 
-    row = "layers.attention.MropeParams"
 
-
-@api("layers.attention.SpecDecodingParams")
-class SpecDecodingParams(Fields):
+class SpecDecodingParams(Fields, row="layers.attention.SpecDecodingParams"):
     """Several tokens per call, which are refused."""
-
-    row = "layers.attention.SpecDecodingParams"
 
 
 # -- adapters (LoRA): accepted where there are none, as scripts write it; else refused
@@ -139,11 +127,8 @@ def refuse_lora(*given: Any) -> None:
     )
 
 
-@api("layers.lora.LoraParams")
-class LoraParams(Fields):
+class LoraParams(Fields, row="layers.lora.LoraParams"):
     """The adapters of the layers, of which there are none: every list is None or empty."""
-
-    row = "layers.lora.LoraParams"
 
     def __init__(self, **given: Any) -> None:
         super().__init__(**given)
@@ -160,11 +145,8 @@ class LoraParams(Fields):
 
 @api("runtime.lora_manager.LoraConfig")
 @api("lora_manager.LoraBuildConfig")
-@api("lora_manager.LoraConfig")
-class LoraConfig(Fields):
+class LoraConfig(Fields, row="lora_manager.LoraConfig"):
     """The adapters of a build: none, in no folder. `is_valid` is whether there are any."""
-
-    row = "lora_manager.LoraConfig"
 
     def __init__(self, **given: Any) -> None:
         super().__init__(**given)

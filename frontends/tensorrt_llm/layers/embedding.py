@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, cast
 
 from ....errors import Error
 from ....source import here
@@ -27,8 +27,6 @@ class Embedding(Module):
     ranks' padded with zeros, and [num_embeddings, embedding_dim/tp_size] if it is 1.
     """
 
-    stored_dtype: ClassVar[str] = ""  # the dtype of the weight where that is not `dtype`
-
     num_embeddings: int
     embedding_dim: int
     dtype: Any = None
@@ -46,27 +44,21 @@ class Embedding(Module):
         parts = 1 if self.tp_group is None else self.tp_size
         rows, columns = self.num_embeddings, self.embedding_dim
         if self.sharding_dim == 0:
-            rows = -(-rows // parts)
+            shape, whole_size = (-(-rows // parts), columns), rows
         else:
-            columns = shard_size("Embedding", "embedding_dim", columns, parts)
-        kind, whole = self.stored_dtype or self.dtype, (self.num_embeddings, 0)[self.sharding_dim]
-        place = self.sharding_dim, self.tp_group, whole
-        self.weight = sharded_parameter((rows, columns), kind, *place)
+            shape, whole_size = (rows, shard_size("Embedding", "embedding_dim", columns, parts)), 0
+        place = self.sharding_dim, self.tp_group, whole_size
+        self.weight = sharded_parameter(shape, self.dtype, *place)
 
     def forward(self, x: Any) -> Any:
         """ids i32|i64 [...] to [..., embedding_dim] on every rank."""
-        return self.look_up(x)
-
-    def look_up(self, ids: Tensor, per_token_scale: Any = None) -> Any:
-        """The rows of ids, times the factor of each row if there are any."""
-        tensors: Any = {"input": ids, "weight": self.weight.inner}
         rows = embedding(
-            **tensors,
+            x,
+            cast("Any", self.weight),
             tp_size=self.tp_size,
             tp_group=self.tp_group,
             sharding_dim=self.sharding_dim,
             tp_rank=self.tp_rank,
-            per_token_scale=per_token_scale,
             vocab_size=self.num_embeddings,
         )
         return unwrapped(rows)
@@ -103,7 +95,7 @@ class PromptTuningEmbedding(Embedding):
         kind, zero = tokens.dtype, F.full(0, dtype=tokens.dtype)
         tuned = F.ge(tokens, self.vocab_size)
         last = F.full(self.vocab_size - 1, dtype=kind)
-        normal: Tensor = self.look_up(F.where(tuned, last, tokens))
+        normal: Tensor = super().forward(F.where(tuned, last, tokens))
         start = _per_token(tasks.cast(kind), tokens) * task_vocab_size.cast(kind)
         rows = F.where(tuned, tokens - self.vocab_size, zero) + start
         prompt = F.embedding(rows, prompt_embedding_table.cast(normal.dtype))

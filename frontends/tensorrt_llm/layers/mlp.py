@@ -9,7 +9,6 @@ from typing import Any, ClassVar
 from ....errors import Error
 from ....source import here
 from ...layers.mlp import find_activation
-from ...tensor import Tensor
 from ..api import api, release
 from ..arithmetic import unwrapped
 from ..functional.basic import ACT2FN, GATED_ACT_2_ACT
@@ -27,7 +26,6 @@ class MLP(Module):
     """proj(act(fc(x))): one sum over the group. fc has twice the outputs for the gated
     activations, such as swiglu."""
 
-    linear: ClassVar[tuple[Any, Any]] = ColumnLinear, RowLinear
     inner_layernorm: ClassVar[None] = None
 
     hidden_size: int
@@ -43,19 +41,14 @@ class MLP(Module):
     def __post_init__(self) -> None:
         self.act = find_activation(self.hidden_act, ACT2FN)
         self.use_fp8_qdq = self.quant_mode.has_fp8_qdq() and release() < 10
-        column, row = (FP8Linear, FP8RowLinear) if self.use_fp8_qdq else self.linear
+        column, row = (FP8Linear, FP8RowLinear) if self.use_fp8_qdq else (ColumnLinear, RowLinear)
         names = "bias", "dtype", "tp_group", "tp_size"
-        common = {name: getattr(self, name) for name in names}
-        common |= {} if self.use_fp8_qdq else self.options()
+        common: dict[str, Any] = {name: getattr(self, name) for name in names}
         self.make_branches(
             lambda features: column(self.hidden_size, features, gather_output=False, **common)
         )
-        expert = {} if self.use_fp8_qdq else {"is_expert": self.is_expert}
-        self.proj = row(self.ffn_hidden_size, self.hidden_size, **common, **expert)
-
-    def options(self) -> dict[str, Any]:
-        """Further arguments of the linear layers."""
-        return {}
+        common["is_expert"] = self.is_expert
+        self.proj = row(self.ffn_hidden_size, self.hidden_size, **common)
 
     def make_branches(self, column: Callable[[int], Any]) -> None:
         """Make the layers before the activation; `column` makes one of so many features."""
@@ -66,10 +59,6 @@ class MLP(Module):
         limit = [gegelu_limit] if self.hidden_act == "gegelu" else []
         return unwrapped(self.act(self.fc(x), *limit))
 
-    def to_proj(self, x: Tensor) -> Any:
-        """What proj takes of the features."""
-        return x
-
     def forward(
         self,
         hidden_states: Any,
@@ -79,9 +68,8 @@ class MLP(Module):
     ) -> Any:
         """hidden_states [..., hidden_size] to the same; with a fusion_op of `all_reduce_params` to
         (the normalized sum, the sum)."""
-        inner = self.to_proj(self.inner(hidden_states, gegelu_limit))
-        params = all_reduce_params or reduce_fusion_params
-        return self.proj(inner, **({"all_reduce_params": params} if params else {}))
+        inner = self.inner(hidden_states, gegelu_limit)
+        return self.proj(inner, all_reduce_params=all_reduce_params or reduce_fusion_params)
 
 
 @api("layers.mlp.GatedMLP", inner=True)

@@ -28,23 +28,14 @@ from ..quantization import QuantMode
 from .linear import NO_MODE, RowLinear, shard_size, summed
 from .mlp import DOUBLE
 
-
-class ExpertScaleNormalizationMode(IntEnum):
-    """How the probabilities of the chosen experts become their weights."""
-
-    NONE = 0
-    RENORMALIZE = 1
-    SPARSE_MIXER = 2
-    DEVICE_LIMITED = 3
-    DEVICE_LIMITED_RENORM = 4
-
-
-class ParallelismMode(IntEnum):
-    """How the ranks share the experts up to 0.10."""
-
-    NONE = 0
-    EXPERT_PARALLEL = 1
-    TENSOR_PARALLEL = 2
+# how the probabilities of the chosen experts become their weights
+ExpertScaleNormalizationMode = IntEnum(
+    "ExpertScaleNormalizationMode",
+    "NONE RENORMALIZE SPARSE_MIXER DEVICE_LIMITED DEVICE_LIMITED_RENORM",
+    start=0,
+)
+# how the ranks share the experts up to 0.10
+ParallelismMode = IntEnum("ParallelismMode", "NONE EXPERT_PARALLEL TENSOR_PARALLEL", start=0)
 
 
 @api("layers.moe.MoeConfig")
