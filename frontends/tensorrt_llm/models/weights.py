@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, NoReturn, cast
+from typing import Any, ClassVar, cast
 
 import numpy as np
 
@@ -36,6 +36,7 @@ from ..module import Parameter
 
 Array = np.ndarray[Any, Any]
 Source = Any  # a folder, a model of transformers, or its config
+_BY_WEIGHTS = (None, "NO_QUANT", "W8A16", "W4A16", "FP8_PER_CHANNEL_PER_TOKEN")
 # Keys of LLaMAConfig that irc's families have as well.
 _SAME = """
     vocab_size hidden_size intermediate_size num_hidden_layers num_attention_heads head_size
@@ -328,8 +329,8 @@ class LlamaCheckpointMixin:
         source = next((each for each in others if each is not None), hf_model_or_dir)
         algorithms = [fields.pop(name, None) for name in ("quant_config", "quantization")]
         quant_config = algorithms[0] or algorithms[1]
-        if quant_config is not None and _needs_data(quant_config):
-            _refuse_calibration(quant_config)
+        if quant_config is not None:
+            _check_calibration(quant_config)
         fields |= {k: v for k, v in (override_fields or {}).items() if k != "moe_tp_mode"}
         config = cls.config_class.from_hugging_face(
             source, dtype, quant_config=quant_config, **fields
@@ -365,20 +366,17 @@ class LlamaCheckpointMixin:
             model.save_checkpoint(output_dir, save_config=rank == 0)
 
 
-def _needs_data(quant_config: Any) -> bool:
-    """Whether scales of inputs or caches come from running the model on data."""
-    by_weights = (None, "NO_QUANT", "W8A16", "W4A16", "FP8_PER_CHANNEL_PER_TOKEN")
-    return quant_config.quant_algo not in by_weights or quant_config.kv_cache_quant_algo == "INT8"
-
-
-def _refuse_calibration(quant_config: Any) -> NoReturn:
-    cache = "" if quant_config.kv_cache_quant_algo is None else " --kv-cache int8"
+def _check_calibration(quant_config: Any) -> None:
+    """An Error where scales of inputs or caches come from running the model on data."""
+    algorithm, cache = quant_config.quant_algo, quant_config.kv_cache_quant_algo
+    if algorithm in _BY_WEIGHTS and cache != "INT8":
+        return
     scheme = quant_config.scheme()
-    option = "" if scheme is None else f" --quantize {scheme}"
+    options = "" if scheme is None else f" --quantize {scheme}"
+    options += "" if cache is None else " --kv-cache int8"
     raise Error(
-        f"{quant_config.quant_algo or quant_config.kv_cache_quant_algo} needs a calibration with "
-        "data, which scripts do not run; give the folder of transformers to irc compile FOLDER"
-        f"{option}{cache} --calibration PATH",
+        f"{algorithm or cache} needs a calibration with data, which scripts do not run; give the "
+        f"folder of transformers to irc compile FOLDER{options} --calibration PATH",
         loc=here(),
     )
 

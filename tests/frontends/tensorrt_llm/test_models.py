@@ -100,22 +100,27 @@ def test_logits_of_a_prompt_and_of_single_tokens(source: str, name: str, tmp_pat
         close(found[:, :VOCAB], wanted[:, end - 1])
 
 
-WINDOW = LLAMA | {"model_type": "mistral", "sliding_window": 4}
-
-
-@pytest.mark.parametrize("keys", [MIXTRAL, WINDOW], ids=["experts", "window"])
-def test_what_irc_compiles_from_the_folder_itself(keys: dict[str, Any], tmp_path: Path) -> None:
-    model = made(tmp_path, keys)
-    with pytest.raises(irc.Error, match="compile the folder itself"):
-        steps_of(of_hugging_face(model, Conversion()), Conversion())
-
-
-def test_codes_of_a_folder_are_no_floats(tmp_path: Path) -> None:
-    model = made(tmp_path, LLAMA)
-    path, key = tmp_path / "model.safetensors", "model.layers.1.mlp.down_proj.weight"
+def with_codes(model: Any) -> None:
+    path, key = model.folder / "model.safetensors", "model.layers.1.mlp.down_proj.weight"
     tensors = load_file(path)
     save_file(tensors | {key: tensors[key].astype(np.int8)}, path)
-    with pytest.raises(irc.Error, match=f"{key} is i8.*; expected f32 or f16 or bf16"):
+
+
+WINDOW = LLAMA | {"model_type": "mistral", "sliding_window": 4}
+FOLDERS_REFUSED: dict[str, tuple[dict[str, Any], Any, str]] = {
+    "experts": (MIXTRAL, None, "compile the folder itself"),
+    "window": (WINDOW, None, "compile the folder itself"),
+    "codes": (LLAMA, with_codes, "down_proj.weight is i8.*; expected f32 or f16 or bf16"),
+}
+
+
+@pytest.mark.parametrize("name", FOLDERS_REFUSED)
+def test_folders_that_scripts_do_not_read(name: str, tmp_path: Path) -> None:
+    keys, change, message = FOLDERS_REFUSED[name]
+    model = made(tmp_path, keys)
+    if change is not None:
+        change(model)
+    with pytest.raises(irc.Error, match=message):
         steps_of(of_hugging_face(model, Conversion()), Conversion())
 
 
