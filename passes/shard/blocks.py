@@ -13,6 +13,7 @@ from irc.ops import (
     CacheUpdate,
     Cast,
     Concat,
+    Dequantize,
     DynamicScale,
     LayerNorm,
     Linear,
@@ -24,7 +25,7 @@ from irc.ops import (
     Slice,
     Split,
 )
-from irc.weights import ConcatRef, Ref, ZerosRef, pinned
+from irc.weights import ConcatRef, Ref, RepeatedRef, ZerosRef, pinned
 from irc.weights import Slice as SliceStep
 
 from ..shared.edit import change, insert_before, used_once
@@ -52,7 +53,7 @@ class Path:
         for parameter, dim in self.projection.parts:
             for weight in _in_heads(parameter, dim, self.heads) or ():
                 if weight not in done:
-                    _rearrange(weight, dim, self.heads, slots)
+                    _rearrange(weight, dim, self.heads, slots, _zero_of(parameter, weight))
                     done.add(weight)
         for op in self.ops:
             if isinstance(op, Reshape) and op not in done:
@@ -170,7 +171,8 @@ class Block:
             path.give(slots, done)
         heads = self.paths[0].heads
         for weight in _in_heads(self.output, self.inputs, heads) or ():
-            _rearrange(weight, self.inputs, heads, layout.queries)
+            zero = _zero_of(self.output, weight)
+            _rearrange(weight, self.inputs, heads, layout.queries, zero)
         for scores in (self.op.mask, self.op.bias):
             if scores is not None and scores.type.shape[1] != 1:
                 _select(self.op, scores, layout.queries)
@@ -202,8 +204,19 @@ def _select(op: Attention, scores: Value, slots: Heads) -> None:
     op.set_operands(tuple(new if value is scores else value for value in op.operands))
 
 
-def _rearrange(weight: Weight, dim: int, heads: int, slots: Heads) -> None:
-    """Make a weight the concatenation of its heads in a new order, with zeros for None."""
+def _zero_of(parameter: Value, weight: Weight) -> Value | None:
+    """The zero of codes, which is the code that stands for 0; None for all other weights."""
+    op = parameter.producer
+    return op.zero if isinstance(op, Dequantize) and op.x is weight else None
+
+
+def _rearrange(
+    weight: Weight, dim: int, heads: int, slots: Heads, zero: Value | None = None
+) -> None:
+    """Make a weight the concatenation of its heads in a new order, with zeros for None.
+
+    Codes get the `zero` that all heads share there; a zero of each head is rearranged with them.
+    """
     type = weight.type
     shape = tuple(n for n in type.shape if isinstance(n, int))
     if len(shape) != type.ndim:
@@ -214,7 +227,12 @@ def _rearrange(weight: Weight, dim: int, heads: int, slots: Heads) -> None:
     for first, count in _runs(slots):
         if first is None:
             zeros = (*shape[:dim], count * size, *shape[dim + 1 :])
-            parts.append(ZerosRef(shape=zeros, dtype=type.dtype))
+            if isinstance(zero, Weight) and zero.type.shape[dim] == 1:
+                source = pinned(zero.ref, zero.type.shape, zero.type.dtype)
+                counts = tuple(-(-n // m) for n, m in zip(zeros, zero.type.shape, strict=True))
+                parts.append(RepeatedRef(source, counts, zeros))
+            else:
+                parts.append(ZerosRef(shape=zeros, dtype=type.dtype))
         else:
             cut = (first * size, (first + count) * size)
             ranges = tuple(cut if i == dim else None for i in range(type.ndim))
