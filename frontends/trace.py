@@ -156,6 +156,8 @@ def _results(model: Any, results: Any) -> list[tuple[str | None, Tensor]]:
     else:
         rows = [(None, results)]
     for i, (name, item) in enumerate(rows):
+        if name is not None and not re.fullmatch(r"[A-Za-z_]\w*", name):
+            raise Error(f"expected a result name such as logits, found {name!r}")
         if not isinstance(item, Tensor):
             which = f"result {name or i}" if len(rows) > 1 else "the result"
             raise Error(

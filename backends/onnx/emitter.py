@@ -44,6 +44,7 @@ class Emitter:
     compute = "f32"
     table: Lowering[Rule] = TABLE
     missing: Mapping[str, tuple[str, ...]] = MISSING  # by node, the dtypes that are computed in i32
+    reduces_nan = False  # whether ReduceMax, ReduceMin and ArgMax find NaN; ONNX Runtime's do not
 
     def __init__(
         self, module: Module, function: Function, storage: Storage, ranks: Sequence[int]

@@ -113,29 +113,33 @@ def rsqrt(e: Emitter, op: ops.Rsqrt) -> Lowered:
 @TABLE.lower(ops.Mod)
 def mod(e: Emitter, op: ops.Mod) -> Lowered:
     """Mod, whose sign is corrected for floats."""
-    names, result = aligned(e, op)
-    return result(_mod(e, op.x, *names))
+    (x, y), result = aligned(e, op)
+    if not dtype(op.x.type.dtype).is_float:
+        return result(e.add("Mod", x, y))
+    rest, opposed = _remainder(e, op, x, y)
+    return result(e.add("Where", opposed, e.add("Add", rest, y), rest))
 
 
-def _mod(e: Emitter, like: Value, x: str, y: str) -> str:
-    """The remainder with the sign of the divisor; ONNX has that of the dividend for floats."""
-    if not dtype(like.type.dtype).is_float:
-        return e.add("Mod", x, y)
+def _remainder(e: Emitter, op: ops.Mod | ops.FloorDiv, x: str, y: str) -> tuple[str, str]:
+    """The remainder of floats with the sign of x, and where that is not the sign of y."""
     rest = e.add("Mod", x, y, fmod=1)
-    zero = e.number(0, like.type.dtype)
-    opposed = e.add("Less", e.add("Mul", e.add("Sign", rest), e.add("Sign", y)), zero)
-    return e.add("Where", opposed, e.add("Add", rest, y), rest)
+    signs = e.add("Mul", e.add("Sign", rest), e.add("Sign", y))
+    return rest, e.add("Less", signs, e.number(0, op.x.type.dtype))
 
 
 @TABLE.lower(ops.FloorDiv)
 def floor_div(e: Emitter, op: ops.FloorDiv) -> Lowered:
-    """Div of what Mod leaves to be divided."""
+    """Div of what Mod leaves to be divided, less 1 where the signs of floats differ."""
     (x, y), result = aligned(e, op)
-    quotient = e.add("Div", e.add("Sub", x, _mod(e, op.x, x, y)), y)
-    if not dtype(op.x.type.dtype).is_float:
-        return result(quotient)
-    by_zero = e.add("Equal", y, e.number(0, op.x.type.dtype))
-    return result(e.add("Where", by_zero, e.add("Div", x, y), e.add("Round", quotient)))
+    kind = op.x.type.dtype
+    if not dtype(kind).is_float:
+        return result(e.add("Div", e.add("Sub", x, e.add("Mod", x, y)), y))
+    rest, opposed = _remainder(e, op, x, y)
+    towards_zero = e.add("Round", e.add("Div", e.add("Sub", x, rest), y))
+    below = e.add("Sub", towards_zero, e.number(1, kind))
+    quotient = e.add("Where", opposed, below, towards_zero)
+    by_zero = e.add("Equal", y, e.number(0, kind))
+    return result(e.add("Where", by_zero, e.add("Div", x, y), quotient))
 
 
 @TABLE.lower(ops.Silu)
@@ -151,7 +155,7 @@ def clip(e: Emitter, op: ops.Clip) -> Lowered:
     (x,), result = aligned(e, op)
     kind = op.x.type.dtype
     low, high = (e.number(b, kind) if b is not None else "" for b in (op.low, op.high))
-    if kind != "i64":
+    if kind != "i64" and low and high:
         return result(apply(e, "Clip", kind, [x, low, high]))
     x = larger(e, x, low, kind) if low else x
     return result(larger(e, x, high, kind, less=True) if high else x)

@@ -9,6 +9,7 @@ import numpy as np
 from irc import ops
 from irc.backends.onnx.emitter import TABLE, Emitter, Flat, Lowered
 from irc.backends.onnx.lower_elementwise import apply
+from irc.ir.dtypes import is_float
 from irc.onnx_format.operators import DIRECT, PARTIAL, REDUCTIONS, Row
 
 
@@ -20,8 +21,12 @@ def _reduction(row: Row) -> Callable[[Emitter, ops.ReduceSum], Lowered]:
             return _first_of_sorted(e, op, largest=row.kind == "ReduceMax")
         if row.kind == "ReduceSum" and _is_size(op):
             return e.add("Squeeze", e.dim(op.x.type.shape[0]), e.ints(0))
-        dims = e.ints(*op.dims)
-        return apply(e, row.kind, op.x.type.dtype, [e.get(op.x)], dims, **row.to_onnx(op))
+        dims, x, dtype = e.ints(*op.dims), e.get(op.x), op.x.type.dtype
+        reduced = apply(e, row.kind, dtype, [x], dims, **row.to_onnx(op))
+        if not is_float(dtype) or e.reduces_nan or row.kind not in ("ReduceMax", "ReduceMin"):
+            return reduced
+        absolute = e.add("ReduceL1", x, dims, **row.to_onnx(op))  # NaN where there is one
+        return e.add("Where", e.add("IsNaN", absolute), absolute, reduced)
 
     return lower
 
@@ -56,10 +61,15 @@ for _cls, _row in REDUCTIONS.items():
 
 @TABLE.lower(ops.Argmax)
 def argmax(e: Emitter, op: ops.Argmax) -> Lowered:
-    """ArgMax."""
-    x = e.get(op.x)
+    """ArgMax; the first NaN where there is one."""
+    x, attributes = e.get(op.x), PARTIAL[ops.Argmax].to_onnx(op)
     x = e.cast(x, "i32") if e.dtype(op.x) in e.missing.get("ArgMax", ()) else x
-    return e.cast(e.add("ArgMax", x, **PARTIAL[ops.Argmax].to_onnx(op)), "i32")
+    largest = e.add("ArgMax", x, **attributes)
+    if is_float(op.x.type.dtype) and not e.reduces_nan:
+        absolute = e.add("ReduceL1", x, e.ints(op.dim), keepdims=attributes["keepdims"])
+        first = e.add("ArgMax", e.cast(e.add("IsNaN", x), "i32"), **attributes)
+        largest = e.add("Where", e.add("IsNaN", absolute), first, largest)
+    return e.cast(largest, "i32")
 
 
 @TABLE.lower(ops.Topk)

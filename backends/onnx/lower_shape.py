@@ -11,6 +11,7 @@ from irc.backends.onnx.emitter import TABLE, Emitter, Lowered
 from irc.backends.onnx.lower_elementwise import apply, select
 from irc.ir.core import Value
 from irc.ir.dims import LARGEST, Dim, DimLike
+from irc.ir.dtypes import is_float
 from irc.onnx_format.operators import DIRECT, PARTIAL
 
 _SMALL = ("i16", "i8", "u8", "i4", "u4")
@@ -128,6 +129,11 @@ def known_rows(e: Emitter, op: ops.Embedding, rows: Callable[[str], str]) -> Low
     known = e.add("Min", e.add("Max", ids, low), high)
     inside = e.add("Unsqueeze", e.add("Equal", ids, known), e.ints(-1))
     kind = op.table.type.dtype
+    if op.table.type.shape[1] == 1 and e.dtype(kind) == "f32":
+        # ONNX Runtime's Where makes 0 of -0 where the condition has the shape of the features
+        ends = e.ints(*[0] * (2 * op.result.type.ndim - 1), 1)
+        features = e.add("Pad", rows(known), ends)
+        return e.add("GatherElements", features, e.cast(e.add("Not", inside), "i64"), axis=-1)
     return select(e, inside, rows(known), e.number(0, kind), kind)
 
 
@@ -147,4 +153,12 @@ def by_index(e: Emitter, op: ops.Gather | ops.GatherElements | ops.ScatterElemen
     """Gather, GatherElements or ScatterElements."""
     row, (x, indices, *updates) = DIRECT[type(op)], op.operands
     names = [e.get(x), _indices(e, indices), *map(e.get, updates)]
-    return e.add(row.kind, *names, **row.to_onnx(op))
+    result = e.add(row.kind, *names, **row.to_onnx(op))
+    extreme = isinstance(op, ops.ScatterElements) and op.reduction in ("max", "min")
+    if not extreme or not is_float(x.type.dtype) or e.reduces_nan:
+        return result
+    kind = x.type.dtype
+    zero, nan = e.number(0, kind), e.number(np.nan, kind)
+    old, new = (select(e, e.add("IsNaN", each), nan, zero, kind) for each in names[::2])
+    lost = e.add(row.kind, old, names[1], new, **row.to_onnx(op) | {"reduction": "add"})
+    return select(e, e.add("IsNaN", lost), lost, result, kind)

@@ -97,7 +97,8 @@ def _window(model: Model, reference: Model | None, ids: Sequence[int]) -> Array:
         if others is not None:
             other = next(others)
             found[1] -= other[rows, here].sum()
-            found[2] += (np.exp(other) * (other - part)).sum()
+            likely = other > -np.inf  # tokens of probability 0 add nothing
+            found[2] += (np.exp(other[likely]) * (other[likely] - part[likely])).sum()
             found[3] += (other.argmax(-1) == part.argmax(-1)).sum()
         at += len(part)
     return found

@@ -78,7 +78,7 @@ def adjusted(
         chosen, penalty = logits[seen], sampling.repetition_penalty
         logits[seen] = np.where(chosen > 0, chosen / penalty, chosen * penalty)
     logits[seen] -= sampling.presence_penalty + sampling.frequency_penalty * counts
-    forbidden = {word[-1] for word in bad if _ends_with(tokens, word[:-1])}
+    forbidden = {word[-1] for word in bad if word and _ends_with(tokens, word[:-1])}
     if len(tokens) + 1 - prompt < sampling.min_length:
         forbidden |= set(ends)
     if sampling.no_repeat_ngram_size:

@@ -21,13 +21,28 @@ from .shapes import broadcast, float_operand, number_fits, number_operand, same_
 Check: TypeAlias = Callable[[str, Value], TensorType]  # of an operand, see shapes.py
 
 
+class OfUfunc(Op):
+    """Base of the functions that evaluate as numpy's `ufunc`; without one they are composite."""
+
+    __slots__ = ()
+    ufunc: ClassVar[Any]
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        if "ufunc" in vars(cls):
+            cls.evaluate = OfUfunc._by_ufunc
+
+    @np.errstate(all="ignore")
+    def _by_ufunc(self, *operands: Any) -> Any:
+        return type(self).ufunc(*operands)
+
+
 @operation_base
-class Binary(Op):
+class Binary(OfUfunc):
     """Base of the functions of two operands of one dtype, which broadcast as in numpy."""
 
     __slots__ = ()
     sharding: ClassVar = "..., ... -> ..."
-    ufunc: ClassVar[Any]
     check: ClassVar[Check] = staticmethod(number_operand)
     made: ClassVar[str] = ""  # the dtype of the result, where it is not that of the operands
     x: Operand
@@ -38,10 +53,6 @@ class Binary(Op):
         kind = same_dtype(self.opname, self.x, self.y)
         return TensorType(self.made or kind, broadcast(self.x.type.shape, self.y.type.shape))
 
-    @np.errstate(all="ignore")
-    def evaluate(self, x: Any, y: Any) -> Any:
-        return type(self).ufunc(x, y)
-
 
 class FloatBinary(Binary):
     """Base of the arithmetic on floating-point numbers only."""
@@ -51,21 +62,16 @@ class FloatBinary(Binary):
 
 
 @operation_base
-class Unary(Op):
+class Unary(OfUfunc):
     """Base of the functions of one number, integer or float."""
 
     __slots__ = ()
     sharding: ClassVar = "... -> ..."
-    ufunc: ClassVar[Any]
     check: ClassVar[Check] = staticmethod(number_operand)
     x: Operand
 
     def infer(self) -> TensorType:
         return self.check(self.opname, self.x).replicated
-
-    @np.errstate(all="ignore")
-    def evaluate(self, x: Any) -> Any:
-        return type(self).ufunc(x)
 
 
 class FloatUnary(Unary):
@@ -119,9 +125,12 @@ class Mod(Binary):
 
 @operation("pow")
 class Pow(FloatBinary):
-    """x to the power y, in floats; NaN for a negative x and a fractional y."""
+    """x to the power y, in floats; NaN for a negative finite x and a fractional y."""
 
-    ufunc = np.power
+    @np.errstate(all="ignore")
+    def evaluate(self, x: Any, y: Any) -> Any:
+        # one exponent for each x: numpy takes the root for a scalar 0.5, NaN for -inf
+        return np.power(x, np.array(np.broadcast_to(y, np.broadcast_shapes(x.shape, y.shape))))
 
 
 @operation("minimum", commutative=True, keeps_zeros=True, bounded="operands")

@@ -132,6 +132,8 @@ class _Parser:
             arg = c.value()
             if arg in args:
                 c.fail(f"%{arg} is defined twice", back=1)
+            if arg.isdigit():
+                c.fail(f"%{arg} is a number; an argument has a name such as %x", back=1)
             c.expect(":")
             args[arg] = self._type()
         function = Function(name, args.items())

@@ -113,6 +113,7 @@ WRONG: list[tuple[Callable[[], Any], str]] = [
         aliased("out", "x", lambda x: {"out": x[:, 1:]}),
         "the result out is f32[B, 3], but the input x it aliases is f32[B, 4]",
     ),
+    (traced(model=lambda x: {"a b": x}), "expected a result name such as logits, found 'a b'"),
     (traced({"a b": IDS}, lambda **k: k), "expected an input name such as input_ids"),
 ]
 

@@ -44,7 +44,7 @@ def of_transformers(name: str, *args: Any, ids: list[int], scores: np.ndarray) -
         ("RepetitionPenaltyLogitsProcessor", (1.4,), {"repetition_penalty": 1.4}, ()),
         ("NoRepeatNGramLogitsProcessor", (1,), {"no_repeat_ngram_size": 1}, ()),
         ("NoRepeatNGramLogitsProcessor", (2,), {"no_repeat_ngram_size": 2}, ()),
-        ("NoBadWordsLogitsProcessor", ([[3], [4, 5]],), {}, [[3], [4, 5]]),
+        ("NoBadWordsLogitsProcessor", ([[3], [4, 5]],), {}, [[3], [], [4, 5]]),
     ],
 )
 def test_logits_as_transformers_adjusts_them(

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import numpy as np
 import pytest
 
+import irc
 from irc import ops
 from irc.errors import Error
-from irc.ir.core import Function, Op, Value
+from irc.ir.core import Function, Module, Op, Value
 from irc.ir.declare import REGISTRY, operation, types_of
 from irc.ir.types import TensorType
 from irc.text.cursor import Cursor
 from irc.text.literals import parse_type
+from tests.user_code import restored_registries
 
 
 def value(type: str) -> Value:
@@ -94,6 +99,28 @@ def test_a_use_of_a_failed_operation_is_not_recorded() -> None:
     assert not x.users
     ops.Neg(x)
     assert len(x.users) == 1
+
+
+def test_an_operation_on_a_base_of_functions_may_be_composite(tmp_path: Path) -> None:
+    with restored_registries():
+
+        @operation("eightfold", bounded="no")
+        class Eightfold(ops.elementwise.FloatUnary):
+            """8 x."""
+
+            def expand(self) -> Op:
+                factor = ops.Full(value=8.0, shape=(), dtype=self.x.type.dtype)
+                return ops.Mul(self.x, factor)
+
+        function = Function("forward", [("x", TensorType("f32", (2,)))])
+        function.append(Eightfold(function.args[0]))
+        function.append(ops.Return(function.last.results if function.last else ()))
+        module = Module("m")
+        module.add_function(function)
+        x = np.array([0.5, np.inf], np.float32)
+        artifact = irc.compile(module, tmp_path / "a")
+        for outputs in (irc.evaluate(module, {"x": x}), artifact.run({"x": x})):
+            assert [*outputs.values()][0].tolist() == [4, np.inf]
 
 
 def test_a_name_that_no_text_can_hold_is_refused() -> None:

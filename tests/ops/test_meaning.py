@@ -41,6 +41,17 @@ def outputs(example: Example, given: list[Any]) -> list[Any]:
     return list(evaluate(module_of(example), inputs).values())
 
 
+@pytest.mark.parametrize("exponent", [0.5, -0.5, 2.0, -1.0])
+def test_one_exponent_for_all_is_one_for_each(exponent: float) -> None:
+    x = f32([-INF, -0.0, 4, -4, NAN, INF, 0])
+    with np.errstate(all="ignore"):
+        want = np.array([np.power(float(n), exponent, dtype=np.float64) for n in x])
+        want[0] = {0.5: INF, -0.5: 0.0, 2.0: INF, -1.0: -0.0}[exponent]  # IEEE 754 and C's pow
+    want[1] = {0.5: 0.0, -0.5: INF, 2.0: 0.0, -1.0: -INF}[exponent]
+    np.testing.assert_allclose(apply("pow", x, f32(exponent)), want, rtol=1e-6)
+    assert not exponent > 0 or not np.signbit(apply("pow", x, f32(exponent))[1])
+
+
 def test_integers_wrap_around() -> None:
     assert run("add", [2**31 - 1], [1], dtype="i32") == [-(2**31)]
     assert run("reduce_sum", [2**31 - 1, 1], dims=(0,), dtype="i32") == -(2**31)

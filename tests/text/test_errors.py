@@ -53,6 +53,7 @@ CASES = {
     body("%y = neg %z : f32[B, 8]"): "%z is used before it is defined",
     body("%y = linear %x, @v : f32[B, 6]"): "@v is not declared",
     body("%x = neg %x : f32[B, 8]"): "%x is defined twice",
+    f"{HEAD}  func @f(%0: f32[B]) -> () {{ return }}\n}}": "%0 is a number; an argument has a name",
     body("%y = neg %x, %x : f32[B, 8]"): "neg takes 1 operands (x), not 2",
     body("%y = neg %x : f32[B, 9]"): "%y is written as f32[B, 9], but neg gives f32[B, 8]",
     body("%y = neg %x"): "expected ':', found 'return'",

@@ -40,6 +40,7 @@ class TensorRTEmitter(Emitter):
 
     compute = ""
     missing: Mapping[str, tuple[str, ...]] = {}
+    reduces_nan = True
 
     def __init__(
         self,
