@@ -11,7 +11,7 @@ from irc import ops
 from irc.backends.onnx.emitter import TABLE, Emitter, Flat, Lowered
 from irc.backends.onnx.graph import DTYPES, Attribute
 from irc.backends.onnx.kernels import WITHOUT_F64
-from irc.ir.core import Op, Value
+from irc.ir.core import Op
 from irc.ir.dtypes import dtype, integer_range, is_float, largest, lossless
 from irc.onnx_format.operators import ELEMENTWISE, Row
 

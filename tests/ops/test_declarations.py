@@ -120,7 +120,7 @@ def test_an_operation_on_a_base_of_functions_may_be_composite(tmp_path: Path) ->
         x = np.array([0.5, np.inf], np.float32)
         artifact = irc.compile(module, tmp_path / "a")
         for outputs in (irc.evaluate(module, {"x": x}), artifact.run({"x": x})):
-            assert [*outputs.values()][0].tolist() == [4, np.inf]
+            assert next(iter(outputs.values())).tolist() == [4, np.inf]
 
 
 def test_a_name_that_no_text_can_hold_is_refused() -> None:
