@@ -14,7 +14,9 @@ from ..artifact.manifest import MODULE
 from ..errors import Error
 from ..ir.core import Module
 from ..ir.dims import Dim, DimLike, Dims, checked_ranges
+from ..ir.verify import verify
 from ..text import parse_module
+from ..text.printer import print_module
 
 PathLike: TypeAlias = str | os.PathLike[str]
 DTYPES = ("f32", "f16", "bf16")
@@ -58,6 +60,8 @@ def find_source(
 ) -> Source:
     """The module that `src` describes, its weights bound and its files by absolute paths.
 
+    A module is copied, so that passes leave it as it is.
+
     `settings` are the keyword arguments of a script's factory; a checkpoint folder has one,
     `ignore`: keys of its config.json that do not matter, and patterns of tensors that the model
     does not use, separated by commas. Unless weights are to be `bound`, a checkpoint folder needs
@@ -74,7 +78,8 @@ def find_source(
     artifact = artifact or artifact_of(src)
     if isinstance(src, Module):
         _check_unused("a module", dtype, settings)
-        source = Source(src, folder)
+        verify(src)
+        source = Source(parse_module(print_module(src, locs=True), src.name), folder)  # a copy
     elif is_script(os.fspath(src)):
         source = _script(os.fspath(src), folder, dtype, settings)
     elif not Path(src).exists():

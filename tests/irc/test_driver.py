@@ -3,6 +3,7 @@
 import ast
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,9 @@ import numpy as np
 import pytest
 
 import irc
+from irc.analysis.topology_file import default_topology
 from irc.driver import open_model
+from irc.driver.forecast import forecast
 from irc.frontends import Module
 from irc.frontends.layers import Linear
 from irc.frontends.random_weights import random_weights
@@ -70,6 +73,22 @@ def test_a_module_compiles_and_runs(tmp_path: Path) -> None:
     np.testing.assert_array_equal(loaded.run({"x": X})["y"], 2 * X)
     assert str(loaded.module).startswith("module @double dims(B=1:2:8)")
     assert repr(loaded) == f"<artifact {tmp_path}/out for onnx>"
+
+
+@pytest.mark.parametrize("options", [{"mesh": "tp=2"}, {"quantize": "w8a16"}, {"mesh": "tp=3"}])
+def test_compiling_leaves_the_module_as_it_is(options: Any, tmp_path: Path) -> None:
+    """Also where it fails: no weight of x * y can be shared, and 3 ranks are too many."""
+    shared = irc.trace(Linear(8, 4, bias=False), {"x": irc.Spec("f32", ("B", 8))}, {"B": (1, 2, 8)})
+    random_weights(shared, 0)
+    for module in (shared, doubled()):
+        text, mesh = str(module), module.mesh
+        with suppress(irc.Error):
+            irc.compile(module, tmp_path / "a", **options)
+        if "quantize" not in options:
+            with suppress(irc.Error):
+                forecast(module, default_topology(), **options)
+        assert (str(module), module.mesh, module.local) == (text, mesh, False)
+    assert irc.compile(shared, tmp_path / "b").manifest["mesh"] == ""
 
 
 def test_options_of_loading(tmp_path: Path) -> None:
