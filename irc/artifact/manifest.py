@@ -66,6 +66,23 @@ def is_artifact(folder: Path) -> bool:
     return _parsed(folder / MANIFEST) is not None
 
 
+def is_replaceable(folder: Path) -> bool:
+    """Whether a folder is an artifact; an Error names files in it that irc did not write."""
+    manifest = _parsed(folder / MANIFEST)
+    if manifest is None:
+        return False
+    files = manifest.get("files")
+    written = {MANIFEST, *(cast("dict[str, Any]", files) if isinstance(files, dict) else {})}
+    names = (path.relative_to(folder).as_posix() for path in folder.rglob("*") if not path.is_dir())
+    if others := sorted(set(names) - written):
+        more = f" and {len(others) - 1} more" if len(others) > 1 else ""
+        raise Error(
+            f"{folder} would be replaced, and with it {others[0]}{more}, which irc did not write; "
+            "move them, or choose another folder with -o"
+        )
+    return True
+
+
 def _parsed(path: Path) -> dict[str, Any] | None:
     """The JSON object in a file, None where it is no manifest of irc."""
     try:

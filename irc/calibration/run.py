@@ -37,7 +37,8 @@ if TYPE_CHECKING:
     from ..driver.sources import PathLike, Source
 
 _EVERY = 8  # batches between two savings
-_PROGRAM = "program"  # the folder of the program that runs
+_PROGRAM = ".irc-program"  # the folder of the program that runs
+_PART = re.compile(r"[.]?[0-9a-f]{16}-\d+\.safetensors.*")  # a file of this or another calibration
 
 
 def calibrate(
@@ -115,11 +116,14 @@ def _hash(facts: Any) -> str:
 
 
 def _check_replaceable(output: Path) -> None:
-    """An Error where the folder has anything but a calibration."""
+    """An Error where the folder has anything but a calibration, complete or not."""
     names = os.listdir(output) if output.is_dir() else ["a file"] * output.exists()
-    others = [name for name in names if not re.fullmatch(r"[.].*|program|.*\.safetensors", name)]
+    others = [name for name in names if name[0] != "." and not _PART.fullmatch(name)]
     if others and FACTS not in names:
-        raise Error(f"{output} is no calibration, so it is left alone; choose another folder")
+        raise Error(
+            f"{output} holds {others[0]} and no calibration, so it is left alone; choose another "
+            "folder"
+        )
 
 
 @dataclass
@@ -163,9 +167,9 @@ class _Work:
         prefix = _hash([key, self.gram, chosen])[:16]
         self.output.mkdir(parents=True, exist_ok=True)
         (self.output / FACTS).unlink(missing_ok=True)
-        for other in self.output.glob("*.safetensors*"):
-            if not other.name.startswith(prefix):  # of other data, or of a killed process
-                other.unlink()
+        for other in self.output.iterdir():
+            if _PART.fullmatch(other.name) and not other.name.startswith(prefix):
+                other.unlink()  # of other data, or of a killed process
         paths = [self.output / f"{prefix}-{i}.safetensors" for i in range(len(chosen))]
         for i, path in enumerate(paths):
             stage = f"calibrating, part {i + 1} of {len(paths)}" if i else "calibrating"

@@ -23,7 +23,7 @@ from ..artifact.manifest import (
     MODULE,
     REPORT,
     Progress,
-    is_artifact,
+    is_replaceable,
     silent,
     write_manifest,
 )
@@ -149,7 +149,7 @@ def write(
     used = dict.fromkeys(module.files[name] for ref in refs for name in ref.files())
     files = {each: Path(each) for each in used}
     _check_kept(files.values(), path)
-    with whole_folder(path, is_artifact) as folder:
+    with whole_folder(path, is_replaceable) as folder:
         copying = partial(progress, "copying the weights")
         with bundled(module, folder / BUNDLE, copying) if bundle else nullcontext("") as hash:
             emitted = _emit(prepared, folder, progress)

@@ -1,5 +1,6 @@
 """Calibrations of small models against numpy on all data at once; resumed, killed, regrouped."""
 
+import shutil
 import signal
 import subprocess
 import sys
@@ -239,7 +240,9 @@ def test_killed_in_the_middle(tmp_path: Path) -> None:
                 process.send_signal(signal.SIGKILL)
                 break
             time.sleep(0.002)
-    (tmp_path / "out" / ".0.safetensors.1a2b.part").touch()  # as if killed while it writes
+    (
+        tmp_path / "out" / ".0123456789abcdef-0.safetensors.1a2b.part"
+    ).touch()  # as if killed while it writes
     for name in ("out", "whole"):
         subprocess.run([*command, str(tmp_path / name)], cwd=ROOT, check=True, capture_output=True)
     assert files(tmp_path / "out") == files(tmp_path / "whole")
@@ -293,3 +296,19 @@ def test_a_complete_calibration_is_used_again(tmp_path: Path) -> None:
     assert runs() == 2
     saved(data, x=fresh(10).standard_normal((9, 4)), shift=np.zeros(4))
     assert runs() == 2
+
+
+@pytest.mark.parametrize("name", ["my_finetune.safetensors", "program/src/main.py", "adapter.npz"])
+def test_files_of_others_are_left_alone(name: str, tmp_path: Path) -> None:
+    data = saved(tmp_path / "data.npz", x=fresh(9).standard_normal((9, 4)), shift=np.zeros(4))
+    own = tmp_path / "out" / name
+    own.parent.mkdir(parents=True)
+    own.write_text("my own")
+    with pytest.raises(irc.Error, match="holds .* and no calibration, so it is left alone"):
+        calibrate(irc.parse(TWO), data, tmp_path / "out")
+    shutil.rmtree(tmp_path / "out")
+    calibrate(irc.parse(TWO), data, tmp_path / "out")
+    own.parent.mkdir(parents=True, exist_ok=True)
+    own.write_text("my own")
+    calibrate(irc.parse(TWO), data, tmp_path / "out", batch_size=3)  # another calibration
+    assert own.read_text() == "my own"

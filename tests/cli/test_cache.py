@@ -23,6 +23,8 @@ def cache(tmp_path: Path) -> Cache:
         report = Report("TensorRT-RTX 1.7", "tensorrt-rtx-1.7/sm_89", (), (), ())
         made.store(key, tmp_path / "rank0.engine", report, silent)
     (made.folder / "notes.txt").write_text("the user's")
+    for name in ("resnet.engine", "resnet.json", "timing-mine.cache"):
+        (made.folder / name).write_text("the user's")
     (made.folder / "timing-tensorrt-11.4.cache").write_text("times")
     return made
 
@@ -42,14 +44,15 @@ def test_engines_are_listed(cache: Cache) -> None:
 def test_clear_deletes_engines_and_nothing_else(cache: Cache) -> None:
     found = works("cache", "clear", "--json", "--cache", cache.folder).json
     assert found["engines"] == 2 and found["size"] == 3000
-    assert [path.name for path in cache.folder.iterdir()] == ["notes.txt"]
+    left = {path.name for path in cache.folder.iterdir()}
+    assert left == {"notes.txt", "resnet.engine", "resnet.json", "timing-mine.cache"}
     assert "0 engines, 0 B of" in works("cache", "--cache", cache.folder).out
 
 
 def test_kernels_and_choices_of_cuda(cache: Cache) -> None:
     folder = cache.folder / "kernels"
     folder.mkdir()
-    for name in ("a.cubin", "b.cubin", "choices.json", "notes.txt"):
+    for name in (f"{'a' * 64}.cubin", f"{'b' * 64}.cubin", "choices.json", "mine.cubin"):
         (folder / name).write_bytes(bytes(1000))
     line = f"{folder}: 3 kernels and choices of the backend cuda, 3.0 kB"
     assert works("cache", "--cache", cache.folder).out.splitlines()[0] == line
@@ -57,7 +60,7 @@ def test_kernels_and_choices_of_cuda(cache: Cache) -> None:
     assert found == {"folder": str(folder), "files": 3, "size": 3000}
     out = works("cache", "clear", "--cache", cache.folder).out
     assert line.replace(": 3", ": deleted 3") in out
-    assert [path.name for path in folder.iterdir()] == ["notes.txt"]
+    assert [path.name for path in folder.iterdir()] == ["mine.cubin"]
 
 
 def test_an_engine_in_use_stays(cache: Cache) -> None:

@@ -223,6 +223,15 @@ def test_a_folder_of_others_is_left_alone(checkpoint: Path, tmp_path: Path) -> N
     err = refused("compile", checkpoint, "-o", tmp_path)
     assert "not empty and no artifact of irc, so it is left alone" in err
     assert entries(tmp_path) == ["notes.txt"]
+    out = tmp_path / "artifact"
+    works("compile", checkpoint, "-o", out)
+    works("compile", checkpoint, "-o", out)
+    (out / "runs").mkdir()
+    for name in ("runs/y.npz", "my.txt"):
+        (out / name).write_text("my own")
+    before, err = entries(out), refused("compile", checkpoint, "-o", out)
+    assert "would be replaced, and with it my.txt and 1 more, which irc did not write" in err
+    assert entries(out) == before and (out / "runs" / "y.npz").read_text() == "my own"
     err = refused("compile", checkpoint, "-o", checkpoint)
     assert "would be replaced, and with it the weights in" in err
 

@@ -66,14 +66,15 @@ def test_a_damaged_entry_is_deleted(text: str, tmp_path: Path, cache: Cache) -> 
 
 
 def test_the_least_recently_used_engines_are_deleted(tmp_path: Path, cache: Cache) -> None:
-    for age, key in ((30, "a"), (20, "b")):
+    a, b, c = (letter * 64 for letter in "abc")
+    for age, key in ((30, a), (20, b)):
         cache.store(key, engine_of(tmp_path, 100), REPORT, silent)
         (tmp_path / "rank0.engine").unlink()
         os.utime(cache.folder / f"{key}.json", (age, age))
-    assert cache.fetch("a", tmp_path / "taken", silent) is not None
-    cache.store("c", engine_of(tmp_path, 120), REPORT, silent)
+    assert cache.fetch(a, tmp_path / "taken", silent) is not None
+    cache.store(c, engine_of(tmp_path, 120), REPORT, silent)
     for ending in ("engine", "json"):
-        assert {path.stem for path in cache.folder.glob(f"*.{ending}")} == {"a", "c"}
+        assert {path.stem for path in cache.folder.glob(f"*.{ending}")} == {a, c}
 
 
 def test_the_default_folder(monkeypatch: pytest.MonkeyPatch) -> None:

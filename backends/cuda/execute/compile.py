@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -43,7 +44,8 @@ def default_folder() -> Path | None:
 
 def kept(folder: Path) -> list[Path]:
     """The files of a cache: compiled kernels, and choices by their times."""
-    return [*folder.glob("*.cubin"), *folder.glob(CHOICES)]
+    kernels = (path for path in folder.glob("*.cubin") if re.fullmatch(r"[0-9a-f]{64}", path.stem))
+    return [*kernels, *folder.glob(CHOICES)]
 
 
 def key_of(kernel: Kernel) -> Key:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import shutil
 import tempfile
 import uuid
@@ -106,6 +107,8 @@ class Cache:
         """The engines, the most recently used first."""
         found: list[Entry] = []
         for path in self.folder.glob("*.json"):
+            if not re.fullmatch(r"[0-9a-f]{64}", path.stem):
+                continue  # no file of a cache
             with suppress(FileNotFoundError):  # another process has just deleted it
                 size = path.with_suffix(".engine").stat().st_size
                 found.append(Entry(path.stem, size, path.stat().st_mtime))
@@ -120,7 +123,7 @@ class Cache:
 
     def clear(self) -> list[Entry]:
         """Delete the engines that no process is using, and timing caches; returns the engines."""
-        for path in self.folder.glob("timing-*.cache"):
+        for path in self.folder.glob("timing-tensorrt*.cache"):
             path.unlink(missing_ok=True)
         return [entry for entry in self.entries() if self._drop_unused(entry.key)]
 
