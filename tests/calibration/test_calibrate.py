@@ -304,7 +304,7 @@ def test_files_of_others_are_left_alone(name: str, tmp_path: Path) -> None:
     own = tmp_path / "out" / name
     own.parent.mkdir(parents=True)
     own.write_text("my own")
-    with pytest.raises(irc.Error, match="holds .* and no calibration, so it is left alone"):
+    with pytest.raises(irc.Error, match=r"holds .* and no calibration, so it is left alone"):
         calibrate(irc.parse(TWO), data, tmp_path / "out")
     shutil.rmtree(tmp_path / "out")
     calibrate(irc.parse(TWO), data, tmp_path / "out")
