@@ -19,7 +19,7 @@ from irc.frontends.onnx.manifest import Manifest, manifest_of
 from irc.frontends.onnx.model import STANDARD, expanded, opset_of, read_model
 from irc.frontends.onnx.plugins import Plugins, readings
 from irc.frontends.onnx.readings import TABLE
-from irc.frontends.onnx.rules import Table, misuse, refusal
+from irc.frontends.onnx.rules import Table, is_wrong, misuse, refusal
 from irc.frontends.onnx.stored_text import stored_module
 from irc.frontends.onnx.tensors import DTYPES, Files
 from irc.frontends.onnx.unsupported import Unsupported
@@ -117,8 +117,9 @@ class _Importer:
             reason = refusal(node, table=self.table)
             if reason is not None:
                 self.unsupported.add(node, reason)
-        # the kinds of standard operators among the refused nodes
+        # the kinds of standard operators among the refused nodes; what is wrong is not expanded
         self.refused = {node.kind for node in self.unsupported.nodes if not node.domain}
+        self.refused -= {node.kind for node in self.nodes if is_wrong(node)}
 
     def module(self, dims: Dims) -> Module:
         """Everything, in order."""

@@ -110,6 +110,8 @@ def _converted(model: ModelProto, opset: int, target: int, path: Path) -> ModelP
     """The model in another opset; nodes keep their metadata."""
     onnx, converter = library(), import_module("onnx.version_converter")
     failures = RuntimeError, ValueError, converter.ConvertError, onnx.shape_inference.InferenceError
+    if opset < 7:
+        model = _aligned_at_the_end(model, path)
     try:
         found = converter.convert_version(model, target)
     except failures as error:
@@ -124,6 +126,51 @@ def _converted(model: ModelProto, opset: int, target: int, path: Path) -> ModelP
             node.metadata_props.extend(metadata[node.output[0]])
     found.metadata_props.extend(model.metadata_props)
     return found
+
+
+def _aligned_at_the_end(model: ModelProto, path: Path) -> ModelProto:
+    """The model of opset 6 or older with second operands that broadcast as those of opset 7 do.
+
+    `axis` says where the dimensions of the second operand are among those of the first, and the
+    slope of PRelu is per channel. The converter ignores both.
+    """
+    onnx = library()
+    try:
+        inferred = onnx.shape_inference.infer_shapes(model)
+    except onnx.shape_inference.InferenceError:
+        inferred = model
+    graph = inferred.graph
+    ranks = {
+        value.name: len(value.type.tensor_type.shape.dim)
+        for value in (*graph.input, *graph.value_info, *graph.output)
+        if value.type.tensor_type.HasField("shape")
+    }
+    ranks |= {tensor.name: len(tensor.dims) for tensor in graph.initializer}
+    nodes = list(model.graph.node)
+    del model.graph.node[:]
+    for node in nodes:
+        axis = next((each for each in node.attribute if each.name == "axis"), None)
+        broadcast = any(each.name == "broadcast" and each.i for each in node.attribute)
+        if node.op_type == "PRelu" or (broadcast and axis is not None):
+            first, second = (ranks.get(name) for name in node.input)
+            if first is None or second is None:
+                where = node.name or node.op_type
+                raise Error(
+                    f"{path}: {where} of opset 6 broadcasts along an axis, and the number of "
+                    "dimensions of its operands is unknown; export the model again in opset 13"
+                )
+            at = 1 if axis is None else axis.i if axis.i >= 0 else first + axis.i
+            if axis is not None:
+                node.attribute.remove(axis)
+            behind = range(second, first - at) if second else range(0)
+            if behind:
+                name = f"{node.input[1]}.of.{node.output[0]}"
+                words: Any = {"axes": list(behind)}
+                new = onnx.helper.make_node("Unsqueeze", [node.input[1]], [name], **words)
+                model.graph.node.append(new)
+                node.input[1] = name
+        model.graph.node.append(node)
+    return model
 
 
 def _newer_kinds(model: ModelProto, opset: int) -> set[str]:

@@ -34,7 +34,8 @@ def reduction(b: Builder, node: Node) -> Made:
         case "ReduceLogSumExp":
             return _log_sum_exp(b, x, places, keep) if places else x
         case "ReduceMax" | "ReduceMin" if x.dtype == "bool":
-            return b.cast(reduced(_REDUCE[node.kind], b.cast(x, "i32")), "bool")
+            largest = reduced(_REDUCE[node.kind], b.cast(x, "i32"))
+            return b.op(ops.Gt, largest, b.number(0, "i32"))  # of nothing: an end of i32
         case "ReduceMean" if not is_float(x.dtype):
             raise Error(f"ReduceMean of {x.dtype} has no operation in irc; cast to f32")
         case _:

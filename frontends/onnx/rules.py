@@ -110,6 +110,13 @@ def _shown(value: Any) -> str:
     return text if len(text) <= 40 else text[:37] + "..."
 
 
+def is_wrong(node: Node) -> bool:
+    """Whether ONNX forbids a node of a standard operator, or does not know its attributes."""
+    schema = schema_of(node.kind, node.opset)
+    unknown = schema is not None and not node.attributes.keys() <= set(schema.attributes)
+    return not node.domain and (unknown or node.misuse is not None)
+
+
 def misuse(node: NodeProto, opset: int) -> str | None:
     """What is wrong with a node of a standard operator; None for one that ONNX does not know."""
     schema = schema_of(node.op_type, opset)

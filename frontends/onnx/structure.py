@@ -222,6 +222,11 @@ def tile(b: Builder, node: Node) -> Made:
         raise Error(f"Tile of {x.ndim} dimensions by {len(times)} repeats")
     if all(isinstance(n, int) and n == 1 for n in times):
         return x
+    if 0 in times:
+        shape = tuple(n * size for n, size in zip(times, x.shape, strict=True))
+        return b.value(
+            ops.Full(value=False if x.dtype == "bool" else 0, shape=shape, dtype=x.dtype)
+        )
     split = tuple(size for n in x.shape for size in (1, n))
     wide = tuple(size for many in zip(times, x.shape, strict=True) for size in many)
     value = b.value(ops.Expand(b.reshaped(b.get(x), split), shape=wide))

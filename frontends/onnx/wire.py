@@ -42,6 +42,7 @@ class _Walk:
         """A message between two bytes, in parts."""
         inner = _FIELDS.get(kind, {})
         found: list[bytes] = []
+        places: list[bytes] = []  # at the end, where they replace what the tensor says
         kept = at  # where unchanged bytes begin
         for start, number, begin, stop in self._fields(at, end):
             if stop - begin <= KEPT:
@@ -53,10 +54,10 @@ class _Walk:
             else:
                 continue
             found.append(self.data[kept:start])
-            found += _noted(begin, stop) if parts is None else _field(number, parts)
+            found += [] if parts is None else _field(number, parts)
+            places += _noted(begin, stop) if parts is None else []
             kept = stop
-        found.append(self.data[kept:end])
-        return found
+        return [*found, self.data[kept:end], *places]
 
     def _fields(self, at: int, end: int) -> Iterator[tuple[int, int, int, int]]:
         """(where the field starts, its number, begin and end of its content)."""

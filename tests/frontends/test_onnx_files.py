@@ -235,6 +235,63 @@ def test_another_opset_is_converted(tmp_path: Path) -> None:
     assert [str(op.loc) for op in module.ops()][1] == 'loc("net.py":12 "layer")'
 
 
+@pytest.mark.parametrize("kind", ["Add", "Mul", "Sub", "Div", "PRelu"])
+@pytest.mark.parametrize(
+    ("x", "b", "axis"),
+    [((1, 3, 4, 5), (3,), 1), ((3, 3, 3), (3,), 1), ((2, 3, 4, 5), (3, 4), 1), ((2, 3), (3,), -1)],
+)
+def test_operands_of_opset_6_broadcast_along_an_axis(
+    kind: str, x: tuple[int, ...], b: tuple[int, ...], axis: int, tmp_path: Path
+) -> None:
+    """What ONNX's text of opset 6 says, in numpy."""
+    if kind == "PRelu" and len(b) > 1:
+        return
+    words = {} if kind == "PRelu" else {"broadcast": 1, "axis": axis}
+    nodes = [helper.make_node(kind, ["x", "b"], ["out"], **words)]
+    values = {"b": draw(*b)}
+    module = import_onnx(saved(model(nodes, {"x": ("f32", x)}, ["out"], values, opset=6), tmp_path))
+    data, at = draw(*x), axis % len(x)
+    other = values["b"].reshape(*b, *[1] * (len(x) - at - len(b)))
+    functions = {"Add": np.add, "Mul": np.multiply, "Sub": np.subtract, "Div": np.divide}
+    slopes = np.where(data < 0, data * other, data)
+    want = slopes if kind == "PRelu" else functions[kind](data, other)
+    np.testing.assert_allclose(evaluate(module, {"x": data})["out"], want, rtol=1e-6)
+
+
+def test_a_default_place_of_data_is_no_damage(tmp_path: Path) -> None:
+    """As other tools write it behind raw data that was external before."""
+    made = two_products(draw(8, 8))
+    for tensor in made.graph.initializer:
+        tensor.data_location = TensorProto.DEFAULT
+    compared(saved(made, tmp_path), {"x": draw(3, 8)})
+
+
+@pytest.mark.parametrize("kind", ["Relu", "Softmax", "Gelu", "Attention"])
+def test_an_attribute_that_onnx_does_not_know_is_refused(kind: str, tmp_path: Path) -> None:
+    """Also where ONNX has a function for the operator, which does not have it either."""
+    inputs = ["x"] * (3 if kind == "Attention" else 1)
+    nodes = [helper.make_node(kind, inputs, ["out"], left_window_size=2)]
+    made = model(nodes, {"x": ("f32", (1, 2, 4, 8))}, ["out"], opset=24)
+    with pytest.raises(Error, match="its attribute left_window_size=2 is unknown"):
+        import_onnx(saved(made, tmp_path))
+
+
+def test_empty_sets_and_no_copies(tmp_path: Path) -> None:
+    nodes = [
+        helper.make_node("Tile", ["x", "none"], ["tiled"]),
+        helper.make_node("Less", ["x", "x"], ["less"]),
+        helper.make_node("ReduceMax", ["less", "first"], ["any"], keepdims=0),
+        helper.make_node("ReduceMin", ["less", "first"], ["all"], keepdims=0),
+    ]
+    values = {"none": np.array([0, 2], np.int64), "first": np.array([0], np.int64)}
+    made = model(nodes, {"x": ("f32", ("B", 3))}, ["tiled", "any", "all"], values, opset=20)
+    artifact = irc.compile(import_onnx(saved(made, tmp_path), {"B": (0, 1, 4)}), tmp_path / "a")
+    for rows in (0, 2):
+        outputs = artifact.run({"x": draw(rows, 3)})
+        assert outputs["tiled"].shape == (0, 6)
+        assert outputs["any"].tolist() == [False] * 3 and outputs["all"].tolist() == [not rows] * 3
+
+
 def test_symbols_of_the_inputs(tmp_path: Path) -> None:
     nodes = [helper.make_node("Concat", ["p", "x"], ["out"], axis=1)]
     inputs = {"x": ("f32", ("batch size", "seq", 4)), "p": ("f32", ("batch size", "past", 4))}
