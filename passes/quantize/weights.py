@@ -34,7 +34,8 @@ def _quantized(assigned: Sequence[Assignment], context: Context) -> list[Weight]
     weights = _new_weights(context.module, first, parts)
     for each in assigned:
         found = _dequantized(weights, first, each.site.op)
-        found.name = f"{each.site.name.rpartition('.')[2]}_weight"
+        name = each.site.name.rpartition(".")[2]
+        found.name = f"_{name}_weight" if name[:1].isdigit() else f"{name}_weight"
         use_weight(each.site, found)
     return list(weights.values())
 

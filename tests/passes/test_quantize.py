@@ -21,6 +21,7 @@ from irc.quantization.schemes import SCHEMES, Scheme
 from irc.weights.checkpoint import Reader
 from tests.calibration.statistics_folder import write_folder
 from tests.fresh import fresh
+from tests.layout import ROOT
 from tests.passes.quantize_lab import GATED, linear, quantized
 from tests.sharded.models import logits, prompt_of, tiny_llama
 
@@ -78,6 +79,15 @@ def test_scales_and_results_have_the_dtype_of_the_model(scheme: Scheme, dtype: s
     assert str(irc.parse(text)) == text
     quantized(module, f"scheme={scheme.name}")
     assert str(module) == text, "a second run changes nothing"
+
+
+@pytest.mark.parametrize("example", ["two_tower", "recommender"])
+@pytest.mark.parametrize("scheme", ["w8a16", "fp8"])
+def test_layers_that_have_numbers_for_names(example: str, scheme: str, tmp_path: Path) -> None:
+    options: Any = {"random_weights": 0, "quantize": scheme, "backend": "reference"}
+    artifact = irc.compile(ROOT / "examples" / f"{example}.py", tmp_path / "a", **options)
+    assert any(op.opname == "dequantize" for op in artifact.module.ops())
+    assert str(irc.parse(str(artifact.module))) == str(artifact.module)
 
 
 def test_an_input_is_rounded_once_for_all_products() -> None:
