@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 from ..argument_checks import check_kind, check_path
 from ..errors import Error
 from ..ir.core import Module
+from ..ops import CacheUpdate
 from ..pipeline import run_pipeline
 from ..quantization.ranges import check_observer
 from ..quantization.report import QuantizationReport
@@ -97,12 +98,13 @@ class Quantization:
             raise Error(f"{why}, so {option} has no effect; compile its source anew")
 
     def check_done(self, module: Module, report: QuantizationReport) -> None:
-        """An Error where no layer was quantized though a scheme was given."""
+        """An Error where no layer or no cache was quantized though a scheme was given."""
+        caches = [op.cache.type.dtype for op in module.ops() if isinstance(op, CacheUpdate)]
+        if self.kv_cache and all(dtype in FLOATS for dtype in caches):
+            what = "has no KV caches" if not caches else "has caches that are no arguments"
+            raise Error(f"--kv-cache has no effect: the model {what}; leave it out")
         if not self.quantize or report.rows:
             return
-        if any(op.opname == "dequantize" for op in module.ops()):
-            why = "the weights of the model are quantized already"
-            raise Error(f"{why}; leave --quantize out, or compile the checkpoint it was made from")
         raise Error(
             "--quantize quantized no layer: all are excluded, or not included; --exclude '' "
             "excludes none"

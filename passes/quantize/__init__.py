@@ -112,7 +112,12 @@ class QuantizeModule(Pass):
         """The sites to quantize, each with its scheme and blocks."""
         module, stats = context.module, context.stats
         sites = find_sites(module)
-        if not sites and not any(isinstance(op, Dequantize) for op in module.ops()):
+        if not sites and any(isinstance(op, Dequantize) for op in module.ops()):
+            raise Error(
+                "quantize: the weights of the module are quantized already; leave it out, or "
+                "compile the source that they were made from"
+            )
+        if not sites:
             raise Error("quantize: the module has no product of activations and a float weight")
         selection = self._selection()
         rows = selection.rows(sites, list(module.weights))

@@ -87,7 +87,11 @@ def test_an_artifact_has_the_table(tmp_path: Path) -> None:
 
 def test_a_compilation_that_quantizes_nothing_is_refused(tmp_path: Path) -> None:
     once, _ = measured('scheme="w8a16"')
-    with pytest.raises(irc.Error, match="quantized already; leave --quantize out, or compile"):
+    with pytest.raises(irc.Error, match="quantized already; leave it out, or compile"):
         irc.compile(once, tmp_path / "out", quantize="w8a16")
+    with pytest.raises(irc.Error, match="quantized already; leave it out, or compile"):
+        irc.run_passes(irc.parse(TEXT), "quantize{scheme=w8a16}, quantize{scheme=w8a16}")
+    with pytest.raises(irc.Error, match="--kv-cache has no effect: the model has no KV caches"):
+        irc.compile(irc.parse(TEXT), tmp_path / "out", kv_cache="fp8")
     with pytest.raises(irc.Error, match="quantized no layer: all are excluded"):
         irc.compile(irc.parse(TEXT), tmp_path / "out", quantize="w8a16", exclude=["a", "b"])
