@@ -74,14 +74,11 @@ def _e4m3(torch: Any) -> dict[str, Operation]:
     There is a scale per row, per column, or one in all.
     """
 
-    def static(x: Any, scale: Any) -> Any:
-        codes = (x.float() / scale.float()).clamp(-448.0, 448.0)
-        return codes.to(torch.float8_e4m3fn).view(torch.int8)
-
     def quantize(x: Any, dims: tuple[int, ...]) -> Any:
         scale = x.float().abs().amax(dims or tuple(range(x.ndim)), keepdim=True) / 448.0
         scale = scale.clamp(min=1 / (448.0 * 512)).to(x.dtype)
-        return static(x, scale), scale
+        codes = (x.float() / scale.float()).clamp(-448.0, 448.0)
+        return codes.to(torch.float8_e4m3fn).view(torch.int8), scale
 
     def dequantize(codes: Any, scale: Any) -> Any:
         values = codes.view(torch.float8_e4m3fn).float() * scale.float()
@@ -90,6 +87,5 @@ def _e4m3(torch: Any) -> dict[str, Operation]:
     operations: dict[str, Operation] = {}
     for name, dims in (("activation", (-1,)), ("weight", (-2,)), ("per_tensor", ())):
         operations[f"quantize_e4m3_{name}"] = partial(quantize, dims=dims)
-        operations[f"static_quantize_e4m3_{name}"] = static
         operations[f"dequantize_e4m3_{name}"] = dequantize
     return operations
