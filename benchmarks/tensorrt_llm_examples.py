@@ -58,6 +58,11 @@ class Example:
     sources: bool = False  # the model's class is NVIDIA's
 
     @property
+    def tp_size(self) -> int:
+        """How many ranks share a layer."""
+        return math.prod(map(int, re.findall(r"--tp_size (\d)", self.commands[0])))
+
+    @property
     def ranks(self) -> int:
         """How many ranks the commands build."""
         sizes = re.findall(r"--[tp]p_size (\d)", " ".join(self.commands))
@@ -243,7 +248,7 @@ def check(example: Example, model: Path, out: Path, tokens: Path) -> str:
     else:
         theirs = getattr(transformers, cls).from_pretrained(model).float().eval()
     if example.bits:
-        _round(theirs, example.bits)
+        _round(theirs, example.bits, example.tp_size)
     with torch.no_grad():
         if example.check == "tokens":
             return _differing_tokens(theirs, np.load(tokens))
@@ -264,16 +269,18 @@ def _differing_tokens(model: Any, generated: np.ndarray) -> str:
     return ""
 
 
-def _round(model: Any, bits: int) -> None:
-    """Round the weights of all layers as weight-only quantization does, per output channel."""
+def _round(model: Any, bits: int, tp_size: int) -> None:
+    """Round the weights of all layers as weight-only quantization does: per output channel, and per
+    rank where the ranks split the inputs."""
     import torch
 
     limit = 2 ** (bits - 1)
     for name, module in model.named_modules():
         if isinstance(module, torch.nn.Linear) and "lm_head" not in name:
-            scale = module.weight.abs().amax(1, keepdim=True) / limit
-            codes = (module.weight / scale).round().clamp(-limit, limit - 1)
-            module.weight = torch.nn.Parameter(codes * scale)
+            ranks = tp_size if name.endswith(("o_proj", "down_proj")) else 1
+            for shard in module.weight.detach().chunk(ranks, 1):
+                scale = shard.abs().amax(1, keepdim=True) / limit
+                shard.copy_((shard / scale).round().clamp(-limit, limit - 1) * scale)
 
 
 def _differing_logits(model: Any, out: Path, family: str) -> str:

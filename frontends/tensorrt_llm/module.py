@@ -59,7 +59,7 @@ class Parameter:
         kind = found if dtype is None else irc_dtype(dtype)
         sizes = tuple(int(size) for size in (shape if array is None else array.shape) or ())
         self.inner = Weight(sizes, kind, self)
-        self.is_buffer = is_buffer
+        self.is_buffer, self._has_dtype = is_buffer, dtype is not None
         self.sharded: tuple[int, tuple[str, ...]] | None = None
         self.whole_size = 0  # of the sharded dimension, where the last shards have padding
         self.bound: np.ndarray[Any, Any] | Ref | None = None
@@ -106,6 +106,8 @@ class Parameter:
                 "torch.ops.trtllm.symmetric_quantize_last_axis_of_batched_matrix does",
                 loc=here(),
             )
+        if dtype_of(array) in ("f16", "bf16") and not self._has_dtype:
+            self.inner = Weight(self.shape, dtype_of(array), self)
         if dtype_of(array) != self.type.dtype:
             current_session().note(
                 f"values of {dtype_of(array)} are converted to {self.type.dtype}, the dtype of "

@@ -75,7 +75,7 @@ class GenerationMixin:
             most = given["max_num_tokens"] or rows[2] * max_input_len
             dims = {"num_tokens": (1, min(most, given["opt_num_tokens"] or rows[2]), most)}
             dims = tasks = dims if release() >= 8 else {"one": 1, **dims}
-        names = (*_ABSENT.split(), *_PROMPT, "input_ids", "hidden_states_input", "last_token_ids")
+        names = (*_PROMPT, "input_ids", "hidden_states_input", "last_token_ids")
         inputs: dict[str, Any] = dict.fromkeys(names)
         if world.is_first_pp_rank():
             inputs["input_ids"] = _input("input_ids", "i32", **dims)
@@ -122,7 +122,9 @@ class GenerationMixin:
         layers = list(range(given["num_layers"]) if layers is None else layers)
         every_layer = given["num_kv_heads_per_layer"] or [given["num_kv_heads"]] * len(layers)
         heads = dict(zip(layers, every_layer, strict=True))
-        inputs: dict[str, Any] = dict.fromkeys(("attention_mask", "cache_indirection", *_LENGTHS))
+        inputs: dict[str, Any] = dict.fromkeys(
+            ("attention_mask", "cache_indirection", *_LENGTHS, *_ABSENT.split())
+        )
         if plugin := given["use_gpt_attention_plugin"]:
             length: dict[str, Any] = {"max_seq_len": (1, total, total)}
             names = _LENGTHS if caching else _LENGTHS[len(_HELD) :]

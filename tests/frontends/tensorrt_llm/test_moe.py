@@ -182,6 +182,14 @@ def test_messages(config: dict[str, Any], more: dict[str, Any], message: str) ->
     assert "test_moe.py" in str(caught.value)
 
 
+def test_all_classes_of_experts_are_one() -> None:
+    with new_session():
+        layer: Any = MOE(moe(), H, M, "relu", dtype="float32")
+        assert layer.to(MOE) is layer
+        with pytest.raises(Error, match="quant_config is not supported: give the layer its quant"):
+            layer.to(MOE, quant_config=1)
+
+
 def test_a_config_file_holds_it() -> None:
     config = MoeConfig(num_experts=E, top_k=K, shared_expert_intermediate_size=7)
     assert MoeConfig.from_dict(config.to_dict()) == config and config.has_moe()

@@ -276,6 +276,9 @@ def test_ranges_may_come_from_profiles_and_sizes_from_each_other() -> None:
 
 
 def test_parameters_hold_the_part_of_one_rank() -> None:
+    parameter = Parameter(shape=(2,))  # without a dtype it takes that of its floats
+    parameter.value = np.ones(2, np.float16)
+    assert parameter.dtype is DataType.HALF
     parameter = Parameter(shape=(2, 3), dtype="float16")
     assert parameter.shape == (2, 3) and parameter.dtype is DataType.HALF
     assert parameter.bound is None
