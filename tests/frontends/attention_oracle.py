@@ -122,17 +122,6 @@ class Oracle:
         """x [B, heads, S, width] rotated."""
         batch, _, tokens, width = x.shape
         places = np.broadcast_to(np.arange(tokens), (batch, tokens))
-        if self.position == "chatglm":
-            rows, half = self.more["positions"][..., :tokens], width // 2  # [B, 2, S]
-            frequencies = self.more.get("frequencies", inverse(half))
-            parts = [rotated(x[..., :half], rows[:, 0], frequencies)]
-            parts.append(rotated(x[..., half:], rows[:, 1], frequencies))
-            return np.concatenate(parts, -1)
-        if self.position == "mrope":
-            rows, sections = self.more["positions"][..., :tokens], self.more["sections"]
-            chosen = np.repeat(np.arange(3), sections)
-            angles = rows[chosen].transpose(1, 2, 0) * inverse(width)
-            return rotated(x, np.ones((batch, tokens)), angles[:, None])
         if self.position not in ("rope_gptj", "rope_gpt_neox", "long_rope", "yarn"):
             return x
         turned = int(width * self.more.get("percentage", 1.0))
