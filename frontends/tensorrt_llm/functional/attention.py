@@ -271,9 +271,6 @@ def gpt_attention(
     prompt, types = given.context_lengths, given.host_request_types
     filled = filled_keys(given.host_past_key_value_lengths, types)
     rows = packed_rows(x, prompt, types, filled)
-    for other in (past_key_value, prompt, filled):  # inputs may call the rows by different names
-        if other is not None and rows is None:
-            current_network().unify(x.shape[0], other.shape[0], named=True)
     padded: Any = x if rows is None else rows.pad(x)
     bias, slopes, mask_type = given.qkv_bias, given.alibi_slopes, given.mask_type
     heads = Heads(num_heads, num_kv_heads, hidden_size_per_head, given.tp_rank, given.tp_size)

@@ -5,7 +5,9 @@ The fields of a class are the arguments of its row in api.toml, in the versions 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar
+from inspect import Parameter as Argument
+from inspect import Signature
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from ....errors import Error
 from ....source import here
@@ -17,10 +19,20 @@ class Fields:
 
     row: ClassVar[str]
 
-    def __init_subclass__(cls, row: str = "") -> None:
-        if row:  # one of irc, not of a script
-            cls.row = row
-            api(row)(cls)
+    def __init_subclass__(cls, row: str = "", holds_all: bool = False) -> None:
+        if not row:  # a class of a script
+            return
+        cls.row = row
+        if holds_all:  # also what layers of irc do not read, as those of a script may
+
+            def hold(self: Fields, **given: Any) -> None:
+                Fields.__init__(self, **given)
+
+            own = Argument("self", Argument.POSITIONAL_ONLY)
+            names = [Argument(n, Argument.KEYWORD_ONLY, default=None) for n in rows()[row].names]
+            cast("Any", hold).__signature__ = Signature([own, *names])
+            cast("Any", cls).__init__ = hold
+        api(row)(cls)
 
     def __init__(self, **given: Any) -> None:
         attributes = (each.name for each in rows()[self.row].attributes)
@@ -44,7 +56,7 @@ class Fields:
         return True
 
 
-class AttentionParams(Fields, row="layers.attention.AttentionParams"):
+class AttentionParams(Fields, row="layers.attention.AttentionParams", holds_all=True):
     """The lengths of the sequences of a call, i32 [B] each.
 
     `context_lengths` are the lengths of the prompts, `encoder_input_lengths` those of the
@@ -63,7 +75,7 @@ class AttentionParams(Fields, row="layers.attention.AttentionParams"):
     fill_attention_const_params_for_long_rope = fill_attention_const_params_for_rope
 
 
-class KeyValueCacheParams(Fields, row="layers.attention.KeyValueCacheParams"):
+class KeyValueCacheParams(Fields, row="layers.attention.KeyValueCacheParams", holds_all=True):
     """The KV caches of the layers, and how many tokens they hold, i32 [B].
 
     `past_key_value` has a cache [B, 2, kv, P, D] per layer. `host_max_attention_window_sizes` is

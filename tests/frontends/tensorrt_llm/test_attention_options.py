@@ -14,6 +14,7 @@ from irc.frontends.tensorrt_llm.enums import AttentionMaskType, LayerNormType, P
 from irc.frontends.tensorrt_llm.functional import expand_mask
 from irc.frontends.tensorrt_llm.layers import Attention, BertAttention
 from irc.frontends.tensorrt_llm.layers.attention_params import (
+    AttentionParams,
     BlockSparseAttnParams,
     MropeParams,
     SpecDecodingParams,
@@ -449,3 +450,11 @@ def test_cross_attention_up_to_0_7_sees_all_keys_whatever_the_mask_of_the_decode
     }
     crossed = Case(found, {"cross_attention": True}, lambda *_: given, version="0.7")
     close(crossed.whole(x, 2), found(x, source))
+
+
+def test_parameters_of_a_call_hold_what_layers_of_a_script_may_read() -> None:
+    with new_session():
+        params: Any = AttentionParams(encoder_max_input_length=7, host_context_lengths=3)
+        caches: Any = KeyValueCacheParams(kv_cache_block_offsets=5)
+    assert (params.encoder_max_input_length, params.host_context_lengths) == (7, 3)
+    assert caches.kv_cache_block_offsets == 5 and caches.host_kv_cache_block_offsets is None
