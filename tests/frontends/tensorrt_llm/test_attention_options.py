@@ -16,6 +16,7 @@ from irc.frontends.tensorrt_llm.layers import Attention, BertAttention
 from irc.frontends.tensorrt_llm.layers.attention_params import (
     AttentionParams,
     BlockSparseAttnParams,
+    KeyValueCacheParams,
     MropeParams,
     SpecDecodingParams,
 )
