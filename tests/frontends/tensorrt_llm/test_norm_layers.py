@@ -1,4 +1,4 @@
-"""Norms as layers, of both generations, against PyTorch."""
+"""Norms and convolutions as layers, of both generations, against PyTorch."""
 
 from __future__ import annotations
 
@@ -19,8 +19,14 @@ pytestmark = pytest.mark.oracle
 
 Shape = tuple[int, ...]
 IMAGE = (2, 4, 7, 9)
+any_pool: Any = layers.AvgPool2d
 layer_norm: Any = layers.LayerNorm
 Case = tuple[Callable[[], Any], Callable[[], Any], Shape]
+
+
+class _Int(torch.nn.Module):
+    def forward(self, x: Any) -> Any:
+        return x.int()
 
 
 CASES: dict[str, Case] = {
@@ -46,6 +52,28 @@ CASES: dict[str, Case] = {
         (2, 6),
     ),
     "group_norm": (lambda: layers.GroupNorm(2, 4), lambda: torch.nn.GroupNorm(2, 4), IMAGE),
+    "conv1d": (
+        lambda: layers.Conv1d(4, 6, 3, 2, 1, groups=2),
+        lambda: torch.nn.Conv1d(4, 6, 3, 2, 1, groups=2),
+        (2, 4, 9),
+    ),
+    "conv2d": (
+        lambda: layers.Conv2d(4, 6, (3, 2), (2, 1), (1, 0), (1, 2), bias=False),
+        lambda: torch.nn.Conv2d(4, 6, (3, 2), (2, 1), (1, 0), (1, 2), bias=False),
+        IMAGE,
+    ),
+    "avg_pool2d": (
+        lambda: any_pool(3, 2, 0, False, False),
+        lambda: torch.nn.AvgPool2d(3, 2),  # TensorRT-LLM ignores the rest
+        IMAGE,
+    ),
+    "mish": (layers.Mish, torch.nn.Mish, IMAGE),
+    "cast": (lambda: layers.Cast("int32"), lambda: _Int(), IMAGE),
+    "conv_transpose2d": (
+        lambda: layers.ConvTranspose2d(4, 6, (3, 2), (2, 3), 1, (1, 2), groups=2),
+        lambda: torch.nn.ConvTranspose2d(4, 6, (3, 2), (2, 3), 1, groups=2),
+        IMAGE,
+    ),
 }
 
 
@@ -86,6 +114,8 @@ def test_positional_arguments_of_rms_norm_depend_on_the_release() -> None:
     [
         (lambda: layers.GroupNorm(3, 4), "expected groups that divide the 4 channels, found 3"),
         (lambda: layer_norm(4, tp_size=2, tp_dim=0), "tp_size is not supported"),
+        (lambda: layers.Conv2d(4, 6, 3, groups=4), "divide 4 and 6 channels, found 4"),
+        (lambda: layers.Conv2d(4, 6, 3, padding_mode="same"), "padding_mode 'zeros', found 'same'"),
     ],
 )
 def test_arguments_that_no_layer_has(make: Callable[[], Any], message: str) -> None:
