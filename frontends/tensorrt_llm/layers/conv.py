@@ -2,98 +2,97 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from ....errors import Error
 from ....source import here
-from ..api import api
-from ..dimensions import Sizes, per_dimension
+from ..api import api, fields
+from ..dimensions import per_dimension
 from ..functional import avg_pool2d, cast, conv1d, conv2d, conv_transpose2d, softplus, tanh
 from ..module import Module, Parameter
 
 
+class LayerOfFields(Module):
+    """A layer that holds the arguments of its row."""
+
+    row: ClassVar[str]
+
+    if TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any: ...
+
+    def __init__(self, **given: Any) -> None:
+        vars(self).update({**fields(self.row, every=True), **given})
+
+
 @api("layers.conv.Conv2d", inner=True)
-@dataclass(eq=False, repr=False)
-class Conv2d(Module):
+class Conv2d(LayerOfFields):
     """x [B, C, H, W] convolved with weight [O, C/groups, height, width]."""
 
+    row = "layers.conv.Conv2d"
     convolve: ClassVar[Any] = staticmethod(conv2d)
-    options: ClassVar[tuple[str, ...]] = "stride", "padding", "dilation", "groups"
 
-    in_channels: int
-    out_channels: int
-    kernel_size: Sizes
-    stride: Sizes = 1
-    padding: Sizes = 0
-    dilation: Sizes = 1
-    groups: int = 1
-    bias: Any = True
-    padding_mode: str = "zeros"
-    dtype: Any = None
-
-    def __post_init__(self) -> None:
-        groups, channels = self.groups, (self.in_channels, self.out_channels)
-        if groups < 1 or any(each % groups for each in channels):
+    def __init__(self, **given: Any) -> None:
+        super().__init__(**given)
+        channels = self.weight_channels()
+        if self.groups < 1 or any(count % self.groups for count in channels):
             raise Error(
-                f"expected groups that divide {channels[0]} and {channels[1]} channels, found "
-                f"{groups}",
+                f"expected groups that divide {self.in_channels} and {self.out_channels} channels, "
+                f"found {self.groups}",
                 loc=here(),
             )
         if self.padding_mode != "zeros":
             raise Error(f"expected padding_mode 'zeros', found {self.padding_mode!r}", loc=here())
-        has_bias, own = vars(self).pop("bias"), (self.out_channels,)
-        self.weight = Parameter(shape=self.weight_shape(), dtype=self.dtype)
-        self.bias = Parameter(shape=own, dtype=self.dtype) if has_bias else None
+        shape = channels[0], channels[1] // self.groups, *self.kernel_shape()
+        has_bias, biases = vars(self).pop("bias"), (self.out_channels,)
+        self.weight = Parameter(shape=shape, dtype=self.dtype)
+        self.bias = Parameter(shape=biases, dtype=self.dtype) if has_bias else None
 
-    def weight_shape(self) -> tuple[int, ...]:
-        """The shape of the weight."""
-        inputs = self.in_channels // self.groups
-        return self.out_channels, inputs, *per_dimension(self.kernel_size, 2)
+    def weight_channels(self) -> tuple[int, int]:
+        """The channels of the first two dimensions of the weight."""
+        return self.out_channels, self.in_channels
+
+    def kernel_shape(self) -> tuple[int, ...]:
+        """The last dimensions of the weight."""
+        return tuple(per_dimension(self.kernel_size, 2))
 
     def forward(self, input: Any) -> Any:
         """[B, O, ...]."""
-        options = {name: getattr(self, name) for name in self.options}
-        return self.convolve(input, self.weight, self.bias, **options)
+        moves = {name: getattr(self, name) for name in ("stride", "padding", "dilation", "groups")}
+        bias = None if self.bias is None else self.bias.value
+        return self.convolve(input, self.weight.value, bias, **moves)
 
 
 @api("layers.conv.Conv1d", inner=True)
-@dataclass(eq=False, repr=False)
 class Conv1d(Conv2d):
     """x [B, C, L] convolved with weight [O, C/groups, size, 1]."""
 
+    row = "layers.conv.Conv1d"
     convolve: ClassVar[Any] = staticmethod(conv1d)
 
-    def weight_shape(self) -> tuple[int, ...]:
-        inputs = self.in_channels // self.groups
-        return self.out_channels, inputs, *per_dimension(self.kernel_size, 1), 1
+    def kernel_shape(self) -> tuple[int, ...]:
+        return *per_dimension(self.kernel_size, 1), 1
 
 
 @api("layers.conv.ConvTranspose2d", inner=True)
-@dataclass(eq=False, repr=False)
 class ConvTranspose2d(Conv2d):
     """The gradient of a Conv2d: x [B, C, H, W] with weight [C, O/groups, height, width].
 
     As in TensorRT-LLM `output_padding` and `dilation` have no effect.
     """
 
+    row = "layers.conv.ConvTranspose2d"
     convolve: ClassVar[Any] = staticmethod(conv_transpose2d)
-    options: ClassVar[tuple[str, ...]] = "stride", "padding", "groups"
 
-    output_padding: Sizes = 0
-
-    def weight_shape(self) -> tuple[int, ...]:
-        outputs = self.out_channels // self.groups
-        return self.in_channels, outputs, *per_dimension(self.kernel_size, 2)
+    def weight_channels(self) -> tuple[int, int]:
+        return self.in_channels, self.out_channels
 
 
 @api("layers.pooling.AvgPool2d", inner=True)
-@dataclass(eq=False, repr=False)
-class AvgPool2d(Module):
+class AvgPool2d(LayerOfFields):
     """The means of windows of x [..., H, W]; as in TensorRT-LLM there is no padding."""
 
-    kernel_size: Sizes
-    stride: Sizes | None = None
+    row = "layers.pooling.AvgPool2d"
 
     def forward(self, input: Any) -> Any:
         """[..., H', W']."""
@@ -110,11 +109,10 @@ class Mish(Module):
 
 
 @api("layers.cast.Cast", inner=True)
-@dataclass(eq=False, repr=False)
-class Cast(Module):
+class Cast(LayerOfFields):
     """x converted to a dtype."""
 
-    output_dtype: Any = "float32"
+    row = "layers.cast.Cast"
 
     def forward(self, x: Any) -> Any:
         """Of the same shape."""
