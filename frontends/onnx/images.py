@@ -1,4 +1,4 @@
-"""Convolutions, average pooling and resizing of images [B, C, positions...]."""
+"""Convolutions and resizing of images [B, C, positions...]."""
 
 from __future__ import annotations
 
@@ -15,10 +15,13 @@ from irc.frontends.onnx.fold import content_of
 from irc.frontends.onnx.reshaping import sizes_of
 from irc.frontends.onnx.rules import Made, only, reads
 from irc.ir.core import Value
-from irc.ir.dims import Dim, DimLike, product
+from irc.ir.dims import Dim, DimLike, exact_divide
+
+MOVES = "auto_pad dilations kernel_shape pads strides"
+known_padding = only("auto_pad", "NOTSET", "VALID", "SAME_UPPER", "SAME_LOWER")
 
 
-class _Windows(NamedTuple):
+class Windows(NamedTuple):
     """How a weight or window moves: a number per dimension of positions."""
 
     sizes: tuple[int, ...]
@@ -28,37 +31,51 @@ class _Windows(NamedTuple):
     after: tuple[int, ...]
 
 
-def _windows(node: Node, sizes: Sequence[DimLike]) -> _Windows:
-    """The attributes of a node whose windows have these sizes."""
+def windows_of(node: Node, sizes: Sequence[DimLike], positions: Sequence[DimLike]) -> Windows:
+    """The attributes of a node whose windows have these sizes, and move over these positions."""
     count = len(sizes)
     known = tuple(size for size in sizes if isinstance(size, int))
     pads = node.ints("pads") or [0] * (2 * count)
     strides, dilations = (tuple(node.ints(n) or [1] * count) for n in ("strides", "dilations"))
     written = node.ints("kernel_shape")
-    lengths = {len(known), len(strides), len(dilations), len(pads) // 2, count}
-    if len(lengths) > 1 or (written is not None and tuple(written) != known):
+    lengths = {len(known), len(strides), len(dilations), len(pads) // 2, len(positions)}
+    if lengths != {count} or (written is not None and tuple(written) != known):
         raise Error(f"{node.kind} needs {count} known sizes, strides, dilations and pairs of pads")
     if min((*known, *strides, *dilations), default=1) < 1:
         raise Error(f"{node.kind} has a size, stride or dilation below 1")
     if min(pads, default=0) < 0 and node.kind != "ConvTranspose":
         raise Error(f"{node.kind} has negative pads")
-    return _Windows(known, strides, dilations, tuple(pads[:count]), tuple(pads[count:]))
+    before, after = pads[:count], pads[count:]
+    way = node.text("auto_pad", "NOTSET")
+    if way != "NOTSET":
+        before, after = [0] * count, [0] * count
+    if way.startswith("SAME"):  # one window for every stride
+        if max(dilations) > 1:  # by which ONNX Runtime does not pad more
+            raise Error(f"{node.kind} has auto_pad={way} and dilations; expected pads")
+        for i, (n, stride) in enumerate(zip(positions, strides, strict=True)):
+            total = max(0, remainder(-n, stride) - stride + known[i])
+            before[i] = total // 2 if way == "SAME_UPPER" else total - total // 2
+            after[i] = total - before[i]
+    return Windows(known, strides, dilations, tuple(before), tuple(after))
 
 
-_MOVES = "auto_pad dilations kernel_shape pads strides"
-_no_same = only("auto_pad", "NOTSET", "VALID")  # padding that depends on the size of x is refused
+def remainder(size: DimLike, by: int) -> int:
+    """size modulo `by`, known where all terms with symbols are multiples."""
+    rest = size if isinstance(size, int) else dict(size.terms).get((), 0)
+    if exact_divide(size - rest, by) is None:
+        raise Error(f"{size} elements cannot be shown to be a multiple of the stride {by}")
+    return rest % by
 
 
-@reads("Conv", known=f"{_MOVES} group", refuses=_no_same)
+@reads("Conv", known=f"{MOVES} group", refuses=known_padding)
 def conv(b: Builder, node: Node) -> Made:
-    weight = node.shaped(1, 3)
-    windows = _windows(node, weight.shape[2:])
-    bias = node.optional(2)
-    return _conv(b, node.shaped(0, 3), weight, bias, windows, node.integer("group", 1))
+    x, weight = node.shaped(0, 3), node.shaped(1, 3)
+    windows = windows_of(node, weight.shape[2:], x.shape[2:])
+    return convolved(b, x, weight, node.optional(2), windows, node.integer("group", 1))
 
 
-def _conv(
-    b: Builder, x: Entry, weight: Entry, bias: Entry | None, moves: _Windows, groups: int = 1
+def convolved(
+    b: Builder, x: Entry, weight: Entry, bias: Entry | None, moves: Windows, groups: int = 1
 ) -> Entry:
     return b.entry(
         b.value(
@@ -76,34 +93,43 @@ def _conv(
     )
 
 
-@reads("ConvTranspose", known=f"{_MOVES} group output_padding output_shape", refuses=_no_same)
+_TRANSPOSED = f"{MOVES} group output_padding output_shape"
+
+
+@reads("ConvTranspose", known=_TRANSPOSED, refuses=known_padding)
 def conv_transpose(b: Builder, node: Node) -> Made:
     """The gradient of Conv: x with zeros between its elements, by the weight turned around."""
     x, weight, groups = node.shaped(0, 3), node.shaped(1, 3), node.integer("group", 1)
-    moves, count = _windows(node, weight.shape[2:]), weight.ndim - 2
+    moves, count = windows_of(node, weight.shape[2:], x.shape[2:]), weight.ndim - 2
     more = node.ints("output_padding") or [0] * count
     channels, out = weight.shape[:2]
     if isinstance(channels, Dim) or isinstance(out, Dim) or channels % groups or len(more) != count:
         raise Error("ConvTranspose needs channels that its groups divide, and known sizes")
     reach = [(size - 1) * gap for size, gap in zip(moves.sizes, moves.dilations, strict=True)]
     before, after = list(moves.before), list(moves.after)
-    wanted = node.ints("output_shape")
-    for i, size in enumerate(wanted[-count:] if wanted else ()):
+    way, wanted = node.text("auto_pad", "NOTSET"), node.ints("output_shape")
+    sizes: Sequence[DimLike] = wanted[-count:] if wanted else ()
+    if not wanted and way.startswith("SAME"):
+        sizes = [n * step for n, step in zip(x.shape[2:], moves.strides, strict=True)]
+        if any(step > n + m for step, n, m in zip(moves.strides, moves.sizes, more, strict=True)):
+            raise Error(f"ConvTranspose has auto_pad={way} and strides beyond its weight")
+    for i, size in enumerate(sizes):
         # the padding that gives this size, half of it behind; what is missing is added behind
         old: Any = x.shape[2 + i]
-        total = moves.strides[i] * (old - 1) + more[i] + reach[i] + 1 - size
+        total: Any = moves.strides[i] * (old - 1) + more[i] + reach[i] + 1 - size
         if isinstance(total, Dim):
             raise Error("the output_shape of this ConvTranspose needs a known size of x")
-        after[i] = total // 2 if total > 0 else total
+        after[i] = total // 2 if way != "SAME_UPPER" else total - total // 2
+        after[i] = after[i] if total > 0 else total
         before[i] = total - after[i]
     value = b.get(x)
     for i, step in enumerate(moves.strides):
         value = _spread(b, value, 2 + i, step)
     ends = [(r - p, r - q + m) for r, p, q, m in zip(reach, before, after, more, strict=True)]
-    value = _padded(b, value, [(0, 0), (0, 0), *ends])
+    value = padded(b, value, [(0, 0), (0, 0), *ends])
     kernel = _turned(b, b.get(weight), channels, out, groups, moves.sizes)
-    still = _Windows(moves.sizes, (1,) * count, moves.dilations, (0,) * count, (0,) * count)
-    return _conv(b, b.entry(value), b.entry(kernel), node.optional(2), still, groups)
+    still = Windows(moves.sizes, (1,) * count, moves.dilations, (0,) * count, (0,) * count)
+    return convolved(b, b.entry(value), b.entry(kernel), node.optional(2), still, groups)
 
 
 def _turned(
@@ -123,12 +149,12 @@ def _spread(b: Builder, x: Value, dim: int, step: int) -> Value:
     shape = x.type.shape
     apart = b.value(ops.Unsqueeze(x, dims=(dim + 1,)))
     ends = [(0, step - 1 if i == dim + 1 else 0) for i in range(apart.type.ndim)]
-    wide = b.reshaped(_padded(b, apart, ends), (*shape[:dim], shape[dim] * step, *shape[dim + 1 :]))
+    wide = b.reshaped(padded(b, apart, ends), (*shape[:dim], shape[dim] * step, *shape[dim + 1 :]))
     stop = (shape[dim] - 1) * step + 1
     return b.value(ops.Slice(wide, dim=dim, start=0, stop=stop, step=1))
 
 
-def _padded(b: Builder, x: Value, ends: Sequence[tuple[int, int]], fill: float = 0.0) -> Value:
+def padded(b: Builder, x: Value, ends: Sequence[tuple[int, int]], fill: float = 0.0) -> Value:
     """x with so many elements before and after each dimension; negative numbers remove some."""
     for dim, (first, last) in enumerate(ends):
         if min(first, last) < 0:
@@ -139,46 +165,6 @@ def _padded(b: Builder, x: Value, ends: Sequence[tuple[int, int]], fill: float =
     if not any((*before, *after)):
         return x
     return b.value(ops.Pad(x, before=before, after=after, value=fill))
-
-
-@reads("AveragePool", known=f"{_MOVES} ceil_mode count_include_pad", refuses=_no_same)
-def average_pool(b: Builder, node: Node) -> Made:
-    """Sums of windows, as a convolution by ones, over the number of elements that count."""
-    x = node.shaped(0, 3)
-    outer, positions = x.shape[:2], x.shape[2:]
-    moves = _windows(node, node.ints("kernel_shape") or ())
-    count = len(positions)
-    if len(moves.sizes) != count:
-        raise Error(f"AveragePool of {count} dimensions by windows of {list(moves.sizes)}")
-    extra = [0] * count
-    if node.integer("ceil_mode", 0):
-        extra = [_missing(size, *each) for size, *each in zip(positions, *moves, strict=True)]
-    after = tuple(n + more for n, more in zip(moves.after, extra, strict=True))
-    ones = b.entry(b.value(ops.Full(value=1.0, shape=(1, 1, *moves.sizes), dtype=x.dtype)))
-    alone = b.entry(b.reshaped(b.get(x), (product(outer), 1, *positions)))
-    total = _conv(b, alone, ones, None, moves._replace(after=after))
-    included = bool(node.integer("count_include_pad", 0))
-    if not any(extra) and (included or not any((*moves.before, *moves.after))):
-        mean = b.op(ops.Div, total, float(math.prod(moves.sizes)))
-    else:
-        counted = b.value(ops.Full(value=1.0, shape=(1, 1, *positions), dtype=x.dtype))
-        ends = [(0, 0), (0, 0), *zip(moves.before, moves.after, strict=True)]
-        counted = b.entry(_padded(b, counted, ends, float(included)))
-        rest = moves._replace(before=(0,) * count, after=tuple(extra))
-        mean = b.op(ops.Div, total, _conv(b, counted, ones, None, rest))
-    return b.reshaped(b.get(mean), (*outer, *mean.shape[2:]))
-
-
-def _missing(size: DimLike, window: int, stride: int, gap: int, before: int, after: int) -> int:
-    """How many elements the last window lacks where sizes are rounded up; the window begins within
-    the image or its first padding."""
-    if isinstance(size, Dim):
-        raise Error("AveragePool with ceil_mode needs known sizes")
-    reach = (window - 1) * gap + 1
-    steps = -(-(size + before + after - reach) // stride)
-    if steps * stride >= size + before:
-        steps -= 1
-    return max(0, steps * stride + reach - size - before - after)
 
 
 _RESIZE = """antialias axes coordinate_transformation_mode cubic_coeff_a exclude_outside
@@ -205,16 +191,18 @@ def _resize_refusal(node: Node) -> str | None:
 @reads("Resize", known=_RESIZE, refuses=_resize_refusal)
 def resize(b: Builder, node: Node) -> Made:
     """One dimension after the other, by places in x that are exact fractions."""
-    x = node.input(0)
+    x = node.shaped(0, 1)
     axes = [axis % x.ndim for axis in node.ints("axes") or range(x.ndim)]
     scales = content_of(node.optional(2)) if node.has(2) else None
     if scales is not None and scales.size:
         factors = [Fraction(float(n)).limit_denominator(1 << 20) for n in scales.flat]
-        sizes = [_scaled(x.shape[a], n) for a, n in zip(axes, factors, strict=True)]
+        sizes = [_scaled(x.shape[a], n) for a, n in zip(axes, factors, strict=False)]
     elif node.has(3):
         sizes, factors = list(sizes_of(node, 3, "sizes")), [None] * len(axes)
     else:
         raise Error("the scales of this Resize depend on the data")
+    if not len(axes) == len(sizes) == len(factors):
+        raise Error(f"Resize has {len(factors)} scales or {len(sizes)} sizes of {len(axes)} axes")
     for axis, size, factor in zip(axes, sizes, factors, strict=True):
         if size != x.shape[axis] or (factor or 1) != 1:
             x = _resized(b, node, x, axis, size, factor)

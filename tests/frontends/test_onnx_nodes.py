@@ -149,6 +149,22 @@ CASES = [
     Case("AveragePool", {"x": ("f32", (B, 4, 7, 8))}, {},
          {"kernel_shape": [3, 2], "strides": [2, 3], "pads": [1, 0, 1, 1], "ceil_mode": 1,
           "count_include_pad": 1}),
+    *(Case(k, {"x": ("f32", (B, 3, 7, 8))},
+           attributes={"kernel_shape": [3, 2], "strides": [2, 3], **words})
+      for k in ("MaxPool", "AveragePool", "LpPool")
+      for words in ({"ceil_mode": 1, "pads": [1, 0, 1, 1]}, {"dilations": [2, 3]},
+                    {"auto_pad": "SAME_UPPER"}, {"auto_pad": "SAME_LOWER"})),
+    *(Case("MaxPool", {"x": ("i8" if words else "f32", (B, 3, 7, "2*seq"))}, attributes={
+        "kernel_shape": [3, 2], "strides": [1, 2], "pads": [1, 0, 0, 0], **words})
+      for words in ({}, {"auto_pad": "SAME_UPPER"})),
+    *(Case("MaxPool", {"x": ("i8", (B, 3, 7, 8))}, outputs=2, attributes={
+        "kernel_shape": [3, 3], "pads": [1, 1, 1, 1], "storage_order": n}) for n in (0, 1)),
+    *(Case(k, {"x": ("f32", (B, 2, 5, 4))}, {"w": f32(2, 2, 3, 3)},
+           {"strides": [2, 3], "auto_pad": way})
+      for k in ("Conv", "ConvTranspose") for way in ("SAME_UPPER", "SAME_LOWER")),
+    Case("GlobalLpPool", {"x": ("f32", (B, 3, S, 8))}, attributes={"p": 3}, opset=13),
+    *(Case("LRN", {"x": ("f32", (B, 7, S, 2))}, attributes={
+        "size": n, "alpha": 0.3, "beta": 0.6, "bias": 1.5}) for n in (3, 5)),
     *(Case("Resize", {"x": ("f32", (B, 2, 5, 4))}, {"n": i64(9, 3) if m == "linear" else i64(3, 7)},
            {"mode": m, "coordinate_transformation_mode": c, "axes": [2, 3]}, order="x   n")
       for m in ("linear", "cubic", "nearest")
@@ -212,7 +228,8 @@ def drawn(case: Case, spec: Any, rng: np.random.Generator) -> np.ndarray[Any, An
         positive = case.positive or kind == "positive"
         return np.abs(found) + np.float32(0.1) if positive else found
     low, high = -5 if case.kind in ("Div", "Mod") else 0, 2 if kind == "bool" else 4
-    return rng.integers(low, high, sizes).astype(bool if kind == "bool" else np.int64)
+    held = {"bool": np.bool_, "i8": np.int8}.get(kind, np.int64)
+    return rng.integers(low, high, sizes).astype(held)
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)

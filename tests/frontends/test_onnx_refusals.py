@@ -45,8 +45,8 @@ def test_refusals_of_rules_and_of_kinds_are_one_list(tmp_path: Path) -> None:
         node("NonZero", "x", "e", 5),
         node("Add", "b e", "f", 6),
         node("Neg", "x", "g", 7),
-        node("MaxPool", "x", "h", 8),
-        node("MaxPool", "x", "i", 9),
+        node("Det", "x", "h", 8),
+        node("Det", "x", "i", 9),
         node("TensorScatter", "x x", "j", 10, mode="circular"),
         node("Strange", "x", "k", 11, domain="com.example"),
         node("Softmax", "x", "l", 12, beta=1.0),
@@ -58,7 +58,7 @@ def test_refusals_of_rules_and_of_kinds_are_one_list(tmp_path: Path) -> None:
         "; /a at net.py:1\n",
         "Split (2): Split along axis 7 of 2 dimensions; /c at net.py:3, /d at net.py:4\n",
         "NonZero (1): irc has no operation for it; /e at net.py:5\n",
-        "MaxPool (2): irc has no operation for it; /h at net.py:8, /i at net.py:9\n",
+        "Det (2): irc has no operation for it; /h at net.py:8, /i at net.py:9\n",
         "TensorScatter (1): its attribute mode=circular is not supported",
         "com.example.Strange (1)",
         "Softmax (1): its attribute beta=1.0 is unknown",
@@ -72,6 +72,26 @@ def test_a_single_refusal_names_its_place(tmp_path: Path) -> None:
     text = said(tmp_path, nodes, "d")
     assert text.startswith("net.py:3: Split along axis 7 of 2 dimensions")
     assert text.endswith("1 node more needs them and was not checked")
+
+
+@pytest.mark.parametrize(
+    ("kind", "attributes", "message"),
+    [
+        ("MaxPool", {"kernel_shape": [2], "auto_pad": "SAME_UPPER", "dilations": [2]},
+         "MaxPool has auto_pad=SAME_UPPER and dilations; expected pads"),
+        ("AveragePool", {"kernel_shape": [9]}, "moves a window of 9 over 8 elements"),
+        ("LpPool", {"kernel_shape": [2], "auto_pad": "SAME"}, "auto_pad=SAME is not supported"),
+        ("GlobalLpPool", {"p": 0}, "GlobalLpPool has p=0.0; expected a positive number"),
+        ("LRN", {"size": 0}, "LRN over 0 channels; expected 1 or more"),
+    ],
+)  # fmt: skip
+def test_windows_that_are_refused(
+    kind: str, attributes: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    pool = helper.make_node(kind, ["x"], ["y"], **attributes)
+    with pytest.raises(Error) as caught:
+        import_onnx(saved(model([pool], {"x": ("f32", ("batch", 3, 8))}, ["y"]), tmp_path))
+    assert message in str(caught.value)
 
 
 def test_results_that_are_not_computed(tmp_path: Path) -> None:
