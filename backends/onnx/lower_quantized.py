@@ -230,7 +230,11 @@ def quantize(e: Emitter, op: ops.Quantize) -> Lowered:
     scales: Shape = () if dim < 0 else (op.scale.type.shape[dim],)
     shaped = [e.add("Reshape", name, e.shape(scales)) for name in shaped]
     along = {} if dim < 0 else {"axis": dim}
-    return e.add("QuantizeLinear", e.get(op.x), *shaped, output_dtype=DTYPES[op.dtype], **along)
+    if op.zero is None and dim < 0:  # what moves nodes in ONNX Runtime 1.32 loses output_dtype
+        shaped.append(e.number(0, op.dtype))
+    elif op.zero is None:
+        along["output_dtype"] = DTYPES[op.dtype]
+    return e.add("QuantizeLinear", e.get(op.x), *shaped, **along)
 
 
 @TABLE.lower(ops.Dequantize, unless=_refusal)

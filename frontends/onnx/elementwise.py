@@ -12,6 +12,7 @@ from irc.errors import Error
 from irc.frontends.onnx.builder import Builder
 from irc.frontends.onnx.entry import Entry, Node
 from irc.frontends.onnx.fold import content_of
+from irc.frontends.onnx.quantized import float_product
 from irc.frontends.onnx.rules import MICROSOFT, Made, Rule, made_by, reads
 from irc.frontends.onnx.tensors import DTYPES
 from irc.ir.core import Op
@@ -162,6 +163,9 @@ def _converted(b: Builder, node: Node, target: str) -> Made:
     x = node.input(0)
     if x.dtype == target:
         return x
+    codes = made_by(x, "MatMulInteger") or made_by(x, "ConvInteger")
+    if codes is not None and target == "f32":
+        return float_product(b, codes)
     if x.data is not None and x.data.inline is None and _keeps_values(x.dtype, target):
         return b.entry(b.tensor(x.data, target))
     if target == "f8e8m0":

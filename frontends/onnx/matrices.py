@@ -1,21 +1,16 @@
-"""Matrix products, normalisation and quantized tensors."""
+"""Matrix products and normalisation."""
 
 from __future__ import annotations
-
-from typing import Any
 
 from irc import ops
 from irc.errors import Error
 from irc.frontends.onnx.builder import Builder
 from irc.frontends.onnx.elementwise import scalar
 from irc.frontends.onnx.entry import Entry, Node
-from irc.frontends.onnx.fold import content_of
-from irc.frontends.onnx.rules import MICROSOFT, Made, made_by, only, reads
-from irc.frontends.onnx.tensors import DTYPES
+from irc.frontends.onnx.rules import MICROSOFT, Made, made_by, reads
 from irc.ir.core import Op, Value
-from irc.ir.dims import Dim, Shape, exact_divide, product
+from irc.ir.dims import Dim, Shape, product
 from irc.ir.dtypes import is_float
-from irc.ops.quant import QUANTIZED
 
 
 @reads("Gemm", known="alpha beta transA transB")
@@ -184,62 +179,3 @@ def batch_normalization(b: Builder, node: Node) -> Made:
     factor, shift = (b.entry(b.reshaped(b.get(each), column)) for each in (factor, shift))
     found = b.op(ops.Add, b.op(ops.Mul, b.cast(x, wide), factor), shift)
     return b.cast(found, x.dtype)
-
-
-@reads("DequantizeLinear", known="axis block_size output_dtype")
-def dequantize(b: Builder, node: Node) -> Made:
-    """Scales for all elements, per index of an axis, or per block along it."""
-    scales, zeros = _scales_and_zeros(b, node)
-    kind: Any = DTYPES.get(node.integer("output_dtype", 0), scales.type.dtype)
-    return b.value(ops.Dequantize(b.get(node.input(0)), scales, zero=zeros, dtype=kind))
-
-
-@reads(
-    "QuantizeLinear",
-    known="axis block_size output_dtype precision saturate",
-    refuses=only("saturate", 1),
-)
-def quantize(b: Builder, node: Node) -> Made:
-    """Codes of the dtype of the zero point, else of `output_dtype`, else u8."""
-    zero, asked = node.optional(2), DTYPES.get(node.integer("output_dtype", 0), "u8")
-    kind: Any = zero.dtype if zero is not None else asked
-    if kind not in QUANTIZED:
-        raise Error(f"QuantizeLinear makes {kind}; there is {', '.join(QUANTIZED)}")
-    scales, zeros = _scales_and_zeros(b, node)
-    return b.value(ops.Quantize(b.get(node.input(0)), scales, zero=zeros, dtype=kind))
-
-
-def _scales_and_zeros(b: Builder, node: Node) -> tuple[Value, Value | None]:
-    """The scales and the zero points, with all dimensions of the first input."""
-    x, scale, zero = node.input(0), node.input(1), node.optional(2)
-    shape = _scales(node, x, scale)
-    if zero is not None and product(zero.shape) != product(scale.shape):
-        raise Error(f"{node.kind} has {zero.shape} zero points for {scale.shape} scales")
-    scales = b.reshaped(b.get(scale), shape)
-    return scales, b.reshaped(b.get(zero), shape) if zero is not None and _moves(zero) else None
-
-
-def _scales(node: Node, x: Entry, scale: Entry) -> Shape:
-    """The shape of scales with all dimensions of x."""
-    block = node.integer("block_size", 0)
-    if scale.shape in ((), (1,)) and not block:
-        return (1,) * x.ndim
-    axis = node.axis(x.ndim, 1)
-    if not block:
-        if scale.ndim != 1:
-            raise Error(f"{node.kind} has scales of {scale.ndim} dimensions and no block_size")
-        return (*(1,) * axis, scale.shape[0], *(1,) * (x.ndim - axis - 1))
-    blocks = exact_divide(x.shape[axis], block)
-    if blocks is None or scale.shape != (*x.shape[:axis], blocks, *x.shape[axis + 1 :]):
-        raise Error(
-            f"{node.kind} has scales {list(scale.shape)} for blocks of {block} along axis "
-            f"{axis} of {list(x.shape)}; blocks must divide the axis"
-        )
-    return scale.shape
-
-
-def _moves(zero: Entry) -> bool:
-    """Whether a zero point may differ from 0."""
-    content = content_of(zero)
-    known = content is not None and not any(isinstance(n, Dim) for n in content.flat)
-    return not (is_float(zero.dtype) or (known and not any(content.flat)))  # type: ignore[union-attr]

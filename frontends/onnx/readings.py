@@ -10,6 +10,7 @@ from irc.frontends.onnx import images as images
 from irc.frontends.onnx import lookup as lookup
 from irc.frontends.onnx import matrices as matrices
 from irc.frontends.onnx import pooling as pooling
+from irc.frontends.onnx import quantized as quantized
 from irc.frontends.onnx import reductions as reductions
 from irc.frontends.onnx import reshaping as reshaping
 from irc.frontends.onnx import structure as structure

@@ -83,9 +83,7 @@ def refusal(node: Node, table: Table = TABLE) -> str | None:
 
 
 _QUANTIZED = "; quantize in the form of QuantizeLinear and DequantizeLinear (QDQ)"
-_HINTS = dict.fromkeys(
-    ["DynamicQuantizeLinear", "MatMulInteger", "QLinearMatMul", "MatMulNBits"], _QUANTIZED
-)
+_HINTS = dict.fromkeys(["MatMulNBits", "DynamicQuantizeLSTM"], _QUANTIZED)
 
 
 def only(name: str, *allowed: Any) -> Refusal:

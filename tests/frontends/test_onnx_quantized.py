@@ -11,6 +11,7 @@ import onnx
 import onnxruntime
 import pytest
 from onnx import TensorProto, helper, numpy_helper
+from onnxruntime import quantization
 
 import irc
 from irc.backends.reference import evaluate
@@ -149,6 +150,77 @@ def test_quantized_activations(
     np.testing.assert_array_equal(artifact.run({"x": x})["y"], wanted)
 
 
+class Inputs(quantization.CalibrationDataReader):
+    """Five inputs [2, 3, 6, 6] of a model."""
+
+    def __init__(self) -> None:
+        self.left = [fresh(n).standard_normal((2, 3, 6, 6)).astype(np.float32) for n in range(5)]
+
+    def get_next(self) -> Any:
+        return {"x": self.left.pop()} if self.left else None
+
+
+def network() -> Any:
+    """Conv, Relu, mean, Gemm with a bias, MatMul and Add."""
+    nodes = [
+        helper.make_node("Conv", ["x", "cw", "cb"], ["c"], pads=[1, 1, 1, 1]),
+        helper.make_node("Relu", ["c"], ["r"]),
+        helper.make_node("GlobalAveragePool", ["r"], ["m"]),
+        helper.make_node("Flatten", ["m"], ["f"]),
+        helper.make_node("Gemm", ["f", "gw", "gb"], ["g"], transB=1),
+        helper.make_node("MatMul", ["g", "mw"], ["p"]),
+        helper.make_node("Add", ["p", "g"], ["y"]),
+    ]
+    shapes = {"cw": (8, 3, 3, 3), "cb": (8,), "gw": (5, 8), "gb": (5,), "mw": (5, 5)}
+    given = {n: fresh(7).standard_normal(s).astype(np.float32) for n, s in shapes.items()}
+    made = model(nodes, {"x": ("f32", (2, 3, 6, 6))}, ["y"], given, opset=20)
+    made.graph.output[0].type.tensor_type.elem_type = TensorProto.FLOAT
+    return made
+
+
+KIND = quantization.QuantType
+FORM = quantization.QuantFormat
+WRITTEN = {
+    "default QDQ": {},
+    "i8 QDQ": {"activation_type": KIND.QInt8, "per_channel": True},
+    "symmetric": {"activation_type": KIND.QInt8, "extra_options": {"ActivationSymmetric": True}},
+    "i16 QDQ": {"activation_type": KIND.QInt16, "weight_type": KIND.QInt16},
+    "QOperator": {"quant_format": FORM.QOperator},
+    "QOperator per channel": {"quant_format": FORM.QOperator, "per_channel": True},
+    "dynamic": None,
+    "dynamic u8": {"weight_type": KIND.QUInt8},
+}
+
+
+@pytest.mark.parametrize("written", WRITTEN)
+def test_files_of_the_quantization_of_onnx_runtime(written: str, tmp_path: Path) -> None:
+    source, path = saved(network(), tmp_path, "float.onnx"), tmp_path / "model.onnx"
+    words: Any = WRITTEN[written] or {}
+    if written.startswith("dynamic"):
+        quantization.quantize_dynamic(source, path, **words)
+    else:
+        quantization.quantize_static(source, path, Inputs(), **words)
+    x = fresh(9).standard_normal((2, 3, 6, 6)).astype(np.float32)
+    wanted: Any = as_written(path).run(None, {"x": x})[0]
+    step = (wanted.max() - wanted.min()) / 100  # of the codes, where a tie may be rounded otherwise
+    found = evaluate(import_onnx(path), {"x": x}, base=tmp_path)["y"]
+    np.testing.assert_allclose(found, wanted, rtol=0, atol=step)
+    artifact = irc.compile(path, tmp_path / "out")
+    np.testing.assert_allclose(artifact.run({"x": x})["y"], wanted, rtol=0, atol=step)
+
+
+@pytest.mark.parametrize("zeros", [(), (10,)])
+def test_a_product_of_integers_is_exact(zeros: tuple[int, ...], tmp_path: Path) -> None:
+    nodes = [helper.make_node("MatMulInteger", ["x", "w", "a", "z"], ["y"])]
+    given = {"w": drawn("i8", (900, 10)), "a": drawn("u8", ()), "z": drawn("i8", zeros)}
+    path = saved(model(nodes, {"x": ("u8", (3, 900))}, ["y"], given), tmp_path)
+    x = drawn("u8", (3, 900))
+    wanted = (x.astype(int) - given["a"]) @ (given["w"].astype(int) - given["z"])
+    np.testing.assert_array_equal(evaluate(import_onnx(path), {"x": x}, base=tmp_path)["y"], wanted)
+    artifact = irc.compile(path, tmp_path / "out")
+    np.testing.assert_array_equal(artifact.run({"x": x})["y"], wanted)
+
+
 def with_words(kind: str, *inputs: str, **words: Any) -> Any:
     made = product("i8", (12, 10), (), None)
     made.graph.node.append(helper.make_node(kind, ["y", *inputs], ["q"], **words))
@@ -160,10 +232,10 @@ def with_words(kind: str, *inputs: str, **words: Any) -> Any:
     ("make", "message"),
     [
         (with_other_zeros, "zero points"),
-        (lambda: with_words("MatMulInteger", "x"), "no operation for it; quantize in the form"),
+        (lambda: with_words("MatMulNBits", "x"), "no operation for it; quantize in the form"),
         (
-            lambda: with_words("QuantizeLinear", "s", output_dtype=TensorProto.INT16),
-            "makes i16; there is i4, u4",
+            lambda: with_words("QuantizeLinear", "s", output_dtype=TensorProto.FLOAT8E8M0),
+            "makes f8e8m0; there is i4, u4",
         ),
         (lambda: with_words("QuantizeLinear", "s", saturate=0), "saturate=0 is not supported"),
         (

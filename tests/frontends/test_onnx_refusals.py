@@ -130,7 +130,7 @@ class Drawn:
         domain, kind = self.one(sorted(TABLE))
         known = not domain and onnx.defs.has(kind)
         schema = onnx.defs.get_schema(kind, onnx.defs.onnx_opset_version(), "") if known else None
-        least, most = (schema.min_input, min(schema.max_input, 6)) if schema else (0, 5)
+        least, most = (schema.min_input, min(schema.max_input, 9)) if schema else (0, 9)
         operands = [self.operand(i) for i in range(int(rng.integers(least, most + 1)))]
         attributes = {
             name: self.attribute(None) for name in sorted(TABLE[domain, kind].known or ())
