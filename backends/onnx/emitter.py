@@ -14,7 +14,7 @@ import numpy as np
 from onnx.onnx_ml_pb2 import TensorProto
 
 from irc.backends.lowering import Lowering, expansion
-from irc.backends.onnx.graph import COLLECTIVE, DTYPES, Graph, tensor, value_info
+from irc.backends.onnx.graph import COLLECTIVE, DOMAIN, DTYPES, Graph, tensor, value_info
 from irc.backends.onnx.kernels import MISSING
 from irc.backends.onnx.storage import Form, Storage
 from irc.backends.onnx.values import Flat as Flat
@@ -274,7 +274,7 @@ class Emitter:
         """A node that exchanges `x` along dimension 0; per_rank.py writes the ranks into it."""
         self.graph.groups.append(op.axes)
         return self.add(
-            COLLECTIVE,
+            f"{DOMAIN}::{COLLECTIVE}",
             x,
             collective_operation=operation,
             reduce_op=getattr(op, "op", "none"),

@@ -24,6 +24,7 @@ from irc.ir.dtypes import DTYPES as IR_DTYPES
 from irc.ir.dtypes import dtype_of
 from irc.ir.types import Axes
 from irc.onnx_format.operators import COLLECTIVE as COLLECTIVE
+from irc.onnx_format.operators import DOMAIN as DOMAIN
 
 OPSET, IR_VERSION = 24, 11  # the newest whose operators ONNX Runtime 1.31 all runs
 DTYPES: dict[str, int] = {name: each.onnx for name, each in IR_DTYPES.items()}

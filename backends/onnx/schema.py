@@ -1,7 +1,7 @@
 """The ONNX schema of DistCollective, so that the checker and shape inference know it.
 
-Names and values of the attributes are those of TensorRT 11, whose parser has the operator; it
-has no domain there, so it is in that of ONNX here.
+Names and values of the attributes are those of TensorRT 11, whose parser has the operator without
+a domain. Models for CPUs have it in irc's domain, so that plain `onnx.checker` accepts them.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from threading import Lock
 from typing import Any
 
-from irc.backends.onnx.graph import COLLECTIVE, OPSET, Attribute, attribute
+from irc.backends.onnx.graph import COLLECTIVE, DOMAIN, OPSET, Attribute, attribute
 from irc.ir.dtypes import DTYPES
 
 _DEFAULTS: dict[str, Attribute] = {
@@ -33,17 +33,18 @@ def register_schema() -> None:
     import onnx.defs
 
     with _REGISTERING:
-        if not onnx.defs.has(COLLECTIVE):
-            onnx.defs.register_schema(_schema())
+        for domain, version in (("", OPSET), (DOMAIN, 1)):
+            if not onnx.defs.has(COLLECTIVE, domain):
+                onnx.defs.register_schema(_schema(domain, version))
 
 
-def _schema() -> Any:
+def _schema(domain: str, version: int) -> Any:
     import onnx.defs
 
     schema = onnx.defs.OpSchema(
         COLLECTIVE,
-        "",
-        OPSET,
+        domain,
+        version,
         doc=_DOC,
         inputs=[onnx.defs.OpSchema.FormalParameter("x", "T")],
         outputs=[onnx.defs.OpSchema.FormalParameter("y", "T")],

@@ -11,7 +11,7 @@ from irc.frontends.onnx.builder import Builder
 from irc.frontends.onnx.entry import Node
 from irc.frontends.onnx.rules import Made, reads
 from irc.ir.mesh import Mesh
-from irc.onnx_format.operators import COLLECTIVE, COLLECTIVES
+from irc.onnx_format.operators import COLLECTIVE, COLLECTIVES, DOMAIN
 
 _DIST = "collective_operation reduce_op root group_size groups nb_rank"
 _PLUGIN = "plugin_version plugin_namespace operation reduce_op group group_size root eps offset"
@@ -61,6 +61,7 @@ def _is_group(mesh: Mesh, axes: tuple[str, ...], group: list[int], rank: int | N
 
 @reads("IrcCollective", known=_PLUGIN)
 @reads(COLLECTIVE, known=_DIST)
+@reads(COLLECTIVE, known=_DIST, domain=DOMAIN)
 def collective(b: Builder, node: Node) -> Made:
     """The collective that `operation` or `collective_operation` names, along dimension 0."""
     axis = axis_of(node, b.module.mesh, b.rank)

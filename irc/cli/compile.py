@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from argparse import Namespace
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -180,14 +181,15 @@ def _compile(args: Namespace, source: str | Module, output: str | None) -> dict[
         )
         if output is None:
             progress("checking the graphs", 0.0)
-            notes = check(prepared)
+            notes, opens = check(prepared), ""
         else:
             bundle = args.bundle or isinstance(source, Module)
             artifact = write(prepared, output, bundle=bundle, progress=progress)
             notes = artifact.notes
+            opens = _opens(artifact.manifest)
     seconds = time.perf_counter() - began
     facts = _facts(output, prepared, timing, seconds, args.explain)
-    facts["notes"] = notes
+    facts |= {"notes": notes, "opens": opens}
     facts["quantization"] = prepared.quantization.as_json()
     if args.json:
         return facts
@@ -247,3 +249,16 @@ def _print(facts: dict[str, Any]) -> None:
         return
     place = f"{facts['artifact']} for {facts['backend']}"
     print(f"wrote {place}: {amount(facts['folder_bytes'])} in {facts['seconds']:.1f} s")
+    if facts["opens"]:
+        print(facts["opens"])
+
+
+def _opens(manifest: Mapping[str, Any]) -> str:
+    """What opens the ONNX files of an artifact for CPUs; nothing about other backends."""
+    if manifest["backend"] != "onnx":
+        return ""
+    if len(manifest["program"]["ranks"]) > 1:
+        return "irc runs its ranks; ONNX Runtime has no collectives, so it opens none of the files"
+    if manifest["weights"]:
+        return "irc opens it; rank0.onnx opens in plain ONNX Runtime if compiled with --bundle"
+    return "irc opens it, and plain ONNX Runtime opens rank0.onnx"

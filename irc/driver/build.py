@@ -177,7 +177,8 @@ def _check_kept(weights: Iterable[Path], output: Path) -> None:
     """An Error where the folder to replace holds weights that the new one refers to."""
     for path in weights:
         if Path(os.path.realpath(output)) in Path(os.path.realpath(path)).parents:
-            instead = "choose another folder with -o, or give --bundle to copy them"
+            instead = "choose another folder with -o"
+            instead += ", or give --bundle to copy them" if is_replaceable(output) else ""
             raise Error(f"{output} would be replaced, and with it the weights in {path}; {instead}")
 
 

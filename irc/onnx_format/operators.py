@@ -15,6 +15,7 @@ from .. import ops
 from ..ir.core import Op
 
 COLLECTIVE = "DistCollective"  # the operator of TensorRT 11 for all collectives
+DOMAIN = "irc"  # of collectives in files for CPUs, until ONNX has operators for them
 # The collectives by the value of its attribute `collective_operation`.
 COLLECTIVES: dict[str, type[Op]] = {
     "all_reduce": ops.AllReduce,

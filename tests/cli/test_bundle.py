@@ -4,6 +4,8 @@ import json
 import shutil
 from pathlib import Path
 
+import onnx
+import onnxruntime
 import pytest
 
 from tests.cli.runner import entries, refused, works
@@ -28,6 +30,42 @@ def test_a_bundle_needs_nothing_else(tmp_path: Path) -> None:
     err = refused("generate", tmp_path / "near", *words)
     assert f"the weight file {folder}/model.safetensors is gone; put it back, or compile" in err
     assert "--bundle" in err
+
+
+@pytest.mark.parametrize(
+    ("words", "says", "opens"),
+    [
+        (
+            [],
+            "irc opens it; rank0.onnx opens in plain ONNX Runtime if compiled with --bundle",
+            False,
+        ),
+        (["--bundle"], "irc opens it, and plain ONNX Runtime opens rank0.onnx", True),
+        (
+            ["--bundle", "--mesh", "tp=2"],
+            "irc runs its ranks; ONNX Runtime has no collectives",
+            False,
+        ),
+    ],
+)
+def test_the_last_line_says_what_opens_a_model(
+    checkpoint: Path, tmp_path: Path, words: list[str], says: str, opens: bool
+) -> None:
+    answer = works("compile", checkpoint, "-o", tmp_path / "out", *words)
+    assert answer.out.splitlines()[-1].startswith(says)
+    path = str(tmp_path / "out" / "rank0.onnx")
+    if "--bundle" in words:
+        onnx.checker.check_model(path, full_check=True)
+    try:
+        onnxruntime.InferenceSession(path)
+    except Exception:
+        assert not opens
+    else:
+        assert opens
+
+
+def test_advice_about_a_checkpoint_as_output_names_another_folder(checkpoint: Path) -> None:
+    assert "--bundle" not in refused("compile", checkpoint, "-o", checkpoint)
 
 
 @pytest.mark.parametrize("source", [".", "module.irc"])
