@@ -33,6 +33,7 @@ demo: .venv/.base
 	$(BIN)/irc compile examples/llama.py --checkpoint examples/tiny_llama --mesh tp=2 -o build/tiny_llama
 	$(BIN)/irc show build/tiny_llama --scope model.layers.0 | tail -n 17
 	$(BIN)/irc generate build/tiny_llama --prompt "The Python" --max-new-tokens 60
+	@echo "next: source .venv/bin/activate, which makes irc a command"
 
 test: .venv/.test
 	$(BIN)/python -m pytest -q -n $(WORKERS)

@@ -41,7 +41,7 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Skip tests that this machine cannot run, with the reason."""
     has_rtx = importlib.util.find_spec("tensorrt_rtx") is not None
-    no_rtx = None if has_rtx else "no tensorrt_rtx: pip install 'irc-compiler[tensorrt-rtx]'"
+    no_rtx = None if has_rtx else "no tensorrt_rtx: pip install '.[tensorrt-rtx]'"
     reasons = {"oracle": why_no_oracle(), "gpu": why_no_gpu(), "needs_rtx": no_rtx}
     for marker, reason in reasons.items():
         if reason is None:

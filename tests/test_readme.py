@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 import textwrap
+import tomllib
 from pathlib import Path
 
 import numpy as np
@@ -53,6 +54,21 @@ def test_the_sharded_layer_is_what_is_compiled(tmp_path: Path) -> None:
 def test_the_table_of_operations_is_the_one_that_is_printed() -> None:
     guide = (ROOT / "irc" / "ops" / "README.md").read_text(encoding="utf-8")
     assert works("ops", "--markdown").out.strip() in guide
+
+
+def test_the_command_of_the_readme_is_there_after_make_demo() -> None:
+    before, _, after = README.partition("source .venv/bin/activate")
+    assert "make demo" in before and "    irc " not in before and "    irc " in after
+
+
+def test_advice_installs_from_the_checkout() -> None:
+    """The distribution is not on the package index; the extras are those of pyproject.toml."""
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    for path in (*ROOT.glob("*.md"), *ROOT.glob("[!.]*/**/*.md"), *ROOT.glob("[!.]*/**/*.py")):
+        text = path.read_text(encoding="utf-8")
+        assert not re.search(r"pip install [^`\n]*irc-compiler\[", text), path
+        for listed in re.findall(r"pip install '\.\[([\w,-]+)\]'", text):
+            assert set(listed.split(",")) <= set(extras["optional-dependencies"]), path
 
 
 def test_every_command_of_the_readme_exists() -> None:

@@ -33,7 +33,7 @@ def find_library() -> Library:
     except (ImportError, RuntimeError, OSError) as error:
         raise Error(
             f"NCCL is not available ({str(error).splitlines()[0]}): "
-            "pip install 'irc-compiler[cuda]'"
+            "pip install '.[cuda]' in the checkout of irc"
         ) from error
     return nccl
 

@@ -228,5 +228,5 @@ def _check_package() -> None:
     except ImportError as error:
         raise Error(
             f"the package cuda-python is not installed ({error}); "
-            "pip install 'irc-compiler[cuda]' installs it and NCCL"
+            "pip install '.[cuda]' in the checkout of irc installs it and NCCL"
         ) from None

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from irc.backends.ranks.supervisor import DONE, MET, tell_supervisor
 from irc.errors import Error
 
-_INSTALL = "use mpich: pip install 'irc-compiler[mpi]'"
+_INSTALL = "use mpich: pip install '.[mpi]' in the checkout of irc"
 
 
 class Library(NamedTuple):

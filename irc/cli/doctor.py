@@ -102,7 +102,7 @@ def _clash() -> Finding:
     detail = (
         f"{' and '.join(others)} also installs a package called irc (a chat library has that name),"
         f" and they overwrite each other's files: pip uninstall {' '.join(others)} {DISTRIBUTION}, "
-        f"then pip install {DISTRIBUTION} again, or use separate environments"
+        "then pip install . in the checkout of irc, or use separate environments"
     )
     return Finding("import name", False, detail)
 
@@ -124,7 +124,7 @@ def _engines() -> list[Finding]:
     for flavour, traits in TRAITS.items():
         purpose = f"engines of {traits.name}"
         if not installed(flavour):
-            get = f"pip install '{DISTRIBUTION}[{traits.extra}]'"
+            get = f"pip install '.[{traits.extra}]' in the checkout of irc"
             found.append(Finding(flavour, None, f"not installed ({purpose}): {get}"))
             continue
         try:

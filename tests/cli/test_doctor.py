@@ -32,7 +32,7 @@ def test_the_clash_over_the_name_is_explained(monkeypatch: pytest.MonkeyPatch) -
     ok, detail = findings()["import name"]
     assert ok is False
     assert "irc also installs a package called irc" in detail
-    assert "pip uninstall irc irc-compiler, then pip install irc-compiler again" in detail
+    assert "pip uninstall irc irc-compiler, then pip install . in the checkout of irc" in detail
     answer = irc("doctor")
     assert answer.status == 1
     assert "no  import name: " in answer.out
@@ -60,7 +60,7 @@ def test_the_libraries_of_engines(monkeypatch: pytest.MonkeyPatch) -> None:
     found = findings()
     assert found["tensorrt"] == (True, "11.4.0.106 (engines of TensorRT)")
     assert found["tensorrt-rtx"][0] is None
-    assert found["tensorrt-rtx"][1].endswith("pip install 'irc-compiler[tensorrt-rtx]'")
+    assert found["tensorrt-rtx"][1].endswith("pip install '.[tensorrt-rtx]' in the checkout of irc")
 
     def old(flavour: str) -> None:
         raise Error("too old")

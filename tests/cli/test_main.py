@@ -209,7 +209,9 @@ def test_mpi_that_cannot_be_loaded(missing: str, monkeypatch: pytest.MonkeyPatch
     vars(package).update(rc=SimpleNamespace(), __getattr__=load)
     monkeypatch.setitem(sys.modules, "mpi4py", package if missing == "library" else None)
     monkeypatch.setenv("MPIR_CVAR_CH4_NETMOD", "ofi")  # which the start sets
-    says = r"^MPI is not available \(.+\); use mpich: pip install 'irc-compiler\[mpi\]'$"
+    says = (
+        r"^MPI is not available \(.+\); use mpich: pip install '\.\[mpi\]' in the checkout of irc$"
+    )
     with pytest.raises(Error, match=says), Process(["run"]).joined():
         pytest.fail("there is no communicator")
 

@@ -61,6 +61,6 @@ def test_other_attention_is_one_launch(name: str) -> None:
 
 @pytest.mark.parametrize("architecture", ["sm_80", "sm_90a", "sm_120"])
 def test_the_kernel_compiles_for_every_gpu(architecture: str) -> None:
-    pytest.importorskip("cuda.bindings.nvrtc", reason="no NVRTC: pip install 'irc-compiler[cuda]'")
+    pytest.importorskip("cuda.bindings.nvrtc", reason="no NVRTC: pip install '.[cuda]'")
     case = CASES["heads of length one"]
     assert compile_kernel(launches(case, case.module())[0][0].kernel, architecture)

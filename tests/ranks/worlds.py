@@ -25,7 +25,7 @@ SOON = 120.0  # seconds after which a test fails
 MPIEXEC = Path(sys.prefix, "bin", "mpiexec")
 needs_mpi = pytest.mark.skipif(
     importlib.util.find_spec("mpi4py") is None or not MPIEXEC.is_file(),
-    reason="no mpi4py or mpich: pip install 'irc-compiler[mpi]'",
+    reason="no mpi4py or mpich: pip install '.[mpi]'",
 )
 
 

@@ -44,7 +44,7 @@ def test_a_library_that_is_missing_names_its_extra(modules: Path, flavour: Any) 
         find(flavour)
     name = TRAITS[flavour].name
     assert str(raised.value) == (
-        f"{name} is not installed; pip install 'irc-compiler[{TRAITS[flavour].extra}]'"
+        f"{name} is not installed; pip install '.[{TRAITS[flavour].extra}]' in the checkout of irc"
     )
 
 
@@ -57,7 +57,7 @@ def test_a_library_that_is_too_old(modules: Path, flavour: Any, version: str) ->
         find(flavour)
     text = str(raised.value)
     assert f"{version} is installed, and irc needs" in text
-    assert f"pip install --upgrade 'irc-compiler[{flavour}]'" in text
+    assert f"pip install --upgrade '.[{flavour}]'" in text
 
 
 @pytest.mark.parametrize(
@@ -75,7 +75,7 @@ def test_a_library_that_does_not_load(modules: Path, cause: str) -> None:
     text = str(raised.value)
     assert text.startswith("TensorRT is installed and does not load (")
     assert "libcudart.so.13" in text or "tensorrt_no_such_bindings" in text
-    assert "pip install --force-reinstall 'irc-compiler[tensorrt]'" in text
+    assert "pip install --force-reinstall '.[tensorrt]'" in text
 
 
 # pybind11 turns an exception in the start of a module into this.

@@ -239,7 +239,7 @@ def test_no_gpu_and_no_library(
 ) -> None:
     facts["target"] = "tensorrt-11.4/sm_90"
     if not library.installed("tensorrt"):
-        with pytest.raises(Error, match=r"pip install 'irc-compiler\[tensorrt\]'"):
+        with pytest.raises(Error, match=r"pip install '\.\[tensorrt\]'"):
             load(tmp_path, facts)
     facts["target"] = "tensorrt-rtx-1.7/sm_89"
     if library.installed("tensorrt-rtx"):

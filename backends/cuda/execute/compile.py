@@ -120,7 +120,7 @@ def nvrtc_version() -> tuple[int, int]:
     except (ImportError, RuntimeError, OSError) as error:
         raise Error(
             f"NVRTC, which compiles kernels, is not available ({str(error).splitlines()[0]}): "
-            "pip install 'irc-compiler[cuda]'"
+            "pip install '.[cuda]' in the checkout of irc"
         ) from error
     return int(major), int(minor)
 

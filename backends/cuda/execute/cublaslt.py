@@ -261,7 +261,7 @@ def find_library() -> Any:
     except Exception as error:  # pathfinder's errors have no common base
         raise Error(
             f"cuBLASLt is not available ({str(error).splitlines()[0]}): "
-            "pip install 'irc-compiler[cuda]'"
+            "pip install '.[cuda]' in the checkout of irc"
         ) from error
     library.cublasLtGetStatusString.restype = c.c_char_p
     library.cublasLtGetVersion.restype = c.c_size_t

@@ -142,4 +142,4 @@ def _broken(traits: Traits, error: Exception) -> Error:
 
 def _install(traits: Traits, upgrade: bool = False, again: bool = False) -> str:
     option = "--upgrade " if upgrade else "--force-reinstall " if again else ""
-    return f"pip install {option}'irc-compiler[{traits.extra}]'"
+    return f"pip install {option}'.[{traits.extra}]' in the checkout of irc"
