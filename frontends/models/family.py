@@ -95,8 +95,9 @@ def find_family(values: Mapping[str, Any], ignore: Sequence[str] = ()) -> Family
         raise Error(f"config.json has no model_type and no architectures; irc loads {known}")
     if not found:
         raise Error(
-            f"irc has no model of model_type {model_type!r}; it loads {known}. Write the model as "
-            "a script and compile that with --checkpoint"
+            f"irc has no model of model_type {model_type!r}; it loads {known}. Add the family in a "
+            "Python file, as examples/custom_llm.py does, and give --load FILE; or export the "
+            "model with torch.onnx.export, and compile that: irc compile MODEL.onnx"
         )
     for name in names:
         if name not in found:

@@ -60,12 +60,16 @@ def run(args: Namespace) -> int:
     target = _target(args)
     found = {path: _findings(path, target, args.ignore) for path in models(Path(args.source))}
     errors = sum(each.severity == "error" for every in found.values() for each in every)
+    refused = {path: why for path in found if (why := _refusal(path))}
     if args.json:
         listed = [{"file": str(p), **asdict(each)} for p, every in found.items() for each in every]
-        print_json({"target": str(target), "ok": not errors, "findings": listed})
+        unread = {"refused_by_irc": {str(path): why for path, why in refused.items()}}
+        print_json({"target": str(target), "ok": not errors, "findings": listed} | unread)
         return int(errors > 0)
     for path, every in found.items():
         _print(path, every, target, args.all)
+        if path in refused:
+            print(f"  note: irc compile does not read this file: {refused[path]}")
     return int(errors > 0)
 
 
@@ -103,10 +107,24 @@ def _findings(path: Path, target: Target, ignore: list[str]) -> list[Finding]:
         raise
 
 
+def _refusal(path: Path) -> str:
+    """Why irc itself cannot compile a model, or ""; nothing about files of artifacts."""
+    from ..artifact.folder import ArtifactFolder
+    from ..driver.sources import read_module
+
+    if ArtifactFolder.find(path.parent) is None and path.suffix == ".onnx":
+        try:
+            read_module(path)
+        except Error as error:
+            return str(error)
+    return ""
+
+
 def models(source: Path) -> list[Path]:
     """The ONNX models of a folder, or the one that is named; an Error for other sources."""
-    from ..driver.sources import is_script
+    from ..driver.sources import check_source, is_script
 
+    check_source(source)
     if source.suffix == ".py" and not source.exists():
         raise Error(f"there is no script {source}")
     if not source.is_dir():

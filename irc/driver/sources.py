@@ -121,8 +121,26 @@ def read_module(path: Path) -> Module:
     return read_text(ArtifactFolder.open(path).module if path.is_dir() else path)
 
 
+# Files of models that are no source, by how their names end.
+_FOLDER = "compile the checkpoint folder with config.json and *.safetensors"
+_NO_SOURCE = {
+    ".gguf": f"a model of llama.cpp, which irc does not read; {_FOLDER} that it was made from",
+    ".safetensors": f"weights without a model; {_FOLDER}",
+    **dict.fromkeys((".pt", ".pth", ".bin", ".ckpt"), f"no source of irc; {_FOLDER}"),
+    **dict.fromkeys((".engine", ".plan"), "an engine; give the artifact folder, or its source"),
+}
+
+
+def check_source(path: Path) -> None:
+    """An Error about a file in a format of others, with what to give instead."""
+    reason = _NO_SOURCE.get(path.suffix.lower())
+    if reason is not None and path.is_file():
+        raise Error(f"{path} is {reason}")
+
+
 def read_text(path: Path) -> Module:
     """The module in a text file."""
+    check_source(path)
     try:
         return parse_bytes(path.read_bytes(), str(path))
     except OSError as error:

@@ -15,7 +15,7 @@ import pytest
 
 from irc.driver import load
 from irc.weights.safetensors import read_header
-from tests.cli.runner import PROGRAM, entries, refused, works
+from tests.cli.runner import PROGRAM, entries, refused, shell, works
 from tests.layout import ROOT
 from tests.models.golden import write_safetensors
 from tests.tiny_checkpoint import CONFIG, write_checkpoint
@@ -282,3 +282,14 @@ def test_an_interruption_leaves_nothing(
     assert not build.exists() if not older else entries(build) == ["out"]
     if older:
         load(build / "out")
+
+
+def test_a_pass_of_the_user_learns_the_owner_of_its_name(tmp_path: Path) -> None:
+    """Also in a process that has used no other pass."""
+    (tmp_path / "dup.py").write_text(
+        'from irc import Pass, Stats, register\n@register("cse")\nclass Mine(Pass):\n'
+        "    def run(self, module, stats):\n        pass\n"
+    )
+    answer = shell("passes", "--load", tmp_path / "dup.py")
+    assert answer.status == 1
+    assert "a pass called 'cse' is registered already, by irc.passes.cse" in answer.err

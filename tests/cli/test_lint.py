@@ -59,6 +59,26 @@ def test_every_model_of_a_folder_is_linted(clean: Path, faulty: Path, tmp_path: 
     assert f"{clean}: no findings for {TARGET}\n{faulty}: 7 errors" in answer.out
 
 
+def test_a_model_that_irc_does_not_read_gets_a_note(clean: Path, tmp_path: Path) -> None:
+    path = tmp_path / "nonzero.onnx"
+    path.write_bytes(model(node("NonZero", "x"), ONE, "y:i64[2,N]").SerializeToString())
+    assert "irc compile does not" not in works("lint", clean).out
+    assert "note: irc compile does not read this file: " in irc("lint", path).out
+    assert "NonZero" in irc("lint", path, "--json").json["refused_by_irc"][str(path)]
+
+
+@pytest.mark.parametrize("command", ["compile", "lint", "show"])
+def test_formats_of_others_are_named(tmp_path: Path, command: str) -> None:
+    more = ["-o", tmp_path / "out"] if command == "compile" else []
+    for name, says in [
+        ("m.gguf", "a model of llama.cpp, which irc does not read; compile the checkpoint folder"),
+        ("m.safetensors", "weights without a model; compile the checkpoint folder"),
+        ("m.engine", "an engine; give the artifact folder"),
+    ]:
+        (tmp_path / name).write_bytes(b"GGUF\0\0\3\0")
+        assert says in refused(command, tmp_path / name, *more)
+
+
 def test_json(clean: Path, faulty: Path, tmp_path: Path) -> None:
     answer = irc("lint", tmp_path, "--json", "--target", "tensorrt-11.4/sm_90")
     assert answer.status == 1

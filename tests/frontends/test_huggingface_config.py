@@ -92,6 +92,10 @@ def test_keys_without_an_effect_are_ignored() -> None:
 QWEN2 = {"model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"]}
 WRONG: list[tuple[dict[str, Any], str]] = [
     ({"model_type": "qwen3_moe"}, "'qwen3_moe'; it loads llama, mistral, mixtral, qwen2"),
+    (
+        {"model_type": "gpt2"},
+        "does, and give --load FILE; or export the model with torch.onnx.export",
+    ),
     ({"model_type": None, "architectures": None}, "no model_type and no architectures"),
     ({"architectures": ["LlamaForSequenceClassification"]}, "expected one of LlamaForCausalLM"),
     ({"residual_multiplier": 0.2}, "sets residual_multiplier=0.2, which irc does not support"),
