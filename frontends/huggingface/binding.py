@@ -73,7 +73,7 @@ def bind_tensors(
     layers = quantized.find_layers(module, refs, stored, method)
     plain = {name: ref for name, ref in refs.items() if name not in layers}
     allowed = {source.key for ref in alternatives.values() for source in _unbound(ref)}
-    ignore = (*BUFFERS, *quantized.cache_scales(checkpoint), *ignore)
+    ignore = (*BUFFERS, *quantized.cache_keys(checkpoint), *ignore)
     _check(module, plain, checkpoint, allowed | stored.used, ignore)
     for name, ref in plain.items():
         weight = module.weights[name]

@@ -107,6 +107,7 @@ def _key(data: Data, limit: int) -> str:
         "weights": [sampled(Path(file)) for file in data.module.files.values()],
         "data": [sha256(file) for file in data.files],
         "cut": [data.length, data.rows, limit],
+        "sites": [target.names for target in find_targets(data.module, gram=False)],
     }
     return _hash(facts)
 

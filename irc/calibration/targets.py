@@ -16,51 +16,49 @@ from ..ir.core import Module, Result, Value
 from ..ir.dims import bind
 from ..passes.shared.edit import set_results
 from ..quantization.observed import BINS, GRAM_BLOCK, Observed
-from ..quantization.sites import find_caches, find_sites
+from ..quantization.sites import by_input, find_caches, find_sites
 from ..text.parser import parse_module
 from .batches import Batch
 
 
 @dataclass(frozen=True)
 class Target:
-    """Values whose rows are observed together: those that the sites of these names multiply.
+    """A value whose rows are observed: the one that the sites of these keys multiply.
 
     `sparse`: rows of zeros are empty slots of experts, which do not count.
     """
 
     names: tuple[str, ...]
-    values: tuple[Value, ...]
+    value: Value
     gram: bool = False
     sparse: bool = False
 
     @property
     def width(self) -> int:
         """The number of channels."""
-        return int(str(self.values[0].type.shape[-1]))
+        return int(str(self.value.type.shape[-1]))
 
     def needed(self, sizes: Mapping[str, int]) -> int:
-        """The bytes of the statistics, and of the values for a batch with these sizes."""
-        shapes = [[bind(dim, sizes) for dim in value.type.shape] for value in self.values]
-        numbers = sum(math.prod(dim for dim in s if isinstance(dim, int)) for s in shapes)
+        """The bytes of the statistics, and of the value for a batch with these sizes."""
+        shape = [bind(dim, sizes) for dim in self.value.type.shape]
+        numbers = math.prod(dim for dim in shape if isinstance(dim, int))
         sums = self.width * (self.width + GRAM_BLOCK) if self.gram else 0
         return 4 * (numbers + sums) + 12 * self.width + 8 * BINS
 
 
 def find_targets(module: Module, gram: bool) -> list[Target]:
     """The targets of a module, in the order of its operations; copies have the same ones."""
-    values: dict[str, dict[Value, None]] = {}
-    sparse: set[str] = set()
-    for site in find_sites(module):
-        values.setdefault(site.name, {})[site.x] = None
-        if len(site.shape) > 2:
-            sparse.add(site.name)
-    names: dict[tuple[Value, ...], list[str]] = {}
-    for name, each in values.items():
-        names.setdefault(tuple(each), []).append(name)
-    if not names:
-        raise Error("the model has no linear with a float weight, so there is nothing to calibrate")
-    found = [Target(tuple(n), v, gram, n[0] in sparse) for v, n in names.items()]
-    return found + [Target((cache.name,), (cache.new,)) for cache in find_caches(module)]
+    found = [
+        Target(tuple(dict.fromkeys(s.key for s in same)), same[0].x, gram, len(same[0].shape) > 2)
+        for same in by_input(find_sites(module))
+    ]
+    found += [Target((cache.name,), cache.new) for cache in find_caches(module)]
+    if not found:
+        raise Error(
+            "the model has no linear with a float weight and no cache of floats, so there is "
+            "nothing to calibrate"
+        )
+    return found
 
 
 def groups(targets: Sequence[Target], sizes: Mapping[str, int], memory: int) -> list[list[int]]:
@@ -96,7 +94,7 @@ class Observer:
         every = find_targets(copy, gram)
         self.targets = [every[i] for i in chosen]
         self.observed = {each.names[0]: Observed(each.width, each.gram) for each in self.targets}
-        values = dict.fromkeys(value for target in self.targets for value in target.values)
+        values = dict.fromkeys(target.value for target in self.targets)
         self.results = {value: f"x{i}" for i, value in enumerate(values)}
         set_results(copy.main, [*self.results], [*map(Result, self.results.values())])
         run_pipeline(copy, "dce", ())
@@ -108,15 +106,14 @@ class Observer:
         """Run the program, and count what it computes; an Error names a site that has NaN."""
         found = self.program.run(batch.arrays)
         for target in self.targets:
-            for value in target.values:
-                array = found[self.results[value]]
-                rows = array.reshape(-1, array.shape[-1])
-                if batch.mask is not None and len(rows) == batch.mask.size:
-                    rows = rows[batch.mask.ravel()]
-                rows = rows[rows.any(axis=1)] if target.sparse else rows
-                if not np.isfinite(rows).all():
-                    raise Error(
-                        f"{batch.place}: the input of {target.names[0]} has NaN or infinity; "
-                        "f16 overflows above 65504, where --dtype f32 helps"
-                    )
-                self.observed[target.names[0]].add(rows)
+            array = found[self.results[target.value]]
+            rows = array.reshape(-1, array.shape[-1])
+            if batch.mask is not None and len(rows) == batch.mask.size:
+                rows = rows[batch.mask.ravel()]
+            rows = rows[rows.any(axis=1)] if target.sparse else rows
+            if not np.isfinite(rows).all():
+                raise Error(
+                    f"{batch.place}: the input of {target.names[0]} has NaN or infinity; "
+                    "f16 overflows above 65504, where --dtype f32 helps"
+                )
+            self.observed[target.names[0]].add(rows)

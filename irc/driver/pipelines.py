@@ -87,7 +87,9 @@ def chosen_pipeline(backend: Backend, source: Source, options: Mapping[str, Any]
         chosen = tuple(filter(None, found))
     if quantization.wanted:
         plan = parallel.plan or _plan_of(source)
-        chosen = with_quantization(chosen, quantization.as_pass(plan))
+        chosen = with_quantization(
+            chosen, quantization.as_pass(plan, quantization.cache_scales(source))
+        )
     if parallel.next_tokens:
         chosen = _behind_inline(chosen, "next-tokens")
     return str(Pipeline(chosen))

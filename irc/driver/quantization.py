@@ -100,9 +100,11 @@ class Quantization:
     def check_done(self, module: Module, report: QuantizationReport) -> None:
         """An Error where no layer or no cache was quantized though a scheme was given."""
         caches = [op.cache.type.dtype for op in module.ops() if isinstance(op, CacheUpdate)]
-        if self.kv_cache and all(dtype in FLOATS for dtype in caches):
+        asked = self.wanted and cast("QuantizeModule", self.as_pass()).caches
+        if asked and all(dtype in FLOATS for dtype in caches):
+            option = "--kv-cache" if self.kv_cache else "kv_cache_quant_algo of the table"
             what = "has no KV caches" if not caches else "has caches that are no arguments"
-            raise Error(f"--kv-cache has no effect: the model {what}; leave it out")
+            raise Error(f"{option} has no effect: the model {what}; leave it out")
         if not self.quantize or report.rows:
             return
         raise Error(
@@ -156,7 +158,16 @@ class Quantization:
         """Whether anything is quantized."""
         return bool(self.quantize or self.kv_cache)
 
-    def as_pass(self, plan: str = "") -> Pass:
+    def cache_scales(self, source: Source) -> list[str] | None:
+        """The scales of caches that a checkpoint has, as the pass takes them."""
+        from ..frontends.huggingface.quantized import cache_scales
+
+        kind = cast("QuantizeModule", self.as_pass()).caches
+        if not kind or self.calibration or source.folder is None or source.artifact is not None:
+            return None
+        return [f"{name}={scale!r}" for name, scale in cache_scales(source.folder, kind).items()]
+
+    def as_pass(self, plan: str = "", kv_scales: list[str] | None = None) -> Pass:
         """The pass; `plan` shards the weights afterwards."""
         from ..passes.quantize import QuantizeModule
 
@@ -171,6 +182,7 @@ class Quantization:
             exclude=None if self.exclude is None else list(self.exclude),
             group=self.group,
             kv=self.kv_cache,
+            kv_scales=kv_scales or None,
             calibration=str(Path(self.calibration)) if self.calibration else "",
             observer=self.observer,
             budget=self.budget,

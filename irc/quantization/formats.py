@@ -163,7 +163,7 @@ def find_tensor_scale(parts: Parts, format: Format, ndim: int) -> Array:
         np.maximum(most, _ends(values, most.shape, False)[1], out=most)
     largest = np.float32(format.largest * float(_facts(numpy_dtype(format.scales)).max))
     found = most / largest
-    return np.where(found > 0, found, np.float32(1))
+    return np.where(most > 0, np.maximum(found, _facts(np.float32).tiny), np.float32(1))
 
 
 def find_scales(
@@ -196,21 +196,29 @@ def find_scales(
 def _scales(
     low: Array, high: Array, factor: float, format: Format, tensor_scale: Array | None
 ) -> tuple[Array, Array | None]:
-    """Scales and zeros for `factor` of the range of every block; 1 where a scale would be 0."""
+    """Scales and zeros for `factor` of the range of every block; 1 where that is empty.
+
+    Scales of small values are rounded up where they are subnormal, and never to 0.
+    """
     low, high = low * np.float32(factor), high * np.float32(factor)
     width, kind = high - low, numpy_dtype(format.scales)
     steps = width / np.float32(format.largest)
     if format.scales == "f8e8m0":  # 2^(floor(log2 width) - floor(log2 largest))
         exponents = np.frexp(width)[1] - np.frexp(np.float32(format.largest))[1]
         steps = np.ldexp(np.float32(1), np.clip(exponents, -127, 127))
-    if tensor_scale is not None:
-        steps = steps / tensor_scale
+    elif tensor_scale is not None:  # which exceeds the range by rounding only
+        facts = _facts(kind)
+        steps = np.clip(steps / tensor_scale, facts.smallest_subnormal, facts.max)
+    else:
+        facts = _facts(kind)
+        small, least = steps < np.float32(facts.tiny), np.float32(facts.smallest_subnormal)
+        steps[small] = np.ceil(steps[small] / least) * least
     with np.errstate(over="ignore", under="ignore"):
         scales = steps.astype(kind)
     wide = as_f32(scales)
     if not np.isfinite(wide).all():
         raise Error(f"values up to {width.max()} need larger scales than {format.scales} has")
-    scales[(wide == 0) | (width == 0)] = 1
+    scales[width == 0] = 1
     if not format.zeros:
         return scales, None
     zeros = np.clip(np.rint(-low / as_f32(scales)), 0, format.largest)

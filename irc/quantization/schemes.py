@@ -134,8 +134,8 @@ for _scheme in (
     Scheme("w4a8_mxfp4_mxfp8", ("mxfp4", (1, 32)), "block", "mxfp8",
            doc="MXFP4 weights, MXFP8 inputs"),
     Scheme("w4a8_mxfp4_fp8", ("mxfp4", (1, 32)), "tensor", "fp8", doc="MXFP4 weights, FP8 inputs"),
-    Scheme("nvfp4", ("nvfp4", (1, 16)), "block", "nvfp4", algorithm="smoothquant", optional=True,
-           doc="NVFP4 weights and inputs, SmoothQuant if calibrated"),
+    Scheme("nvfp4", ("nvfp4", (1, 16)), "block", "nvfp4", algorithm="smoothquant",
+           doc="NVFP4 weights and inputs, SmoothQuant"),
     Scheme("w4a16_nvfp4", ("nvfp4", (1, 16)), doc="NVFP4 weights"),
     Scheme("w4a8_nvfp4_fp8", ("nvfp4", (1, 16)), "tensor", "fp8", doc="NVFP4 weights, FP8 inputs"),
 ):  # fmt: skip

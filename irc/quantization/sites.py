@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..ir.core import Function, Module, Op, Value, Weight
 from ..ops import CacheUpdate, Linear, Matmul, Transpose
@@ -18,6 +18,8 @@ class Site:
     `name` is the scope of the weight: its name without ".weight". `weight_operand` is the operand
     of `op`: the weight, or a transpose of it. `inputs` is the dimension of the weight that is
     summed over, `outputs` the one with the features of the result; experts have a dimension more.
+    Statistics of x are called `key`: the name, and NAME:1 and so on for other inputs of a weight.
+    `keys` are those of all inputs along the same dimension.
     """
 
     name: str
@@ -27,6 +29,8 @@ class Site:
     weight_operand: Value
     inputs: int
     outputs: int
+    key: str = ""
+    keys: tuple[str, ...] = ()
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -49,7 +53,17 @@ class CacheSite:
 
 def find_sites(module: Module) -> list[Site]:
     """Every product of activations and a float weight, in order; several may share a weight."""
-    return [site for op in module.ops() for site in _site(op)]
+    found = [site for op in module.ops() for site in _site(op)]
+    inputs: dict[str, dict[Value, str]] = {}  # by name: the key of every input
+    along: dict[tuple[Weight, int], dict[str, None]] = {}
+    for site in found:
+        keys = inputs.setdefault(site.name, {})
+        key = keys.setdefault(site.x, f"{site.name}:{len(keys)}" if keys else site.name)
+        along.setdefault((site.weight, site.inputs), {})[key] = None
+    return [
+        replace(site, key=inputs[site.name][site.x], keys=(*along[site.weight, site.inputs],))
+        for site in found
+    ]
 
 
 def find_caches(module: Module) -> list[CacheSite]:

@@ -2,8 +2,8 @@
 
 `calibration.json` has the `Facts`; its presence means that the calibration is complete. For every
 observed value NAME, a safetensors file has the tensors NAME/rows, NAME/largest and so on, see
-`Observed`. Sites with the same input share the value of one of them. A cache has the name of its
-argument.
+`Observed`. Sites are called by their `key`; those with the same input share the value of one. A
+cache has the name of its argument.
 """
 
 from __future__ import annotations
@@ -86,9 +86,9 @@ class Statistics:
         """The names of all sites and caches."""
         return list(self.facts.sites)
 
-    def has_gram(self, site: str) -> bool:
-        """Whether there is a gram matrix of a site."""
-        return self._key(site, "products") in self._files
+    def has_gram(self, *sites: str) -> bool:
+        """Whether there are gram matrices of all sites."""
+        return all(self._key(site, "products") in self._files for site in sites)
 
     def largest(self, site: str) -> Array:
         """max |x| per channel, f32 [K]."""
@@ -99,11 +99,12 @@ class Statistics:
         rows = max(int(self._array(site, "rows")[0]), 1)
         return (self._array(site, "total") / rows).astype(np.float32)
 
-    def gram(self, site: str) -> Array:
+    def gram(self, *sites: str) -> Array:
         """The mean of x xᵀ over all tokens, f32 [K, K]; an Error where it was not asked for."""
-        if not self.has_gram(site):
-            raise Error(f"{self.folder} has no gram matrix of {site}; calibrate with --gram")
-        return gram_of({what: self._array(site, what) for what in ("products", "rows")})
+        if not self.has_gram(*sites):
+            raise Error(f"{self.folder} has no gram matrix of {sites[0]}; calibrate with --gram")
+        sums = {what: [self._array(s, what) for s in sites] for what in ("products", "rows")}
+        return gram_of({what: sum(each[1:], each[0]) for what, each in sums.items()})
 
     def histogram(self, site: str) -> Histogram:
         """The histogram of |x|."""

@@ -24,7 +24,7 @@ from .algorithms import CHOOSE, RESCALE, Array, Context, check_algorithms, check
 from .assignment import Assigner, Assignment
 from .caches import check_kind, quantize_caches
 from .selection import Selection
-from .table import Row, read_table
+from .table import Row, read_caches, read_table
 from .weights import quantize_weights, use_weight
 
 AUTO = "auto"
@@ -36,12 +36,13 @@ class QuantizeModule(Pass):
     """Quantizes the linears of a module, and with `kv` (int8 or fp8) its caches.
 
     `scheme` is one of those below, or auto, which chooses one per site for a `budget` such as
-    "4.5 bits" or "30 dB". `table` maps globs on scopes to schemes: a JSON file, or its text.
+    "4.5 bits" or "30 dB". `table` maps globs on scopes to schemes: a JSON file, or its text; it may
+    say `kv_cache_quant_algo` for `kv`.
     `include` and `exclude` are globs; without `exclude` the head, routers and tied weights are left
     out, with [] nothing is. `group` inputs of a weight share a scale, 0 is the scheme's number.
     `calibration` is a folder of irc calibrate, and `observer` how it gives the ranges of
-    static scales: by default mse for i8 and min-max for FP8. No shard that `plan` makes of a weight
-    cuts a group.
+    static scales: by default mse for i8 and min-max for FP8. `kv_scales`, such as "k0=0.02", are
+    those of caches without calibration. No shard that `plan` makes of a weight cuts a group.
     """
 
     scheme: str = ""
@@ -49,6 +50,7 @@ class QuantizeModule(Pass):
     exclude: list[str] | None = None
     group: int = 0
     kv: str = ""
+    kv_scales: list[str] | None = None
     calibration: str = ""
     table: str = ""
     budget: str = ""
@@ -68,8 +70,8 @@ class QuantizeModule(Pass):
         context = Context(module, found, self.calibration, self.observer, self.budget)
         if self.scheme or self.table:
             self._quantize(context)
-        if self.kv:
-            found.count("caches", quantize_caches(self.kv, context))
+        if self.caches:
+            found.count("caches", quantize_caches(self.caches, self.kv_scales or (), context))
         found.notes = grouped(found.notes)
         stats.update(found)
 
@@ -87,8 +89,13 @@ class QuantizeModule(Pass):
         if self.budget:
             auto.Budget.parse(self.budget)
         check_observer(self.observer)
-        if self.kv:
-            check_kind(self.kv)
+        if self.caches:
+            check_kind(self.caches)
+
+    @property
+    def caches(self) -> str:
+        """The kind of caches that are asked for, by an option or in the table."""
+        return self.kv or (read_caches(self.table) if self.table else "")
 
     def _quantize(self, context: Context) -> None:
         """Quantize the weights of the chosen sites, and the inputs where their schemes say so."""

@@ -27,6 +27,8 @@ def activation_of(assigned: Assignment, context: Context) -> Activation | None:
     if not scheme.activation:
         return None
     format = FORMATS[scheme.activation_format]
+    if format.tensor_scale:  # without it, small inputs would become 0
+        context.calibrated(scheme.name)
     if scheme.activation == "block":
         return Activation(format, assigned.inputs_block)
     if scheme.activation == "token":
@@ -61,7 +63,7 @@ def _limit(
     statistics = context.statistics
     if statistics is None or not (activation.static or activation.format.tensor_scale):
         return None
-    name = group[0].site.name
+    name = group[0].site.key
     if factors is not None:
         return float((statistics.largest(name) / factors).max())
     observer = context.observer if activation.static else "min-max"  # blocks have their own scales

@@ -17,6 +17,7 @@ from ..shard.blocks import Block as AttentionBlock
 from ..shard.even_blocks import can_pad
 from ..shard.place import planned_axes
 from ..shard.rows import Row as PlanRow
+from ..shared.segments import segments_of
 
 MOST_ZEROS = 8  # features to each zero that makes blocks whole, at least
 SMALLEST = 16  # elements of a group; smaller ones cost more in scales than they save
@@ -73,6 +74,10 @@ class Assigner:
         outputs, inputs = scheme.weight[1]
         if group:
             inputs = _group(scheme, group)
+        if not outputs and segments_of(site.op.result):
+            outputs = 1
+            what = "its outputs are several layers' (they are split), so each has a scale"
+            self.stats.explain(f"{site.name}: {what}")
         block = [1] * len(site.shape)
         block[site.outputs] = self._fitted(site, site.outputs, outputs, scheme)
         block[site.inputs] = self._fitted(site, site.inputs, inputs, scheme)

@@ -137,7 +137,7 @@ def _choices(site: Site, assigner: Assigner, context: Context) -> list[Choice]:
     kind = dtype(site.weight.type.dtype)
     found = [Choice("", prod(site.shape) * kind.bits, 0.0)]
     known = context.statistics
-    gram = known.gram(site.name) if known and known.has_gram(site.name) else None
+    gram = known.gram(*site.keys) if known and known.has_gram(*site.keys) else None
     for scheme in SCHEMES:
         assigned = assigner.assign(site, scheme_called(scheme))
         weights = sampled(assigned, context)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from irc.errors import Error, did_you_mean
@@ -24,18 +25,22 @@ def check_kind(kind: str) -> None:
         raise Error(f"no format of caches called {kind!r}{did_you_mean(kind, KINDS)}; give {known}")
 
 
-def quantize_caches(kind: str, context: Context) -> int:
+def quantize_caches(kind: str, scales: Sequence[str], context: Context) -> int:
     """Store all caches as int8 or fp8, with a scale per cache; returns how many there were.
 
-    An FP8 cache has the scale 1 without calibration: its numbers keep their exponents.
+    `scales`, such as "k0=0.02", hold without calibration. An FP8 cache that has none has the scale
+    1: its numbers keep their exponents.
     """
+    known = {name: float(scale) for name, _, scale in (each.partition("=") for each in scales)}
     sites = [site for site in find_caches(context.module) if permit("quantize", site.op)]
     for site in sites:
-        _quantize(site, kind, _scale(site, kind, context))
+        _quantize(site, kind, _scale(site, kind, known, context))
     return len(sites)
 
 
-def _scale(site: CacheSite, kind: str, context: Context) -> float:
+def _scale(site: CacheSite, kind: str, known: Mapping[str, float], context: Context) -> float:
+    if context.statistics is None and site.name in known:
+        return known[site.name]
     if kind == "fp8" and context.statistics is None:
         return 1.0
     statistics = context.calibrated(f"a cache in {kind}")

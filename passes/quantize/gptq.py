@@ -109,7 +109,7 @@ def _encode(assigned: Assignment, context: Context) -> Mapping[str, Ref]:
 def _compute(assigned: Assignment, context: Context) -> dict[str, Array]:
     """The parts of a site's weight by name; those of four bits are packed."""
     site, reader = assigned.site, context.reader
-    by = compensation(context.calibrated(assigned.scheme.name).gram(site.name), site.name)
+    by = compensation(context.calibrated(assigned.scheme.name).gram(*site.keys), site.name)
     refs = rounded_parts(assigned)
     parts = {part: reader.read(ref) for part, ref in refs.items() if part != "codes"}
     steps = as_f32(parts["scales"])

@@ -12,6 +12,8 @@ from irc.errors import Error
 from irc.json_files import read_object
 from irc.quantization.schemes import Scheme, scheme_called
 
+_WHAT, _CACHES = "the table of schemes", "kv_cache_quant_algo"
+
 
 @dataclass(frozen=True)
 class Row:
@@ -28,16 +30,31 @@ def read_table(table: str) -> list[Row]:
     A value is a scheme, null, or {"scheme": ..., "group": ...}. The file may also be TensorRT-LLM's
     quant_cfg.json, which has quant_algo and group_size under "quantized_layers".
     """
-    if not table.lstrip().startswith("{"):
-        return _rows(read_object(Path(table), "the table of schemes"), table)
+    return _rows(_read(table), _WHAT if _is_text(table) else table)
+
+
+def read_caches(table: str) -> str:
+    """The kind of caches that a table names as `kv_cache_quant_algo`; empty without."""
+    found = _read(table).get(_CACHES)
+    return str(found).lower() if found is not None else ""
+
+
+def _is_text(table: str) -> bool:
+    return table.lstrip().startswith("{")
+
+
+def _read(table: str) -> Mapping[str, Any]:
+    if not _is_text(table):
+        return read_object(Path(table), _WHAT)
     try:
-        return _rows(json.loads(table), "the table of schemes")
+        return json.loads(table)
     except ValueError as error:
-        raise Error(f"the table of schemes is not JSON: {error}") from None
+        raise Error(f"{_WHAT} is not JSON: {error}") from None
 
 
 def _rows(found: Mapping[str, Any], source: str) -> list[Row]:
-    rows = found.get("quantized_layers", found)
+    globs = {key: value for key, value in found.items() if key != _CACHES}
+    rows = globs.get("quantized_layers", globs)
     if not isinstance(rows, dict) or not rows:
         raise Error(f'{source} has no rows; write some, such as {{"*.mlp.*": "w4a16", "*": null}}')
     return [_row(glob, value, source) for glob, value in cast("dict[str, Any]", rows).items()]

@@ -58,6 +58,63 @@ def test_the_data_is_run_beside_the_artifact(
     assert not (tmp_path / "other.calibration").exists()
 
 
+TWICE = """module @m dims(B=1:2:512) {
+  weight @u.weight : f32[8, 4] = random("u", 1, 0.5)
+  func @forward(%x: f32[B, 4]) -> (y: f32[B, 8], z: f32[B, 8], w: f32[B, 4]) {
+    %y = linear %x, @u.weight : f32[B, 8]
+    %c = full {value=100.0, shape=[1, 1], dtype="f32"} : f32[1, 1]
+    %l = mul %x, %c : f32[B, 4]
+    %z = linear %l, @u.weight : f32[B, 8]
+    %w = matmul %z, @u.weight : f32[B, 4]
+    return %y, %z, %w
+  }
+}
+"""
+
+
+@pytest.mark.parametrize("scheme", ["w8a8_sq_per_channel", "fp8", "w4a16_gptq"])
+def test_a_weight_of_three_inputs_in_two_orientations(scheme: str, tmp_path: Path) -> None:
+    """Each input has a scale of its own; the gram matrix is that of the first orientation."""
+    x = fresh(6).standard_normal((64, 4)).astype(np.float32)
+    data = saved(tmp_path / "data.npz", x=x)
+    options: Any = {"quantize": scheme, "calibration": data, "observer": "min-max"}
+    artifact = irc.compile(irc.parse(TWICE), tmp_path / "out", **options)
+    plain = irc.evaluate(irc.parse(TWICE), {"x": x})
+    if "gptq" in scheme:
+        statistics, both = Statistics(tmp_path / "out.calibration"), np.concatenate([x, 100 * x])
+        gram = statistics.gram("u", "u:1")
+        np.testing.assert_allclose(gram, both.T @ both / 128, rtol=1e-3)
+        return
+    largest = [np.abs(each).max() for each in (x, 100 * x, plain["z"])]
+    code = 448 if scheme == "fp8" else 127
+    assert static_scales(artifact.module) == pytest.approx([most / code for most in largest], 1e-5)
+    found = irc.evaluate(artifact.module, {"x": x})
+    for name, wanted in plain.items():
+        assert np.abs(found[name] - wanted).max() < 0.1 * np.abs(wanted).max()
+
+
+def test_caches_where_all_linears_are_quantized(tmp_path: Path) -> None:
+    module = irc.parse("""module @m dims(B=1:1:4, S=1:4:8, C=8:8:8) {
+      weight @codes : i8[4, 8] = random("c", 1, 9.0)
+      weight @scale : f32[4, 1] = random("s", 1, 0.1)
+      func @forward(%x: f32[B, S, 8], %p: i32[B], %k0: f32[B, 2, C, 2])
+          -> (k0: f32[B, 2, C, 2] aliases %k0) {
+        %w = dequantize @codes, @scale : f32[4, 8]
+        %k = linear %x, %w : f32[B, S, 4]
+        %k0.1 = cache_update %k0, %k, %p : f32[B, 2, C, 2]
+        return %k0.1
+      }
+    }""")
+    x = fresh(7).standard_normal((1, 4, 8)).astype(np.float32)
+    given = {"x": x, "p": np.zeros(1, np.int32), "k0": np.zeros((1, 2, 8, 2), np.float32)}
+    data = saved(tmp_path / "data.npz", **given)
+    options: Any = {"kv_cache": "int8", "calibration": data, "observer": "min-max"}
+    artifact = irc.compile(module, tmp_path / "out", **options)
+    largest = np.abs(irc.evaluate(module, given)["k0"]).max()
+    assert static_scales(artifact.module) == pytest.approx([largest / 127], rel=1e-5)
+    assert str(artifact.module.main.args[2].type) == "i8[B, 2, C, 2]"
+
+
 def test_the_second_level_of_scales_covers_the_largest_input(tmp_path: Path) -> None:
     x = fresh(5).standard_t(2, (50, 16)).astype(np.float32)
     data = saved(tmp_path / "data.npz", x=x, shift=np.zeros(16))

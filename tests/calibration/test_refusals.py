@@ -117,7 +117,7 @@ def test_files_that_are_no_data(name: str, content: Any, message: str, tmp_path:
             "module @m {\n  func @f(%x: f32[2]) -> (f32[2]) {\n    return %x\n  }\n}",
             "a.npz",
             {},
-            "no linear with a float weight, so there is nothing to calibrate",
+            "no linear with a float weight and no cache of floats, so there is nothing",
         ),
     ],
 )
@@ -134,7 +134,7 @@ def test_a_folder_with_other_files_is_left_alone(tmp_path: Path) -> None:
     data = saved(tmp_path / "data.npz", x=X, shift=SHIFT)
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "thesis.tex").write_text("")
-    with pytest.raises(Error, match="is no calibration, so it is left alone; choose another"):
+    with pytest.raises(Error, match="and no calibration, so it is left alone; choose another"):
         calibrate(irc.parse(TWO), data, tmp_path / "out")
     assert [*files(tmp_path / "out")] == ["thesis.tex"]
 

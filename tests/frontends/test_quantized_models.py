@@ -11,7 +11,9 @@ import irc
 import irc.passes
 from irc.frontends import huggingface
 from irc.frontends.module import Module, StackedParameter
+from irc.ir.dtypes import numpy_dtype
 from irc.pipeline import run_pipeline
+from irc.weights.safetensors import read_header
 
 from ..fresh import fresh
 from ..models.golden import write_safetensors
@@ -175,3 +177,44 @@ def test_an_input_is_quantized_once(tmp_path: Path) -> None:
     write_model(tmp_path, "int-token", num_hidden_layers=1)
     module = huggingface.load(tmp_path / "quantized")
     assert str(module).count(" = quantize ") == 4  # of q, k, v; o; gate, up; down
+
+
+FLOAT8 = {"num_bits": 8, "type": "float", "symmetric": True, "strategy": "tensor"}
+CACHES = [  # of ModelOpt and of compressed-tensors
+    ("modelopt-fp8", {"kv_cache_quant_algo": "FP8"}, "{0}_proj.{0}_scale", "fp8"),
+    ("int-token", {"kv_cache_scheme": FLOAT8}, "{0}_scale", "fp8"),
+    ("awq", {"kv_cache_scheme": FLOAT8 | {"type": "int"}}, "{0}_scale", "int8"),
+]
+
+
+@pytest.mark.filterwarnings("ignore:.*is the scale of a quantized KV cache")
+@pytest.mark.parametrize(("name", "scheme", "key", "kind"), CACHES)
+def test_caches_have_the_scales_of_the_checkpoint(
+    name: str, scheme: dict[str, Any], key: str, kind: str, tmp_path: Path
+) -> None:
+    path = write_model(tmp_path, name, num_hidden_layers=1) / "quantized"
+    config = json.loads((path / "config.json").read_text())
+    config["quantization_config"] |= scheme
+    (path / "config.json").write_text(json.dumps(config))
+    scales = {"k": 0.02, "v": 0.07}
+    keys = {f"model.layers.0.self_attn.{key.format(part)}": s for part, s in scales.items()}
+    write_safetensors(path / "s.safetensors", {k: np.array([s], "f4") for k, s in keys.items()})
+    weights = dict.fromkeys(read_header(path / "model.safetensors"), "model.safetensors")
+    index = {"weight_map": weights | dict.fromkeys(keys, "s.safetensors")}
+    (path / "model.safetensors.index.json").write_text(json.dumps(index))
+
+    module = huggingface.load(path)
+    inputs = inputs_of(module, fresh())
+    plain = irc.evaluate(module, inputs)
+    options: dict[str, Any] = {"backend": "reference", "dtype": "f32"}
+    compiled = irc.compile(path, tmp_path / "out", kv_cache=kind, **options).module
+    code, most = numpy_dtype("i8" if kind == "int8" else "f8e4m3"), 127 if kind == "int8" else 448
+    empty = {name: np.zeros(array.shape, code) for name, array in inputs.items() if name[1:] == "0"}
+    found = irc.evaluate(compiled, inputs | empty)
+    for part, scale in scales.items():
+        numbers = np.clip(plain[f"{part}0"] / np.float32(scale), -most - (kind == "int8"), most)
+        wanted = (np.rint(numbers) if kind == "int8" else numbers).astype(code)
+        np.testing.assert_array_equal(found[f"{part}0"].astype("f4"), wanted.astype("f4"))
+    if kind == "fp8":
+        with pytest.raises(irc.Error, match="a cache in int8 needs statistics"):
+            irc.compile(path, tmp_path / "other", kv_cache="int8", **options)

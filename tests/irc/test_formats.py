@@ -6,6 +6,7 @@ import math
 from itertools import product
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -53,9 +54,12 @@ def defined(values: np.ndarray, name: str, block: list[int], kind: str) -> Encod
         if format.scales == "f8e8m0" and width:
             power = math.floor(math.log2(width)) - math.floor(math.log2(LARGEST[name]))
             scale = f32(2.0**power)
-        scale = f32(scale / tensor) if format.tensor_scale else scale
-        scale = scale.astype(stored)
-        scale = scale if width and f32(scale) else f32(1).astype(stored)
+        least = float(ml_dtypes.finfo(stored).smallest_subnormal)
+        if format.tensor_scale:
+            scale = f32(max(scale / tensor, least))
+        elif scale < ml_dtypes.finfo(stored).smallest_normal:
+            scale = f32(math.ceil(scale / least) * least)
+        scale = (scale if width else f32(1)).astype(stored)
         scales.append(scale)
         step = f32(scale) * tensor
         quotients = (part / f32(step)).ravel().tolist()
@@ -165,13 +169,23 @@ def test_numbers_that_are_not_finite(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_a_scale_that_would_be_0_is_1(name: str) -> None:
-    values = fresh().standard_normal((2, 8)).astype(np.float32)
-    values[1] *= f32(1e-12)
-    found = encode(values, name, [1, 8], "f16")
-    if FORMATS[name].scales != "f8e8m0":
-        assert found.scales[1] == 1 and not decode(found)[1].any()
-    assert np.isfinite(decode(found)).all() and decode(found)[0].any()
+@pytest.mark.parametrize("size", [3e-5, 1e-5, 4e-6, 1e-7])
+def test_small_values_are_kept(name: str, size: float) -> None:
+    """Scales of f16 hold all that f16 does; in blocks of f8e4m3 the smallest scale is kept."""
+    values = fresh().uniform(-size, size, (2, 8)).astype(np.float16)
+    values[:, 0], values[0] = size, values[0] * (1 if FORMATS[name].tensor_scale else 1e4)
+    found = decode(encode(values, name, [1, 8], "f16"))
+    wanted = values.astype(np.float32)
+    bits = 0.3 if "4" in FORMATS[name].codes[:2] else 0.13  # of four bits, and of eight
+    error = np.abs(found - wanted).max(axis=1) / np.abs(wanted).max(axis=1)
+    assert (error <= bits).all() and decode(encode(values * 0, name, [1, 8], "f16")).max() == 0
+
+
+def test_the_smallest_numbers_in_nvfp4() -> None:
+    for size in (1e-45, 3e-41, 1e-38):
+        values = (size * np.linspace(-1, 1, 32, dtype=np.float64)).astype(np.float32)[None]
+        found = decode(encode(values, "nvfp4", [1, 16]))
+        assert np.abs(found - values).max() <= max(0.3 * size, 6e-42)
 
 
 def test_bad_arguments() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -111,6 +112,26 @@ def test_a_table_of_tensorrt_llm(tmp_path: Path) -> None:
     path.write_text(json.dumps({"quant_algo": "MIXED_PRECISION", "quantized_layers": layers}))
     with pytest.raises(Error, match="w4a16_awq needs statistics of the inputs"):
         quantized(linear(), f"table={json.dumps(str(path))}")
+
+
+@pytest.mark.parametrize("layers", [{"quantized_layers": {"*mlp*": {"quant_algo": "W8A16"}}}, {}])
+def test_caches_of_a_table(layers: dict[str, Any], tmp_path: Path) -> None:
+    def table(kind: str | None) -> str:
+        rows = layers or {"*mlp*": "w8a16"}
+        return f"table={json.dumps(json.dumps({'kv_cache_quant_algo': kind, **rows}))}"
+
+    for kind, code in (("FP8", "f8e4m3"), (None, "f32")):
+        module = tiny_llama(num_hidden_layers=1, head_dim=4)
+        quantized(module, table(kind))
+        assert {str(arg.type.dtype) for arg in module.main.args[4:]} == {code}
+        assert module.weights["model.layers.0.mlp.up_proj.weight"].type.dtype == "i8"
+    with pytest.raises(Error, match="no format of caches called 'nvfp4'"):
+        quantized(tiny_llama(num_hidden_layers=1), table("NVFP4"))
+    rows = {"*": "w8a16", "kv_cache_quant_algo": "FP8"}
+    with pytest.raises(
+        Error, match="kv_cache_quant_algo of the table has no effect: the model has"
+    ):
+        irc.compile(linear(), tmp_path / "out", quantize=rows)
 
 
 # blocks

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import irc
@@ -15,19 +16,22 @@ from irc.backends.tensorrt.options import EngineOptions
 from irc.backends.tensorrt.target import Target
 from irc.passes.quantize import QuantizeModule
 from irc.pipeline import run_pipeline
+from tests.calibration.statistics_folder import write_folder
 
 assert irc.passes
 N, K = 384, 256
 
 
-def linear(scheme: str) -> irc.Module:
-    """A quantized product [B, S, 256] by [384, 256]."""
+def linear(scheme: str, folder: Path | None = None) -> irc.Module:
+    """A quantized product [B, S, 256] by [384, 256], calibrated with a folder to write."""
     module = irc.parse(f"""module @m dims(B=1:2:4, S=1:8:32) {{
       weight @w.weight : bf16[{N}, {K}] = random("w", 0, 0.1)
       func @forward(%x: bf16[B, S, {K}]) -> (y: bf16[B, S, {N}]) {{
         %y = linear %x, @w.weight : bf16[B, S, {N}]
         return %y }} }}""")
-    run_pipeline(module, [QuantizeModule(scheme=scheme)])
+    if folder is not None:
+        write_folder(folder, {"w": np.ones((1, K), np.float32)})
+    run_pipeline(module, [QuantizeModule(scheme=scheme, calibration=str(folder or ""))])
     return module
 
 
@@ -78,7 +82,8 @@ CODES = {  # the product has a kernel of its own for codes
 def test_codes_are_multiplied(scheme: str, tmp_path: Path) -> None:
     """Scales per token too, which are applied outside; the scheme fp8 has them here."""
     target, dtype = CODES[scheme]
-    found = kernels(linear(scheme), target, tmp_path)
+    calibration = tmp_path / "calibration" if scheme == "nvfp4" else None
+    found = kernels(linear(scheme, calibration), target, tmp_path / "out")
     assert products(found) == [("gemm", dtype)] and not whole_weights(found)
 
 
@@ -125,7 +130,7 @@ def test_weights_that_are_dequantized_apart(scheme: str, tmp_path: Path) -> None
     ("scheme", "target", "reason"),
     [
         ("fp8", "sm_80+sm_89", "is in f8e4m3, which needs sm_89; leave sm_80 out"),
-        ("nvfp4", "sm_89", "is in f4e2m1, which needs sm_120; leave sm_89 out"),
+        ("w4a16_nvfp4", "sm_89", "is in f4e2m1, which needs sm_120; leave sm_89 out"),
         ("mxfp8", "sm_89", "is in f8e8m0, which needs sm_120; leave sm_89 out"),
         ("w4a16", "sm_75", "is in bf16, which needs sm_80"),
         ("w4a16_asym", "sm_89", "is in u4, which TensorRT does not have"),

@@ -7,6 +7,7 @@ bytes stay in the checkpoint wherever their layout is one of irc's.
 from __future__ import annotations
 
 import os
+import re
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,7 +18,7 @@ from ....ir.core import Module
 from ....json_files import read_object
 from ....weights import ConcatRef, Ref, UnboundRef, Unsqueeze
 from ...models.config_reader import ConfigReader
-from ..files import Checkpoint
+from ..files import INDEX, SINGLE, Checkpoint
 from .awq import Awq
 from .compressed_tensors import CompressedTensors
 from .fp8 import Fp8
@@ -38,29 +39,29 @@ METHODS: Mapping[str, type[Method]] = {
 }
 KEYS = ("quantization_config", "compression_config")  # in config.json
 _CACHE = (".k_scale", ".v_scale", ".q_scale", ".k_proj.output_scale", ".v_proj.output_scale")
+_CACHE_PLACE = re.compile(r"layers\.(\d+)\.[^.]*\.([kv])_")
 _MARKS = ("qweight", "weight_packed", "weight_scale", "weight_scale_inv", "weight.absmax")
 
 
 def read_method(folder: str | os.PathLike[str]) -> Method | None:
     """The method of a checkpoint folder; None if it is not quantized."""
+    return method_of(_configs(folder))
+
+
+def _configs(folder: str | os.PathLike[str]) -> dict[str, Any]:
+    """What the files of a folder that may describe its quantization say."""
     values: dict[str, Any] = {}
     for name in ("config.json", "hf_quant_config.json"):
         path = Path(folder) / name
         values |= read_object(path) if path.exists() else {}
-    return method_of(values)
+    return values
 
 
 def method_of(config: Mapping[str, Any]) -> Method | None:
     """The method that a config.json, or the hf_quant_config.json of ModelOpt, describes."""
-    found: Any = next((config[key] for key in KEYS if config.get(key)), None)
-    if found is None and "quantization" in config:
-        found = {"quantization": config["quantization"]}
-    if not found:
+    values = _described(config)
+    if not values:
         return None
-    if not isinstance(found, dict):
-        raise Error(f"quantization_config is {found!r}; expected an object")
-    values = cast("dict[str, Any]", found)
-    values = {**values, **values.get("quantization", {})}  # ModelOpt nests its own
     title = "quantization_config"
     values.setdefault("quant_method", "modelopt" if "quant_algo" in values else None)
     name = ConfigReader(values, title).word("quant_method")
@@ -75,6 +76,17 @@ def method_of(config: Mapping[str, Any]) -> Method | None:
         hint = did_you_mean(str(name), METHODS)
         raise Error(f"{title} sets quant_method={name!r}{hint}; irc reads {known}")
     return METHODS[name](ConfigReader(values, title))
+
+
+def _described(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The object of a config that describes its quantization; empty if there is none."""
+    found: Any = next((config[key] for key in KEYS if config.get(key)), None)
+    if found is None and "quantization" in config:
+        found = {"quantization": config["quantization"]}
+    if not isinstance(found or {}, dict):
+        raise Error(f"quantization_config is {found!r}; expected an object")
+    values = cast("dict[str, Any]", found or {})
+    return {**values, **values.get("quantization", {})}  # ModelOpt nests its own
 
 
 def find_layers(
@@ -99,16 +111,40 @@ def find_layers(
     return found
 
 
-def cache_scales(checkpoint: Checkpoint) -> list[str]:
-    """The scales of quantized KV caches, with a warning that they are not used."""
+def cache_keys(checkpoint: Checkpoint) -> list[str]:
+    """The scales of quantized KV caches, with a warning that the caches are floats."""
     found = [key for key in checkpoint if key.endswith(_CACHE)]
     if found:
         warnings.warn(
             f"{checkpoint.folder}: {found[0]} is the scale of a quantized KV cache; the caches "
-            "stay in the compute dtype. --kv-cache quantizes them with scales of a calibration",
+            "stay in the compute dtype, unless --kv-cache fp8 (or int8) stores them with it",
             stacklevel=4,
         )
     return found
+
+
+def cache_scales(folder: str | os.PathLike[str], kind: str) -> dict[str, float]:
+    """By the argument of a cache, such as k0: its scale in a folder whose caches are of `kind`."""
+    if not any((Path(folder) / name).exists() for name in (SINGLE, INDEX)):
+        return {}
+    checkpoint = Checkpoint(folder)
+    places = {key: _CACHE_PLACE.search(key) for key in checkpoint if key.endswith(_CACHE)}
+    found = {f"{place[2]}{place[1]}": key for key, place in places.items() if place is not None}
+    if not found or _cache_kind(folder) != kind:
+        return {}
+    tensors = Tensors(checkpoint, str)
+    return {name: tensors.number(key) for name, key in found.items()}
+
+
+def _cache_kind(folder: str | os.PathLike[str]) -> str:
+    """int8 or fp8, by the config; an Error where zero points or other bits make it another."""
+    values = _described(_configs(folder))
+    scheme: Any = values.get("kv_cache_scheme")
+    config = ConfigReader(scheme if isinstance(scheme, dict) else {}, "kv_cache_scheme")
+    if not config.flag("symmetric", True) or config.integer("num_bits", 8) != 8:
+        raise Error(f"{folder}: irc stores caches in INT8 and FP8 without zero points")
+    names = config.word("type", "float"), str(values.get("kv_cache_quant_algo"))
+    return "int8" if any(name.lower().startswith("int") for name in names) else "fp8"
 
 
 def _is_stack(ref: Ref) -> bool:
