@@ -9,6 +9,8 @@ import numpy as np
 from irc import ops
 from irc.backends.onnx.emitter import TABLE, Emitter, Flat, Lowered
 from irc.backends.onnx.lower_elementwise import apply
+from irc.ir.core import Value
+from irc.ir.dtypes import dtype as dtype_called
 from irc.ir.dtypes import is_float
 from irc.onnx_format.operators import DIRECT, PARTIAL, REDUCTIONS, Row
 
@@ -22,6 +24,8 @@ def _reduction(row: Row) -> Callable[[Emitter, ops.ReduceSum], Lowered]:
         if row.kind == "ReduceSum" and _is_size(op):
             return e.add("Squeeze", e.dim(op.x.type.shape[0]), e.ints(0))
         dims, x, dtype = e.ints(*op.dims), e.get(op.x), op.x.type.dtype
+        if row.kind == "ReduceSum" and row.kind in e.missing and _is_large(op.x):
+            return _sum_of_halves(e, x, dims, op.keep)
         reduced = apply(e, row.kind, dtype, [x], dims, **row.to_onnx(op))
         if not is_float(dtype) or e.reduces_nan or row.kind not in ("ReduceMax", "ReduceMin"):
             return reduced
@@ -29,6 +33,23 @@ def _reduction(row: Row) -> Callable[[Emitter, ops.ReduceSum], Lowered]:
         return e.add("Where", e.add("IsNaN", absolute), absolute, reduced)
 
     return lower
+
+
+def _is_large(x: Value) -> bool:
+    """Whether a sum of i64 may need more bits than f64 has: not of converted narrower integers."""
+    made = x.producer
+    source = made.x.type.dtype if isinstance(made, ops.Cast) else x.type.dtype
+    wide = is_float(source) or dtype_called(source).bits > 32
+    return x.type.dtype == "i64" and wide
+
+
+def _sum_of_halves(e: Emitter, x: str, dims: str, keep: bool) -> str:
+    """The sum of i64 by the sums of its high and low 32 bits: ONNX Runtime 1.31 adds f64."""
+    half = e.number(1 << 32, "i64")
+    low = e.add("Mod", x, half)
+    halves = low, e.add("Div", e.add("Sub", x, low), half)
+    low, high = (e.add("ReduceSum", each, dims, keepdims=int(keep)) for each in halves)
+    return e.add("Add", e.add("Mul", high, half), low)
 
 
 def _is_size(op: ops.ReduceSum) -> bool:

@@ -98,6 +98,8 @@ def _known(b: Builder, x: Entry, at: int, content: Content) -> Entry | None:
 
 def _counted(content: Content, size: DimLike) -> Entry:
     """Known indices, those from the end counted from the front; the same content if all are."""
+    if not all(isinstance(n, (int, Dim)) for n in content.flat):
+        raise Error("indices that are no integers; expected i32 or i64")
     if all(isinstance(n, Dim) or n >= 0 for n in content.flat):
         return Entry("i64", content.shape, content=content)
     found = [n if isinstance(n, Dim) or n >= 0 else size + n for n in content.flat]

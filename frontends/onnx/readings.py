@@ -6,6 +6,7 @@ from irc.frontends.onnx import attention as attention
 from irc.frontends.onnx import collectives as collectives
 from irc.frontends.onnx import einsum as einsum
 from irc.frontends.onnx import elementwise as elementwise
+from irc.frontends.onnx import functions as functions
 from irc.frontends.onnx import images as images
 from irc.frontends.onnx import lookup as lookup
 from irc.frontends.onnx import matrices as matrices

@@ -289,3 +289,12 @@ def test_a_cast_to_powers_of_two_is_rounded(tmp_path: Path) -> None:
     )
     (found,) = loaded(m, tmp_path).run({"x": x}).values()
     np.testing.assert_array_equal(found, np.concatenate([powers, powers * 2, powers]))
+
+
+@pytest.mark.parametrize(("dims", "keep"), [("[0]", ""), ("[1]", ", keep"), ("[0, 1]", "")])
+def test_large_integers_are_added_exactly(dims: str, keep: str, tmp_path: Path) -> None:
+    """ONNX Runtime's ReduceSum of i64 rounds to 53 bits."""
+    shape = {"[0]": "S", "[1]": "B, 1", "[0, 1]": ""}[dims]
+    body = f"%1 = reduce_sum %x {{dims={dims}{keep}}} : i64[{shape}]; return %1"
+    x = RNG.integers(-(1 << 60), 1 << 60, (2, 7))
+    agrees(module("%x: i64[B, S]", body, f"i64[{shape}]"), {"x": x}, tmp_path)

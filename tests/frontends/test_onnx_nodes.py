@@ -165,6 +165,12 @@ CASES = [
     Case("GlobalLpPool", {"x": ("f32", (B, 3, S, 8))}, attributes={"p": 3}, opset=13),
     *(Case("LRN", {"x": ("f32", (B, 7, S, 2))}, attributes={
         "size": n, "alpha": 0.3, "beta": 0.6, "bias": 1.5}) for n in (3, 5)),
+    *(Case("Hardmax", X, attributes={"axis": n}) for n in (-1, 1)),
+    *(Case("LpNormalization", {"x": ("f32", (B, S, 2))}, attributes={"p": p, "axis": 1})
+      for p in (1, 2)),
+    *(Case("DepthToSpace", {"x": ("f32", (B, 12, S, 3))}, {}, {"blocksize": 2, "mode": m})
+      for m in ("DCR", "CRD")),
+    Case("SpaceToDepth", {"x": ("f32", (B, 3, 4, "2*seq"))}, attributes={"blocksize": 2}),
     *(Case("Resize", {"x": ("f32", (B, 2, 5, 4))}, {"n": i64(9, 3) if m == "linear" else i64(3, 7)},
            {"mode": m, "coordinate_transformation_mode": c, "axes": [2, 3]}, order="x   n")
       for m in ("linear", "cubic", "nearest")
@@ -248,6 +254,52 @@ def test_a_node(case: Case, rng: np.random.Generator, tmp_path: Path) -> None:
     compared(path, {name: drawn(case, spec, rng) for name, spec in inputs.items()}, 2e-5)
 
 
+FUNCTIONS: dict[str, Any] = {
+    "Tan": np.tan, "Sinh": np.sinh, "Cosh": np.cosh, "Asin": np.arcsin, "Acos": np.arccos,
+    "Atan": np.arctan, "Asinh": np.arcsinh, "Acosh": np.arccosh, "Atanh": np.arctanh,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", list(FUNCTIONS))
+def test_functions_of_a_number(kind: str, rng: np.random.Generator, tmp_path: Path) -> None:
+    """To the last digits, of small and large numbers too, and of those without a result."""
+    ends = [0, 1, 1 + 1e-6, 1 - 1e-6, 1e-9, 1e5, 1e19, 3e38, 89.2, np.inf, np.nan]
+    x = np.concatenate([rng.standard_normal(90), rng.random(90), ends]).astype(np.float32)
+    x = np.concatenate([x, -x])
+    x = x[~(np.abs(x) > 1e5)] if kind == "Tan" else x
+    with np.errstate(all="ignore"):
+        wanted = FUNCTIONS[kind](x.astype(np.float64)).astype(np.float32)
+    node = helper.make_node(kind, ["x"], ["out"])
+    path = saved(model([node], {"x": ("f32", (B,))}, ["out"]), tmp_path)
+    module = read(path)
+    (found,), (made,) = evaluate(module, {"x": x}).values(), on_emitted(module, {"x": x}, tmp_path)
+    for got in (found, made):
+        np.testing.assert_allclose(got, wanted, 5e-7, 1e-30)
+
+
+@pytest.mark.parametrize("kind", ["i8", "u8", "i32", "i64"])
+def test_bits_of_integers(kind: str, rng: np.random.Generator, tmp_path: Path) -> None:
+    held = np.dtype({"i8": "b", "u8": "B", "i32": "i", "i64": "q"}[kind])
+    info = np.iinfo(held)
+    x, y = rng.integers(info.min, info.max, (2, 40), held, endpoint=True)
+    x[:3], y[:3] = [info.min, info.max, 0], [info.max, 1, info.min]
+    by = rng.integers(0, 8, 40).astype(held)
+    calls = {"And": np.bitwise_and, "Or": np.bitwise_or, "Xor": np.bitwise_xor}
+    nodes = [helper.make_node(f"Bitwise{name}", ["x", "y"], [name]) for name in calls]
+    nodes.append(helper.make_node("BitwiseNot", ["x"], ["Not"]))
+    wanted = [call(x, y) for call in calls.values()] + [~x]
+    if kind == "u8":
+        nodes += [helper.make_node("BitShift", ["x", "by"], [way], direction=way)
+                  for way in ("LEFT", "RIGHT")]  # fmt: skip
+        wanted += [x << by, x >> by]
+    given = {"x": x, "y": y} | ({"by": by} if kind == "u8" else {})
+    inputs = dict.fromkeys(given, (kind, (B,)))
+    path = saved(model(nodes, inputs, [n.output[0] for n in nodes]), tmp_path)
+    module = compared(path, given, 0)
+    for got, want in zip(on_emitted(module, given, tmp_path), wanted, strict=True):
+        np.testing.assert_array_equal(got, want)
+
+
 LEAST, FAR = -(1 << 31), -(1 << 63)
 LOW = {kind: np.iinfo(kind).min for kind in ("i4", "i8")}
 FIVE = np.arange(5, dtype=np.float32)
@@ -271,6 +323,7 @@ EDGES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
       for kind, words in (("Div", {}), ("Mod", {}), ("Mod", {"fmod": 1}))),
     ("Div", {"x": np.array([LOW["i4"], -7, 7], "i4"), "y": np.array(3, "i4")}, {}),
     ("Celu", {"x": np.array(-1, np.float32)}, {"alpha": 0.5}),
+    ("LpNormalization", {"x": np.zeros((2, 3), np.float32)}, {"axis": 0}),
     ("Gather", {"x": FIVE, "i": i64(-1, 0, -5)[:, None]}, {"axis": 0}),
     ("GatherElements", {"x": FIVE, "i": i64(-1, 0, -5)}, {"axis": 0}),
     ("ScatterElements", {"x": FIVE, "i": i64(-1, 0, -4), "u": -FIVE[:3]}, {"axis": 0}),
