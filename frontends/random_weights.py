@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ..errors import Error
 from ..ir.core import Module, Weight
 from ..weights import Cast, RandomRef, Ref, UnboundRef
 
@@ -11,9 +12,15 @@ def random_weights(module: Module, seed: int) -> Module:
 
     The standard deviation is 1/sqrt(inputs) for matrices, so that activations keep their size, 1
     for weights of norms, and 0.02 for other vectors. The numbers depend on key and seed only and
-    are generated when they are read: a rank generates the rows of its shard.
+    are generated when they are read: a rank generates the rows of its shard. An Error about
+    integers of 32 and 64 bits, which are keys or positions.
     """
     for weight in module.weights.values():
+        if weight.type.dtype in ("i32", "i64") and isinstance(weight.ref, UnboundRef):
+            raise Error(
+                f"the weight {weight.name} is {weight.type}: random keys or positions make no "
+                "index; give the weights with --checkpoint FOLDER"
+            )
         weight.ref = _filled(weight.ref, seed, _scale(weight), weight.type.dtype)
     return module
 

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 from ..argument_checks import check_kind, check_path
 from ..errors import Error
-from ..ir.core import Module
-from ..ops import CacheUpdate
+from ..ir.core import Module, Weight
+from ..ops import CacheUpdate, Dequantize
 from ..pipeline import run_pipeline
 from ..quantization.ranges import check_observer
 from ..quantization.report import QuantizationReport
@@ -32,6 +32,12 @@ _LINEAR = """module @m dims(B=1:1:2) {
   weight @w.weight : f32[256, 256] = random("w", 0, 0.1)
   func @forward(%x: f32[B, 2, 256]) -> (y: f32[B, 2, 256]) {
     %y = linear %x, @w.weight : f32[B, 2, 256]
+    return %y } }"""
+_EXPERTS = """module @m dims(B=1:1:2) {
+  weight @w.weight : f32[4, 256, 256] = random("w", 0, 0.1)
+  func @forward(%x: f32[4, B, 256]) -> (y: f32[4, B, 256]) {
+    %w = transpose @w.weight {order=[0, 2, 1]} : f32[4, 256, 256]
+    %y = matmul %x, %w : f32[4, B, 256]
     return %y } }"""
 _CLEANERS = ("inline", "canonicalize", "cse")  # what the pass follows where nothing is sharded
 
@@ -150,7 +156,11 @@ class Quantization:
         if self.wanted and kinds & {"quantize", "dequantize", "dynamic_scale"}:
             dtypes = [weight.type.dtype for weight in module.weights.values()]
             dtype = next((each for each in dtypes if each in FLOATS), "f32")
-            names = ", ".join(runnable_schemes(backend, dtype)) or "none"
+            codes = [op.x for op in module.ops() if isinstance(op, Dequantize)]
+            experts = any(isinstance(x, Weight) and x.type.ndim > 2 for x in codes)
+            texts = [_LINEAR, _EXPERTS] if experts else [_LINEAR]
+            each = [runnable_schemes(backend, text.replace("f32", dtype)) for text in texts]
+            names = ", ".join(name for name in each[0] if name in each[-1]) or "none"
             error.add_note(f"schemes that {backend.name} can run: {names}")
 
     @property
@@ -199,14 +209,14 @@ def with_quantization(chosen: tuple[Pass, ...], added: Pass) -> tuple[Pass, ...]
     return (*chosen[:at], added, *chosen[at:])
 
 
-def runnable_schemes(backend: Backend, dtype: str) -> list[str]:
-    """The names of the schemes without calibration with which a backend runs a linear."""
+def runnable_schemes(backend: Backend, product: str) -> list[str]:
+    """The names of the schemes without calibration with which a backend runs a module's text."""
     from ..passes.quantize import QuantizeModule
     from ..quantization.schemes import SCHEMES
 
     found: list[str] = []
     for name in SCHEMES:
-        module = parse_module(_LINEAR.replace("f32", dtype))
+        module = parse_module(product)
         try:
             run_pipeline(module, [QuantizeModule(scheme=name)])
         except Error:  # its algorithm needs calibration

@@ -14,6 +14,7 @@ from irc.driver import find_source
 from tests.cli.runner import irc
 from tests.fresh import fresh
 from tests.models.golden import write_safetensors
+from tests.sharded.models import mixtral
 from tests.tiny_checkpoint import write_checkpoint
 
 ODD: dict[str, Any] = {"hidden_size": 120, "intermediate_size": 331, "num_key_value_heads": 1}
@@ -128,6 +129,18 @@ def test_a_scheme_that_the_target_cannot_run(folder: Path) -> None:
     assert found.status == 1 and "u4, which TensorRT does not have" in found.err
     assert "schemes that tensorrt-rtx can run: w8a16, w4a16" in found.err
     assert len(found.reports) < 6, "layers alike are counted, not listed"
+
+
+def test_the_schemes_that_experts_can_have(tmp_path: Path) -> None:
+    model = mixtral(4, hidden_size=128, intermediate_size=256, head_dim=32, num_hidden_layers=1)
+    engine = {"target": "tensorrt-rtx-1.7/sm_89", "build": False}
+    with pytest.raises(api.Error) as caught:
+        api.compile(
+            model, tmp_path / "out", backend="tensorrt-rtx", quantize="fp8_block", engine=engine
+        )
+    (line,) = [line for line in str(caught.value).splitlines() if "can run: " in line]
+    names = line.partition("can run: ")[2].split(", ")
+    assert "fp8_block" not in names and {"fp8", "w8a16"} <= {*names}
 
 
 def test_an_artifact_is_not_quantized_again(folder: Path, tmp_path: Path) -> None:

@@ -172,9 +172,14 @@ def float8(rng: Any, n: int, k: int, scale: str, blocks: tuple[int, int], **more
 
 def static8(rng: Any, n: int, k: int) -> Packed:
     """FP8 of ModelOpt (modelopt/torch/export): scalars weight_scale and input_scale."""
-    made = float8(rng, n, k, "weight_scale", (n, k))
-    made.tensors["weight_scale"] = made.tensors["weight_scale"].reshape(())
-    made.tensors["input_scale"] = scale = scales_like(rng, ())
+    return static_of(rng, n, k, "weight_scale", "input_scale")
+
+
+def static_of(rng: Any, n: int, k: int, weight: str, input: str) -> Packed:
+    """FP8 with one scale for the weight and one for the input, of these names."""
+    made = float8(rng, n, k, weight, (n, k))
+    made.tensors[weight] = made.tensors[weight].reshape(())
+    made.tensors[input] = scale = scales_like(rng, ())
     made.inputs = by_tensor(scale, F8, 448)
     return made
 

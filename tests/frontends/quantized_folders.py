@@ -29,6 +29,7 @@ from .packed_layers import (
     pack_quantized,
     row_pairs,
     static8,
+    static_of,
 )
 
 Packer = Callable[[Any, int, int], Packed]
@@ -44,6 +45,11 @@ def group(**weights: Any) -> dict[str, Any]:
 
 AWQ = {"quant_method": "awq", "bits": 4, "group_size": 16, "version": "gemm", "zero_point": True}
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 16, "sym": False, "desc_act": False}
+ROUND = {"quant_method": "auto-round", "bits": 4, "group_size": 16, "sym": True} | {
+    "packing_format": "auto_round:auto_gptq",
+    "data_type": "int",
+    "extra_config": {"lm_head": {"bits": 16, "data_type": "float"}},
+}
 FP8 = {"quant_method": "fp8", "weight_block_size": [16, 16], "activation_scheme": "dynamic"}
 MODELOPT = {"quant_method": "modelopt", "quant_algo": "FP8", "ignore": ["lm_head"]}
 INTS = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 16, "symmetric": True}
@@ -100,6 +106,16 @@ CASES: dict[str, tuple[dict[str, Any], Packer]] = {
     ),
     "ct-nvfp4a16": (group(**FP4), lambda r, n, k: nvfp4(r, n, k, "compressed-tensors", False)),
     "fp8-static": (FP8 | {"weight_block_size": None, "activation_scheme": "static"}, static8),
+    "fp8-transformers": (  # transformers/integrations/finegrained_fp8.py, FP8Linear
+        FP8 | {"weight_block_size": None, "activation_scheme": "static"},
+        lambda r, n, k: static_of(r, n, k, "weight_scale_inv", "activation_scale"),
+    ),
+    "auto-round": (ROUND, lambda r, n, k: gptq(r, n, k, 16, sym=True)),
+    "auto-round-asym": (ROUND | {"sym": False}, lambda r, n, k: gptq(r, n, k, 16)),
+    "auto-round-awq": (
+        ROUND | {"packing_format": "auto_round:auto_awq", "sym": False},
+        lambda r, n, k: awq(r, n, k, 16),
+    ),
     "mxfp4": (group(**MX, num_bits=4, inputs=MX_INPUTS | {"num_bits": 4}), partial(mx, kind=F4)),
     "mxfp8": (group(**MX, num_bits=8, inputs=MX_INPUTS | {"num_bits": 8}), partial(mx, kind=F8)),
     "modelopt-token": (

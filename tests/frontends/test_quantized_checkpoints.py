@@ -20,6 +20,7 @@ from .quantized_folders import (
     GPTQ,
     INTS,
     MODELOPT,
+    ROUND,
     TENSOR,
     TOKEN,
     Layer,
@@ -94,10 +95,12 @@ def test_hf_quant_config_of_modelopt(tmp_path: Path) -> None:
 
 REFUSED = {
     "bitsandbytes": ({"quant_method": "bitsandbytes"}, "codes are indices into tables"),
-    "unknown": ({"quant_method": "quip"}, "quant_method='quip'.*irc reads awq, gptq"),
+    "unknown": ({"quant_method": "quip"}, "quant_method='quip'.*irc reads awq, auto-round, gptq"),
     "no method": ({"bits": 4}, "lacks the key quant_method"),
     "gemv": (AWQ | {"version": "gemv"}, "version='gemv': irc reads the layout gemm"),
     "3 bits": (GPTQ | {"bits": 3}, "bits=3: irc reads GPTQ with 4 and 8 bits"),
+    "auto-round": (ROUND | {"packing_format": "auto_round:itrex"}, "irc reads awq, auto_awq, gptq"),
+    "extra": (ROUND | {"extra_config": {"proj": {"bits": 8}}}, "proj has other bits or groups"),
     "marlin": (GPTQ | {"checkpoint_format": "marlin"}, "irc reads gptq and gptq_v2"),
     "modelopt": (
         MODELOPT | {"quant_algo": "W4A8_MXFP4_FP8"},

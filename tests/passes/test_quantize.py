@@ -83,7 +83,9 @@ def test_scales_and_results_have_the_dtype_of_the_model(scheme: Scheme, dtype: s
 @pytest.mark.parametrize("example", ["two_tower", "recommender"])
 @pytest.mark.parametrize("scheme", ["w8a16", "fp8"])
 def test_layers_that_have_numbers_for_names(example: str, scheme: str, tmp_path: Path) -> None:
-    options: Any = {"random_weights": 0, "quantize": scheme, "backend": "reference"}
+    weights = {"recommender": {"checkpoint": ROOT / "examples/recommender"}}
+    options: Any = weights.get(example, {"random_weights": 0}) | {"quantize": scheme}
+    options["backend"] = "reference"
     artifact = irc.compile(ROOT / "examples" / f"{example}.py", tmp_path / "a", **options)
     assert any(op.opname == "dequantize" for op in artifact.module.ops())
     assert str(irc.parse(str(artifact.module))) == str(artifact.module)

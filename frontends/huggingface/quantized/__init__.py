@@ -19,6 +19,7 @@ from ....json_files import read_object
 from ....weights import ConcatRef, Ref, UnboundRef, Unsqueeze
 from ...models.config_reader import ConfigReader
 from ..files import INDEX, SINGLE, Checkpoint
+from .auto_round import AutoRound
 from .awq import Awq
 from .compressed_tensors import CompressedTensors
 from .fp8 import Fp8
@@ -32,6 +33,7 @@ from .parts import stacked
 
 METHODS: Mapping[str, type[Method]] = {
     "awq": Awq,
+    "auto-round": AutoRound,
     "gptq": Gptq,
     "compressed-tensors": CompressedTensors,
     "modelopt": ModelOpt,
@@ -140,7 +142,8 @@ def _cache_kind(folder: str | os.PathLike[str]) -> str:
     """int8 or fp8, by the config; an Error where zero points or other bits make it another."""
     values = _described(_configs(folder))
     scheme: Any = values.get("kv_cache_scheme")
-    config = ConfigReader(scheme if isinstance(scheme, dict) else {}, "kv_cache_scheme")
+    scheme = cast("dict[str, Any]", scheme) if isinstance(scheme, dict) else {}  # may be "static"
+    config = ConfigReader(scheme, "kv_cache_scheme")
     if not config.flag("symmetric", True) or config.integer("num_bits", 8) != 8:
         raise Error(f"{folder}: irc stores caches in INT8 and FP8 without zero points")
     names = config.word("type", "float"), str(values.get("kv_cache_quant_algo"))

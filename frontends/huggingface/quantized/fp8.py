@@ -1,6 +1,7 @@
 """FP8 as DeepSeek-V3 stores it: blocks with `weight_scale_inv`, by which codes are multiplied.
 
-Also without blocks, as AutoFP8 does: `weight_scale`, and `input_scale` if static.
+Also without blocks: `weight_scale`, and `input_scale` if static (AutoFP8), or `activation_scale`
+(transformers).
 """
 
 from __future__ import annotations
@@ -34,5 +35,7 @@ class Fp8(Method):
 
     def _activation(self, name: str, tensors: Tensors) -> FakeQuantize:
         if self.static:
-            return FakeQuantize("f8e4m3", tensors.number(f"{name}.input_scale"))
+            key = f"{name}.activation_scale"
+            key = key if key in tensors else f"{name}.input_scale"
+            return FakeQuantize("f8e4m3", tensors.number(key))
         return FakeQuantize("f8e4m3", block=self.block[1] if self.block else 0)
