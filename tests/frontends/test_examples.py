@@ -25,7 +25,7 @@ def test_examples_round_trip(path: str) -> None:
     text = str(module)
     assert str(irc.parse(text)) == text and "unbound(" in text
     if path == RECOMMENDER:
-        with pytest.raises(irc.Error, match="the weight table.index.* random keys or positions"):
+        with pytest.raises(irc.Error, match=r"the weight table.index.* random keys or positions"):
             random_weights(module, 3)
         return
     text = str(random_weights(module, 3))

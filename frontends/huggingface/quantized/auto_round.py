@@ -25,8 +25,9 @@ class AutoRound(Method):
         self._layout = _LAYOUTS[layout](config)
         bits, group = config.integer("bits"), config.integer("group_size")
         ignored: list[str] = []
-        for name, each in config.inner("extra_config").items():
-            own = ConfigReader(each if isinstance(each, dict) else {}, f"extra_config of {name}")
+        extra = ConfigReader(config.inner("extra_config"), "extra_config")
+        for name in config.inner("extra_config"):
+            own = ConfigReader(extra.inner(name), f"extra_config of {name}")
             if own.integer("bits", bits) >= 16:
                 ignored.append(name)
             elif (own.integer("bits", bits), own.integer("group_size", group)) != (bits, group):
