@@ -8,6 +8,7 @@ an underscore: `F.and_`, `F.or_`, `F.not_`.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from ..errors import Error, did_you_mean
@@ -19,6 +20,11 @@ from .wrappers import NOT_WRAPPED, wrapped, wrapper
 def reshape(x: Tensor, shape: ShapeLike) -> Tensor:
     """The same elements in another shape; one size may be -1."""
     return x.reshape(shape)
+
+
+def transpose(x: Tensor, *order: int | Sequence[int]) -> Tensor:
+    """Dimensions in another order, (0, 2, 1) or 0, 2, 1; or two numbers: these exchanged."""
+    return x.transpose(*order)
 
 
 def __getattr__(name: str) -> Any:

@@ -23,6 +23,8 @@ from .tensor import Operand, SizeLike, Tensor
 # fmt: off
 # ruff: noqa: E501
 '''
+# What functional.py takes besides the attributes of an operation.
+_WRITTEN = {"transpose": "x: Tensor, *order: int | Sequence[int]"}
 
 
 def stub() -> str:
@@ -37,7 +39,7 @@ def stub() -> str:
 def _function(name: str, cls: type[Op]) -> str:
     """The signature and the summary of a function, on one line."""
     summary = documentation(cls).splitlines()[0].replace("\\", "\\\\")
-    parameters = ", ".join(signature(cls, annotated=True))
+    parameters = _WRITTEN.get(name) or ", ".join(signature(cls, annotated=True))
     return f'def {name}({parameters}) -> {returns(cls)}: """{summary}"""\n'
 
 

@@ -185,13 +185,17 @@ class Tensor:
         places = tuple(d + self.ndim if -self.ndim <= d < 0 else d for d in order)
         return one("transpose", self, order=places)
 
-    def transpose(self, first: int, second: int) -> Tensor:
-        """Two dimensions exchanged."""
-        order = list(range(self.ndim))
+    def transpose(self, *order: int | Sequence[int]) -> Tensor:
+        """Dimensions in another order, (0, 2, 1) or 0, 2, 1; or two numbers: these exchanged."""
+        if len(order) != 2 or not all(isinstance(dim, int) for dim in order):
+            given = order[0] if len(order) == 1 and not isinstance(order[0], int) else order
+            return self.permute(*cast("Sequence[int]", given))
+        first, second = cast("tuple[int, int]", order)
+        places = list(range(self.ndim))
         if not all(-self.ndim <= dim < self.ndim for dim in (first, second)):
             raise Error(f"{self.type} has no dimensions {first} and {second}", loc=here())
-        order[first], order[second] = order[second], order[first]
-        return one("transpose", self, order=tuple(order))
+        places[first], places[second] = places[second], places[first]
+        return self.permute(*places)
 
     def unsqueeze(self, *dims: int) -> Tensor:
         """New dimensions of size one, at the positions `dims` of the result."""

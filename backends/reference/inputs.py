@@ -124,7 +124,10 @@ def _misfit(type: TensorType, at: int, bound: DimLike, sizes: Sizes, origin: _Or
     factor = exact_divide(dim, symbol(names[0]))
     if isinstance(factor, int) and factor > 1:  # as the dimension of a shape that ranks share
         if isinstance(bound, Dim):
-            return f"but dimension {at} must be a multiple of {factor}"
+            return (
+                f"but dimension {at} must be a multiple of {factor}; pad it, and drop the results "
+                "of the padding"
+            )
         if names[0] not in origin.named:
             return f"but dimension {at} must be {bound}, to go with {origin.of[names[0]]}"
     if isinstance(bound, Dim):

@@ -9,6 +9,11 @@ from .basic import Linear as Linear
 from .basic import RmsNorm as RmsNorm
 from .embedding import All2AllDenseEmbedding as All2AllDenseEmbedding
 from .embedding import SlotEmbedding as SlotEmbedding
+from .images import AvgPool2d as AvgPool2d
+from .images import BatchNorm as BatchNorm
+from .images import Conv2d as Conv2d
+from .images import Dropout as Dropout
+from .images import MaxPool2d as MaxPool2d
 from .index import FrozenIndex as FrozenIndex
 from .index import frozen_levels as frozen_levels
 from .masks import BlockSparse as BlockSparse

@@ -37,6 +37,7 @@ from ..pipeline.run import VerifyEach
 from ..quantization.report import QuantizationReport
 from ..text.printer import print_module
 from ..weights import UnboundRef
+from .checkpoint_notes import checkpoint_notes
 from .load import Artifact
 from .options import Options, backend_of, selected
 from .pipelines import chosen_pipeline
@@ -119,7 +120,7 @@ def check(prepared: Prepared) -> list[str]:
 
     Returns notes for the user.
     """
-    return [*idle_axes(prepared.module), *prepared.backend.check(prepared.module, Path())]
+    return [*_notes(prepared), *prepared.backend.check(prepared.module, Path())]
 
 
 def run_passes(
@@ -156,8 +157,15 @@ def write(
         facts = {**_facts(prepared), "program": dict(emitted.facts)}
         known = {**emitted.hashes, **({BUNDLE: hash} if hash else {})}
         manifest = write_manifest(folder, facts, files, progress, known)
-    notes = [*idle_axes(module), *emitted.notes]
+    notes = [*_notes(prepared), *emitted.notes]
     return Artifact(ArtifactFolder(path, manifest), notes=notes)
+
+
+def _notes(prepared: Prepared) -> list[str]:
+    """Sentences about idle ranks, and about files of a checkpoint that have no effect."""
+    source = prepared.source
+    folder = source.folder if source.artifact is None else None
+    return [*idle_axes(prepared.module), *checkpoint_notes(prepared.module, folder)]
 
 
 def _emit(prepared: Prepared, folder: Path, progress: Progress) -> Emitted:

@@ -85,6 +85,12 @@ class Artifact:
         """The outputs by name, as arrays; a language model needs `input_ids` [B, S] alone."""
         return self.model.run(inputs)
 
+    def __call__(
+        self, inputs: Mapping[str, object] | None = None, /, **named: object
+    ) -> dict[str, Any]:
+        """`run`, with inputs in a dictionary or by name: `artifact(ids=ids)`."""
+        return self.run({**(inputs or {}), **named})
+
     def generate(self, prompt: str, max_new_tokens: int = 100) -> str:
         """The text with which a language model continues `prompt`, chosen greedily."""
         return self.model.generate(prompt, max_new_tokens)

@@ -166,7 +166,7 @@ def _check_multiples(ports: Ports, ids: Array) -> None:
         if found is not None and size % found[1]:
             raise Error(
                 f"input_ids has {size} {what}, but the {what} of this model are sharded; expected "
-                f"a multiple of {found[1]}"
+                f"a multiple of {found[1]}: pad them, and drop the results of the padding"
             )
 
 

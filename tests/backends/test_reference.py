@@ -271,7 +271,7 @@ def test_a_dimension_of_ranks_is_a_multiple() -> None:
       } }"""
     ones = {n: np.ones(n, "f4") for n in (4, 6, 8)}
     with pytest.raises(
-        Error, match=r"x has the shape .6., but dimension 0 must be a multiple of 4$"
+        Error, match=r"x has the shape .6., but dimension 0 must be a multiple of 4; pad it"
     ):
         evaluate(parse_module(text), {"x": ones[6], "y": ones[6]})
     with pytest.raises(

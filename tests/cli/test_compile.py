@@ -44,6 +44,25 @@ def test_what_is_printed(checkpoint: Path, tmp_path: Path) -> None:
     assert facts["passes"][0]["pass"] == "inline"
 
 
+@pytest.mark.parametrize("source", ["folder", "script"])
+def test_what_a_checkpoint_has_and_irc_ignores_is_said(tmp_path: Path, source: str) -> None:
+    folder = write_checkpoint(tmp_path / "model")
+    words = ["-o", tmp_path / "out"]
+    words += (
+        [folder] if source == "folder" else [ROOT / "examples" / "llama.py", "--checkpoint", folder]
+    )
+    plain = works("compile", *words).out
+    assert "ignored" not in plain and "max_position" not in plain
+    (folder / "adapter_config.json").write_text("{}")
+    config = {"do_sample": True, "num_beams": 1, "repetition_penalty": 1.1, "temperature": 0.6}
+    (folder / "generation_config.json").write_text(json.dumps(config))
+    said = works("compile", *words, "--dims", "C=1:96:500").out
+    assert "C=500 is beyond max_position_embeddings=96 of config.json" in said
+    assert "adapter_config.json is ignored: to use the adapter, merge it" in said
+    assert "do_sample, repetition_penalty of the checkpoint: ignored, irc generate chooses" in said
+    assert "do_sample" in works("compile", *words, "--dry-run").out
+
+
 def test_a_script_with_settings(script: Path, tmp_path: Path) -> None:
     words = ["-o", tmp_path / "out", "--random-weights", "3"]
     works("compile", script, *words, "--set", "width=5")

@@ -192,4 +192,4 @@ def test_rows_that_do_not_divide_are_named(checkpoint: Path, tmp_path: Path) -> 
     for mesh, what in (("dp=2", "1 rows"), ("tp=2 --sequence", "3 tokens")):
         works("compile", checkpoint, "-o", tmp_path / "a", "--mesh", *mesh.split())
         said = refused("run", tmp_path / "a", *files)
-        assert f"input_ids has {what}" in said and "expected a multiple of 2" in said
+        assert f"input_ids has {what}" in said and "expected a multiple of 2: pad them" in said

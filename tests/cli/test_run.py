@@ -280,6 +280,21 @@ def test_the_summary(artifact: Path) -> None:
     assert answer.err.endswith("(the cache is full)\n")
 
 
+def test_generation_checks_ranges_as_a_run_does(checkpoint: Path, tmp_path: Path) -> None:
+    works("compile", checkpoint, "-o", tmp_path / "out", "--dims", "B=2:2:4")
+    np.savez(tmp_path / "in.npz", input_ids=IDS[:1])
+    says = "input_ids has B=1, but the model was compiled for B=2 to 4"
+    assert says in refused("run", tmp_path / "out", "--inputs", tmp_path / "in.npz")
+    assert says in irc("generate", tmp_path / "out", "--prompt", "the").err
+
+
+def test_a_run_without_a_file_for_its_outputs_prints_shapes(artifact: Path, tmp_path: Path) -> None:
+    np.savez(tmp_path / "in.npz", input_ids=IDS)
+    assert (
+        "logits  float32[2, 3, 300]" in works("run", artifact, "--inputs", tmp_path / "in.npz").out
+    )
+
+
 @pytest.mark.parametrize(
     ("prompt", "words", "message"),
     [

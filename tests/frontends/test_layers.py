@@ -1,17 +1,19 @@
 """The layers against numpy, and attention with a cache against attention without."""
 
 import dataclasses
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 import irc
-from irc.frontends import Module, Tensor, layers, random_weights
+from irc.frontends import Module, Tensor, huggingface, layers, random_weights
 from irc.frontends.layers.attention import Cache
 from irc.ops import Rope
 from irc.source import shown_path
 from tests.fresh import fresh
+from tests.models.golden import write_safetensors
 
 RANDOM = fresh(0)
 X = RANDOM.normal(size=(2, 5, 12)).astype(np.float32)
@@ -59,6 +61,72 @@ def test_norms() -> None:
     out, w = run(layers.GroupNorm(3, 6, eps=1e-3), x=x)
     groups = standard(x.reshape(2, 3, 8)).reshape(2, 6, 4)
     close(out["result0"], groups * w["weight"][:, None] + w["bias"][:, None])
+
+
+LIKE_TORCH: dict[str, tuple[Any, Any]] = {
+    "conv": (
+        lambda: layers.Conv2d(6, 4, (3, 2), stride=2, padding=(1, 0), dilation=(1, 2), groups=2),
+        lambda nn: nn.Conv2d(6, 4, (3, 2), stride=2, padding=(1, 0), dilation=(1, 2), groups=2),
+    ),
+    "conv without bias": (
+        lambda: layers.Conv2d(6, 4, 1, bias=False),
+        lambda nn: nn.Conv2d(6, 4, 1, bias=False),
+    ),
+    "max": (lambda: layers.MaxPool2d(3, 2, 1), lambda nn: nn.MaxPool2d(3, 2, 1)),
+    "max by height": (lambda: layers.MaxPool2d((3, 1)), lambda nn: nn.MaxPool2d((3, 1))),
+    "mean": (lambda: layers.AvgPool2d(2), lambda nn: nn.AvgPool2d(2)),
+    "padded mean": (
+        lambda: layers.AvgPool2d((3, 2), 1, (1, 0)),
+        lambda nn: nn.AvgPool2d((3, 2), 1, (1, 0)),
+    ),
+    "batch norm": (lambda: layers.BatchNorm(6, 1e-3), lambda nn: nn.BatchNorm2d(6, 1e-3)),
+    "plain batch norm": (
+        lambda: layers.BatchNorm(6, affine=False),
+        lambda nn: nn.BatchNorm2d(6, affine=False),
+    ),
+    "dropout": (lambda: layers.Dropout(0.3), lambda nn: nn.Dropout(0.3)),
+}
+
+
+@pytest.mark.oracle
+@pytest.mark.parametrize("case", LIKE_TORCH)
+@pytest.mark.parametrize("size", [(2, 6, 7, 8), (1, 6, 5, 5)])
+def test_layers_of_images_agree_with_torch(
+    case: str, size: tuple[int, ...], tmp_path: Path
+) -> None:
+    import torch
+
+    ours, theirs = LIKE_TORCH[case]
+    other = theirs(torch.nn).eval()
+    with torch.no_grad():
+        for each in other.state_dict().values():
+            if each.is_floating_point():
+                each.copy_(torch.from_numpy(RANDOM.uniform(0.5, 2, each.shape)))
+    x = RANDOM.normal(size=size).astype(np.float32)
+    module = irc.trace(ours(), {"x": irc.Spec("f32", ("B", *size[1:]))}, {"B": (1, 1, 4)})
+    if module.weights:
+        arrays = {name: each.numpy() for name, each in other.state_dict().items()}
+        arrays.pop("num_batches_tracked", None)
+        write_safetensors(tmp_path / "model.safetensors", arrays)
+        huggingface.bind(module, tmp_path)
+    wanted = other(torch.from_numpy(x)).detach().numpy()
+    close(irc.evaluate(module, {"x": x})["result0"], wanted)
+    artifact = irc.compile(module, tmp_path / "out")
+    close(artifact(x=x)["result0"], wanted)  # by name, or as run takes them
+    close(artifact({"x": x})["result0"], wanted)
+
+
+def test_layers_of_images_refuse_other_sizes() -> None:
+    for make in (
+        lambda: layers.Conv2d(6, 4, 3, groups=4),
+        lambda: layers.Conv2d(6, 4, 0),
+        lambda: layers.MaxPool2d((2, 2, 2)),  # pyright: ignore[reportArgumentType]
+        lambda: layers.AvgPool2d(2, padding=2),
+        lambda: run(layers.MaxPool2d(9), x=np.zeros((1, 1, 8, 9), np.float32)),
+        lambda: run(layers.MaxPool2d(2), x=X),
+    ):
+        with pytest.raises(irc.Error):
+            make()
 
 
 def standard(x: np.ndarray) -> np.ndarray:

@@ -78,6 +78,15 @@ SHAPES: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
     "permute": (lambda x: x.permute(1, 0), lambda a: a.T),
     "permute from the end": (lambda x: x.permute(-1, 0), lambda a: a.T),
     "transpose": (lambda x: x.transpose(0, -1), lambda a: a.T),
+    "transpose by order": (
+        lambda x: x.transpose((1, 0)) + F.transpose(x, [1, 0]),
+        lambda a: 2 * a.T,
+    ),
+    "transpose of F": (lambda x: F.transpose(x, 0, 1), lambda a: a.T),
+    "transpose of three": (
+        lambda x: x.unsqueeze(2).transpose(2, 0, 1) + F.transpose(x.unsqueeze(2), (-1, 0, 1)),
+        lambda a: 2 * a[None],
+    ),
     "unsqueeze": (lambda x: x.unsqueeze(1), lambda a: a[:, None]),
     "squeeze": (lambda x: x[:1].squeeze(0), lambda a: a[0]),
     "expand": (lambda x: x[:, :1].expand(2, 5), lambda a: np.repeat(a[:, :1], 5, 1)),

@@ -1,0 +1,51 @@
+"""Notes about what a checkpoint folder holds and a compiled model does not use."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from ..ir.core import Module
+from ..json_files import read_object
+
+# What changes how transformers chooses tokens, by the value that changes nothing.
+_CHOICE: dict[str, Any] = {
+    "do_sample": False,
+    "num_beams": 1,
+    "repetition_penalty": 1,
+    "encoder_repetition_penalty": 1,
+    "no_repeat_ngram_size": 0,
+    "min_length": 0,
+    "min_new_tokens": 0,
+    "bad_words_ids": (),
+    "suppress_tokens": (),
+    "forced_eos_token_id": (),
+}
+
+
+def checkpoint_notes(module: Module, folder: Path | None) -> list[str]:
+    """Sentences about the files of a checkpoint folder, if there is one."""
+    if folder is None:
+        return []
+    config, generation = (_object(folder / f"{each}config.json") for each in ("", "generation_"))
+    notes: list[str] = []
+    longest, known = module.dims.get("C", (0, 0, 0))[2], config.get("max_position_embeddings")
+    if isinstance(known, int) and longest > known:
+        notes.append(
+            f"C={longest} is beyond max_position_embeddings={known} of config.json: texts longer "
+            "than the model was made for"
+        )
+    if (folder / "adapter_config.json").is_file():
+        notes.append(
+            "adapter_config.json is ignored: to use the adapter, merge it into the weights first "
+            "(merge_and_unload of peft)"
+        )
+    given = {**config, **generation}
+    set_ = [name for name, no in _CHOICE.items() if (given.get(name) or no) != no]
+    if set_:
+        notes.append(f"{', '.join(set_)} of the checkpoint: ignored, irc generate chooses greedily")
+    return notes
+
+
+def _object(path: Path) -> dict[str, Any]:
+    return read_object(path) if path.is_file() else {}
