@@ -293,7 +293,7 @@ def _sliced(
     steps = np.ones(starts.size, np.int64) if steps is None else steps
     for axis, *span in zip(axes.flat, starts.flat, ends.flat, steps.flat, strict=True):
         places[axis] = slice(*span)
-    return x[tuple(places)]
+    return np.asarray(x[tuple(places)], object)
 
 
 _REDUCTIONS = {"ReduceProd": "Mul", "ReduceSum": "Add", "ReduceMax": "Max", "ReduceMin": "Min"}

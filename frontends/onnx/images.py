@@ -229,10 +229,10 @@ def _resized(
     first = b.op(ops.FloorDiv, top, bottom)
     rest = b.op(ops.Div, *(b.cast(each, "f32") for each in (b.op(ops.Mod, top, bottom), bottom)))
     total: Entry | None = None
-    cubic = mode == "cubic"
-    for shift in range(-1, 3) if cubic else range(2):
+    wide = mode == "cubic"
+    for shift in range(-1, 3) if wide else range(2):
         distance = b.op(ops.Abs, b.op(ops.Sub, rest, shift))
-        weight = _cubic(b, node, distance, shift) if cubic else _linear(b, distance)
+        weight = cubic(b, node, distance, shift) if wide else linear(b, distance)
         column = b.reshaped(b.get(b.cast(weight, x.dtype)), (new, *(1,) * (x.ndim - axis - 1)))
         each = b.op(ops.Mul, _taken(b, x, axis, b.op(ops.Add, first, shift)), column)
         total = each if total is None else b.op(ops.Add, total, each)
@@ -288,12 +288,12 @@ def _taken(b: Builder, x: Entry, axis: int, places: Entry) -> Entry:
     return b.op(ops.Gather, x, inside, dim=axis)
 
 
-def _linear(b: Builder, distance: Entry) -> Entry:
+def linear(b: Builder, distance: Entry) -> Entry:
     """The weight of an element by its distance."""
     return b.op(ops.Add, b.op(ops.Neg, distance), 1.0)
 
 
-def _cubic(b: Builder, node: Node, distance: Entry, shift: int) -> Entry:
+def cubic(b: Builder, node: Node, distance: Entry, shift: int) -> Entry:
     """The weight of an element by its distance: a polynomial below 1, and one from 1 to 2."""
     a = node.real("cubic_coeff_a", -0.75)
     near = (a + 2, -(a + 3), 0.0, 1.0)

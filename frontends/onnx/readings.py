@@ -14,6 +14,7 @@ from irc.frontends.onnx import pooling as pooling
 from irc.frontends.onnx import quantized as quantized
 from irc.frontends.onnx import reductions as reductions
 from irc.frontends.onnx import reshaping as reshaping
+from irc.frontends.onnx import sampling as sampling
 from irc.frontends.onnx import structure as structure
 from irc.frontends.onnx.rules import TABLE as TABLE
 from irc.frontends.onnx.rules import Reading, row_rule

@@ -180,6 +180,12 @@ CASES = [
            order="x  n")
       for c, m in (("asymmetric", "floor"), ("half_pixel", "round_prefer_ceil"),
                    ("asymmetric", "ceil"), ("half_pixel", "round_prefer_floor"))),
+    *(Case("GridSample", {"x": ("f32", (B, 2, 4, 3)), "g": ("f32", (B, S, 6, 2))}, attributes={
+        "mode": m, "padding_mode": p, "align_corners": n})
+      for m in ("nearest", "linear", "cubic") for p in ("zeros", "border", "reflection")
+      for n in (0, 1) if (m, p) != ("cubic", "border")),
+    Case("GridSample", {"x": ("f32", (B, 2, 4, S)), "g": ("f32", (B, 2, 6, 2))}, opset=16),
+    Case("GridSample", {"x": ("f32", (B, 2, 4, 3, 2)), "g": ("f32", (B, S, 2, 1, 3))}),
     Case("Gemm", {"x": ("f32", (B, 8))}, {"w": f32(6, 8), "c": f32(6)}, {"transB": 1}),
     Case("Gemm", {"x": ("f32", (B, 8))}, {"w": f32(6, 8)}, {"transB": 1, "alpha": 0.5}),
     Case("Gemm", {"x": ("f32", (B, 8))}, {"w": f32(8, 6), "c": f32(1, 6)}, {"alpha": 0.5}),
