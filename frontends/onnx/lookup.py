@@ -116,6 +116,21 @@ def elements(b: Builder, node: Node) -> Made:
     return row_rule(cls, DIRECT[cls])(b, node)
 
 
+@reads("ReverseSequence", known="batch_axis time_axis")
+def reverse_sequence(b: Builder, node: Node) -> Made:
+    """The first elements of each row in reverse order, as many as its length."""
+    x, time = node.shaped(0, 2), node.integer("time_axis", 0)
+    if {time, node.integer("batch_axis", 1)} != {0, 1}:
+        raise Error("ReverseSequence takes batch_axis and time_axis 0 and 1, or 1 and 0")
+    steps = b.entry(b.value(ops.Iota(size=x.shape[time], dtype="i64")))
+    places = b.op(ops.Unsqueeze, steps, dims=(1 - time,))
+    lengths = b.op(ops.Unsqueeze, b.cast(node.shaped(1, 1, 1), "i64"), dims=(time,))
+    turned = b.op(ops.Sub, b.op(ops.Sub, lengths, 1), places)
+    places = b.where(b.op(ops.Ge, turned, 0), turned, places)
+    places = b.reshaped(b.get(places), (*x.shape[:2], *(1,) * (x.ndim - 2)))
+    return b.op(ops.GatherElements, x, b.op(ops.Expand, places, shape=x.shape), dim=time)
+
+
 @reads("GatherND", known="batch_dims")
 def gather_nd(b: Builder, node: Node) -> Made:
     """Slices by one or several leading indices, which are joined into one index.

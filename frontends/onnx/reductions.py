@@ -87,14 +87,23 @@ def topk(b: Builder, node: Node) -> Made:
 
 @reads("CumSum", known="exclusive reverse")
 def cumsum(b: Builder, node: Node) -> Made:
-    axis = scalar(node.input(1))
-    if axis is None:
-        raise Error("the axis of this CumSum depends on the data")
-    x, words = node.input(0), PARTIAL[ops.Cumsum].to_irc(node.attributes)
+    x, words = node.shaped(0, 1), PARTIAL[ops.Cumsum].to_irc(node.attributes)
     backwards = bool(node.integer("reverse", 0))
-    x = b.op(ops.Flip, x, dims=(int(axis),)) if backwards else x
-    x = b.op(ops.Cumsum, x, dim=int(axis), **words)
-    return b.op(ops.Flip, x, dims=(int(axis),)) if backwards else x
+
+    def along(axis: int) -> Entry:
+        found = b.op(ops.Flip, x, dims=(axis,)) if backwards else x
+        found = b.op(ops.Cumsum, found, dim=axis, **words)
+        return b.op(ops.Flip, found, dims=(axis,)) if backwards else found
+
+    axis = scalar(node.input(1))
+    if axis is not None:
+        return along(int(axis))
+    # an axis that the data name: the sums along all of them, of which that one is taken
+    named = b.op(ops.Mod, b.reshaped(b.get(node.input(1)), ()), x.ndim)
+    found = along(0)
+    for i in range(1, x.ndim):
+        found = b.where(b.op(ops.Eq, named, i), along(i), found)
+    return found
 
 
 @reads("GlobalAveragePool", "GlobalMaxPool")

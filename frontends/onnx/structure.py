@@ -233,17 +233,23 @@ def tile(b: Builder, node: Node) -> Made:
     return b.reshaped(value, tuple(n * size for n, size in zip(times, x.shape, strict=True)))
 
 
-def diagonal(b: Builder, rows: DimLike, columns: DimLike, k: DimLike, order: type[Op]) -> Entry:
+def diagonal(
+    b: Builder, rows: DimLike, columns: DimLike, k: DimLike | Value, order: type[Op]
+) -> Entry:
     """How the column of each element compares with its row + k: bool [rows, columns]."""
     row = b.value(ops.Unsqueeze(b.value(ops.Iota(size=rows, dtype="i64")), dims=(1,)))
-    shifted = b.op(ops.Add, row, b.number(k, "i64")) if k != 0 else row
+    offset = k if isinstance(k, Value) else b.number(k, "i64")
+    shifted = row if k == 0 else b.op(ops.Add, row, offset)
     return b.op(order, b.value(ops.Iota(size=columns, dtype="i64")), shifted)
 
 
 @reads("Trilu", known="upper")
 def trilu(b: Builder, node: Node) -> Made:
     x = node.shaped(0, 2)
-    k = single(node, 1, "diagonal") if node.has(1) else 0
+    k: DimLike | Value = 0
+    if node.has(1):
+        known = content_of(node.input(1)) is not None
+        k = single(node, 1, "diagonal") if known else b.reshaped(b.get(node.input(1)), ())
     order: type[Op] = ops.Ge if node.integer("upper", 1) else ops.Le
     kept = diagonal(b, x.shape[-2], x.shape[-1], k, order)
     return b.where(kept, x, False if x.dtype == "bool" else 0)

@@ -103,6 +103,10 @@ CASES = [
     Case("Trilu", {"x": ("f32", (B, S, S))}, {"k": np.int64(1)}, {"upper": 1}),
     Case("Trilu", {"x": ("f32", (B, S, S))}, attributes={"upper": 0}),
     Case("CumSum", X, {"a": np.int64(1)}, {"exclusive": 1, "reverse": 1}),
+    *(Case(k, {"x": ("f32", (B, S, S)), "a": ("few", ())}, {}, words)
+      for k, words in (("CumSum", {"reverse": 1}), ("Trilu", {}), ("Trilu", {"upper": 0}))),
+    *(Case("ReverseSequence", {"x": ("f32", (5, 5, S)), "n": ("i64", (5,))}, {},
+           {"time_axis": n, "batch_axis": 1 - n}) for n in (0, 1)),
     Case("Gather", X, {"i": i64(0, -1, 2)}, {"axis": 2}),
     Case("Gather", X, {"i": np.array(-1, np.int64)}, {"axis": 1}),
     Case("Gather", IDS, {"t": f32(4, 6)}, order="t ids"),
@@ -240,6 +244,8 @@ def drawn(case: Case, spec: Any, rng: np.random.Generator) -> np.ndarray[Any, An
         positive = case.positive or kind == "positive"
         return np.abs(found) + np.float32(0.1) if positive else found
     low, high = -5 if case.kind in ("Div", "Mod") else 0, 2 if kind == "bool" else 4
+    if kind == "few":
+        return np.array(rng.integers(-2, 3), np.int64)
     held = {"bool": np.bool_, "i8": np.int8}.get(kind, np.int64)
     return rng.integers(low, high, sizes).astype(held)
 
@@ -250,14 +256,18 @@ def test_a_node(case: Case, rng: np.random.Generator, tmp_path: Path) -> None:
         name: drawn(case, value, rng) if isinstance(value, tuple) else np.asarray(value)
         for name, value in case.initial.items()
     }
-    inputs = dict(case.inputs)
+    inputs = {n: ("i64" if kind == "few" else kind, s) for n, (kind, s) in case.inputs.items()}
     if "ids" in case.order.split(" ") and "ids" not in inputs:
         inputs["ids"] = ("i64", (B, S))
     operands = case.order.split(" ") if case.order else [*inputs, *initial]
     outputs = [f"out{i}" for i in range(case.outputs)]
     node = helper.make_node(case.kind, operands, outputs, domain=case.domain, **case.attributes)
     path = saved(model([node], inputs, outputs, initial, case.opset), tmp_path)
-    compared(path, {name: drawn(case, spec, rng) for name, spec in inputs.items()}, 2e-5)
+    compared(
+        path,
+        {name: drawn(case, case.inputs.get(name, spec), rng) for name, spec in inputs.items()},
+        2e-5,
+    )
 
 
 FUNCTIONS: dict[str, Any] = {
