@@ -3,25 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from math import inf, log10, prod
 from typing import Any, TypeAlias
 
 import numpy as np
 
-from ..ir.core import Module, Op, Value, Weight
+from ..ir.core import Module, Value, Weight
 from ..ir.dtypes import dtype
 from ..ir.types import TensorType
 from ..ops import Dequantize, DynamicScale, Quantize, Transpose
 from ..ops.quant import block_sizes
 from ..pipeline import Instrument, Step
-from ..weights import QuantizedRef, Ref
+from ..weights import ProductRef, QuantizedRef, Ref
 from ..weights.checkpoint import Reader
-from .sites import find_sites
+from .sites import Site, find_sites
+from .statistics import Statistics
 
 Array: TypeAlias = np.ndarray[Any, Any]
 PASS = "quantize"
-COLUMNS = ("layer", "weight", "input", "bytes", "quantized", "SQNR", "largest error")
+COLUMNS = ("layer", "weight", "input", "bytes", "quantized", "SQNR", "largest error", "outputs")
 _BLOCK = 1 << 22  # elements that are compared at a time
 
 
@@ -31,7 +32,9 @@ class Row:
 
     `weight` and `input` are formats in words, such as "i4 in groups of 128"; "" is not quantized.
     `before` and `after` are bytes of the weight with its scales. `sqnr` is the signal-to-noise
-    ratio of the weight in decibels, `largest` its largest error; None where they were not measured.
+    ratio of the weight in decibels, `largest` its largest error, without the factors of AWQ and
+    SmoothQuant. `outputs` is the ratio of the product's outputs for inputs that are not rounded, by
+    the gram matrix of a calibration. None where they were not measured.
     """
 
     site: str
@@ -41,6 +44,7 @@ class Row:
     after: int
     sqnr: float | None = None
     largest: float | None = None
+    outputs: float | None = None
 
 
 class QuantizationReport(Instrument):
@@ -49,25 +53,23 @@ class QuantizationReport(Instrument):
     def __init__(self, errors: bool = False) -> None:
         self.rows: list[Row] = []
         self._errors = errors
-        self._before: list[tuple[str, Op, Value, TensorType, Ref]] = []
+        self._before: list[tuple[Site, Ref]] = []
 
     def before(self, step: Step, module: Module) -> None:
         if step.pass_.name == PASS:
-            self._before = [
-                (site.name, site.op, site.x, site.weight.type, site.weight.ref)
-                for site in find_sites(module)
-            ]
+            self._before = [(site, site.weight.ref) for site in find_sites(module)]
 
     def after(self, step: Step, module: Module) -> None:
         if step.pass_.name != PASS:
             return
-        reader = Reader(module)
-        for name, op, x, type, ref in self._before:
-            made = _dequantized(op.operands[1])
-            entered = _dequantized(op.operands[0])
-            if made is None and (entered is None or op.operands[0] is x):
+        reader, folder = Reader(module), getattr(step.pass_, "calibration", "")
+        statistics = Statistics(folder) if folder and self._errors else None
+        for site, ref in self._before:
+            made = _dequantized(site.op.operands[1])
+            entered = _dequantized(site.op.operands[0])
+            if made is None and (entered is None or site.op.operands[0] is site.x):
                 continue
-            self.rows.append(self._row(name, type, ref, made, entered, reader))
+            self.rows.append(self._row(site, ref, made, entered, reader, statistics))
 
     def as_json(self) -> list[dict[str, Any]]:
         """The rows for JSON."""
@@ -79,27 +81,35 @@ class QuantizationReport(Instrument):
 
     def _row(
         self,
-        name: str,
-        type: TensorType,
+        site: Site,
         ref: Ref,
         weight: Dequantize | None,
         input: Dequantize | None,
         reader: Reader,
+        statistics: Statistics | None,
     ) -> Row:
-        before = _nbytes(type)
-        row = Row(name, _weight_words(weight), _input_words(input), before, before)
+        before = _nbytes(site.weight.type)
+        row = Row(site.name, _weight_words(weight), _input_words(input), before, before)
         if weight is None:
             return row
-        after = sum(_nbytes(each.type) for each in _weights(weight))
-        sqnr, largest = _error(weight, type, ref, reader) if self._errors else (None, None)
-        return Row(name, row.weight, row.input, before, after, sqnr, largest)
+        row = replace(row, after=sum(_nbytes(each.type) for each in _weights(weight)))
+        if not self._errors:
+            return row
+        gram = None
+        if statistics is not None and {*site.keys} <= {*statistics.sites()}:
+            gram = statistics.gram(*site.keys) if statistics.has_gram(*site.keys) else None
+        sqnr, largest, outputs = _error(weight, site, ref, gram, reader)
+        return replace(row, sqnr=sqnr, largest=largest, outputs=outputs)
 
 
 def _cells(row: Row) -> list[str]:
-    measured = ["", ""]
-    if row.sqnr is not None and row.largest is not None:
-        measured = [f"{row.sqnr:.1f} dB", f"{row.largest:.3g}"]
+    largest = "" if row.largest is None else f"{row.largest:.3g}"
+    measured = [_decibels(row.sqnr), largest, _decibels(row.outputs)]
     return [row.site, row.weight, row.input, f"{row.before:,}", f"{row.after:,}", *measured]
+
+
+def _decibels(ratio: float | None) -> str:
+    return "" if ratio is None else f"{ratio:.1f} dB"
 
 
 def _dequantized(value: Value) -> Dequantize | None:
@@ -155,29 +165,53 @@ def _input_words(op: Dequantize | None) -> str:
     return f"{op.x.type.dtype} " + (f"in groups of {scale.block}" if scale.block else "per token")
 
 
-def _error(weight: Dequantize, type: TensorType, ref: Ref, reader: Reader) -> tuple[float, float]:
-    """(SQNR in dB, largest error) of a weight, read by rows; a ref of codes knows its source."""
-    assert isinstance(weight.x, Weight)
-    codes = weight.x.ref
-    source = codes.source if isinstance(codes, QuantizedRef) and not codes.steps else ref
-    original = Weight(type, "original", source)
-    shape = tuple(int(size) for size in weight.x.type.shape if isinstance(size, int))
+def _error(
+    weight: Dequantize, site: Site, ref: Ref, gram: Array | None, reader: Reader
+) -> tuple[float, float, float | None]:
+    """(SQNR in dB, largest error, SQNR of the outputs) of a weight that was `ref`, read by rows."""
+    original = Weight(site.weight.type, "original", ref)
+    factors = [(reader.read(factor), dim) for factor, dim in _factors(weight, site, ref)]
+    shape = site.shape
     rows = max(1, _BLOCK // max(1, prod(shape[1:])))
     unit = max([1, *_row_blocks(weight)])
-    rows = -(-rows // unit) * unit
+    rows = shape[0] if gram is not None and site.inputs == 0 else -(-rows // unit) * unit
     signal = noise = largest = 0.0
+    outputs = np.zeros(2)  # the powers of the outputs, and of their error
     for begin in range(0, shape[0], rows):
         part = (begin, min(begin + rows, shape[0]))
         inner = [(0, size) for size in shape[1:]]
         wanted = reader.region(original, [part, *inner]).astype(np.float32)
         found = np.asarray(_values(weight, part, reader), np.float32)
+        for values, dim in factors:
+            values = values[slice(*part)] if dim == 0 else values
+            found = found / values.reshape([-1 if i == dim else 1 for i in range(len(shape))])
         error = found - wanted
         signal += float(np.vdot(wanted, wanted))
         noise += float(np.vdot(error, error))
         largest = max(largest, float(np.abs(error).max(initial=0.0)))
-    if not noise:
-        return inf, largest
-    return (10 * log10(signal / noise) if signal else -inf), largest
+        if gram is not None:
+            for i, each in enumerate((wanted, error)):
+                flat = np.moveaxis(each, site.inputs, -1).reshape(-1, len(gram))
+                outputs[i] += np.vdot(flat @ gram, flat)
+    return _ratio(signal, noise), largest, None if gram is None else _ratio(*outputs.tolist())
+
+
+def _ratio(signal: float, noise: float) -> float:
+    """A signal-to-noise ratio in decibels."""
+    if noise <= 0:
+        return inf
+    return 10 * log10(signal / noise) if signal > 0 else -inf
+
+
+def _factors(weight: Dequantize, site: Site, ref: Ref) -> list[tuple[Ref, int]]:
+    """By dimension, the vectors that a weight which was `ref` was multiplied by before rounding."""
+    assert isinstance(weight.x, Weight)
+    codes, found = weight.x.ref, list[tuple[Ref, int]]()
+    source = codes.source if isinstance(codes, QuantizedRef) else site.weight.ref
+    while isinstance(source, ProductRef) and source != ref and not source.steps:
+        found.append((source.factor, source.dim))
+        source = source.source
+    return found
 
 
 def _row_blocks(op: Dequantize) -> Iterator[int]:
