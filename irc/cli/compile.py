@@ -220,6 +220,7 @@ def _facts(
                 "operations": [row.ops_before, row.ops_after],
                 "did": str(step.stats),
                 "notes": step.stats.notes if explain else [],
+                "summary": step.stats.summary,
             }
             for row, step in zip(timing.rows, prepared.steps, strict=True)
         ],
@@ -242,7 +243,8 @@ def _print(facts: dict[str, Any]) -> None:
     for each in facts["passes"]:
         for note in each["notes"]:
             print(f"  {each['pass'].partition('{')[0]}: {note}")
-    for note in facts["notes"]:
+    summaries = [each["summary"] for each in facts["passes"] if each["summary"]]
+    for note in (*facts["notes"], *summaries):
         print(f"  {note}")
     if facts["artifact"] is None:
         print(f"nothing written (dry run), {facts['seconds']:.1f} s")

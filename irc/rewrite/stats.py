@@ -20,13 +20,15 @@ class RuleStats:
 class Stats:
     """Counts of one run of a pass. A rule counts under its name, once per rewrite.
 
-    `notes` are sentences about decisions and their reasons, which `--explain` prints.
+    `notes` are sentences about decisions and their reasons, which `--explain` prints; `summary` is
+    a sentence that `irc compile` always prints, or empty.
     """
 
     def __init__(self) -> None:
         self.counts: dict[str, int] = {}
         self.rules: dict[str, RuleStats] = {}
         self.notes: list[str] = []
+        self.summary = ""
 
     def explain(self, note: str) -> None:
         """Add a sentence about a decision and its reason."""
@@ -43,6 +45,7 @@ class Stats:
     def update(self, other: Stats) -> None:
         """Add the counts and rule records of `other`."""
         self.notes += other.notes
+        self.summary = other.summary or self.summary
         for what, n in other.counts.items():
             self.count(what, n)
         for name, more in other.rules.items():

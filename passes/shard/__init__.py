@@ -14,6 +14,7 @@ from .notes import grouped
 from .place import place
 from .plan import megatron, read_plan
 from .segments import cut_segments
+from .share import share_of_weights
 from .solve import Solver
 from .symbols import even_symbols
 
@@ -49,6 +50,7 @@ class ShardModule(Pass):
         for function in module.functions.values():
             Solver(module, function, placement, found, self.sequence).run()
         found.notes = grouped(found.notes)
+        found.summary = share_of_weights(module, rows, origins, self.plan == "megatron")
         stats.update(found)
 
     def _check(self, module: Module) -> None:

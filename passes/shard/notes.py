@@ -13,13 +13,13 @@ def grouped(notes: list[str]) -> list[str]:
     """The notes in order; those that differ in the numbers within names only are one, counted."""
     groups: dict[str, list[str]] = {}
     for note in notes:
-        groups.setdefault(_NAME.sub(_general, note), []).append(note)
+        groups.setdefault(_NAME.sub(lambda match: general(match[0]), note), []).append(note)
     return [_told(pattern, same) for pattern, same in groups.items()]
 
 
-def _general(match: re.Match[str]) -> str:
+def general(name: str) -> str:
     """A name with * for the numbers in it."""
-    name = _PART.sub("*", match[0])
+    name = _PART.sub("*", name)
     return _END.sub("*", name) if name[0] in "@%" else name
 
 

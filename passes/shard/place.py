@@ -35,7 +35,7 @@ def place(module: Module, rows: list[Row], origins: dict[str, str], stats: Stats
     """Shard the values that the plan names; `origins` has the old names of renamed weights."""
     placement = Placement()
     for name, weight in module.weights.items():
-        row = find_row(rows, origins.get(name, name), looked_up=_only_looked_up(weight))
+        row = find_row(rows, origins.get(name, name), looked_up=only_looked_up(weight))
         if row is not None:
             placement.fixed.add(weight)
             _split(module, weight, row, stats)
@@ -52,7 +52,7 @@ def place(module: Module, rows: list[Row], origins: dict[str, str], stats: Stats
     return placement
 
 
-def _only_looked_up(weight: Weight) -> bool:
+def only_looked_up(weight: Weight) -> bool:
     """Whether only lookups use a weight."""
     uses = {name for op in weight.users for name, v in op.named_operands() if v is weight}
     return all(isinstance(op, Embedding) for op in weight.users) and uses == {"table"}

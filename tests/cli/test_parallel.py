@@ -82,6 +82,58 @@ def test_explain_shows_decisions_and_reasons(checkpoint: Path) -> None:
     assert facts["ranks"] == 2
 
 
+FEED_FORWARDS = """
+import irc
+from irc.frontends import Module, ModuleList, functional as F
+from irc.frontends.layers import Linear
+
+
+class Block(Module):
+    def __init__(self):
+        self.fc, self.proj, self.q_proj = Linear(64, 256), Linear(256, 64), Linear(64, 64)
+
+    def forward(self, x):
+        return x + self.proj(F.relu(self.fc(self.q_proj(x))))
+
+
+class Model(Module):
+    def __init__(self):
+        self.h = ModuleList([Block(), Block()])
+
+    def forward(self, x):
+        for block in self.h:
+            x = block(x)
+        return {"y": x}
+
+
+def build():
+    return irc.trace(Model(), {"x": irc.Spec("f32", ("B", 64))}, {"B": (1, 8, 64)})
+"""
+
+
+def test_the_share_of_sharded_weights_is_said(checkpoint: Path, tmp_path: Path) -> None:
+    """In bytes, by name, with the reason, and with a plan that shards more."""
+    (tmp_path / "m.py").write_text(FEED_FORWARDS)
+    words = ["compile", tmp_path / "m.py", "--random-weights", "0", "--mesh", "tp=2", "--dry-run"]
+    lines = works(*words).out.splitlines()
+    said = next(line for line in lines if "of the weights" in line)
+    total, proj, small = (2 * 4 * n for n in (64 * 64 + 2 * 64 * 256 + 384, 64 * 256, 256 + 64))
+    assert said == (
+        f"  {1 - (proj + small) / total:.1%} of the weights ({total / 1000:.1f} kB) are sharded; "
+        f"replicated: h.*.proj.weight ({proj / 1000:.1f} kB: no row of the plan names it), "
+        f"the rest ({small / 1000:.1f} kB); --plan FILE shards more, with rows "
+        "such as h.*.proj.weight 0@tp, then megatron"
+    )
+    assert said in works(*words, "--explain").out
+    (tmp_path / "plan.txt").write_text("h.*.proj.weight 0@tp\nmegatron\n")
+    more = works(*words, "--plan", tmp_path / "plan.txt").out
+    assert f"{1 - 2 * 4 * 256 / total:.1%} of the weights" in more and "--plan FILE" not in more
+    assert "of the weights" not in works(*words[:-2], "dp=2", "--dry-run").out
+    (tmp_path / "plan.txt").write_text("*.mlp.*.weight replicated\nmegatron\n")
+    words = ["compile", checkpoint, "--dry-run", "--mesh", "tp=2", "--plan", tmp_path / "plan.txt"]
+    assert f".mlp.up_proj.weight (12.3 kB: {tmp_path}/plan.txt:1)" in works(*words).out
+
+
 def test_a_plan_of_the_user_is_followed(checkpoint: Path, tmp_path: Path) -> None:
     plan = tmp_path / "plan.txt"
     plan.write_text(
@@ -90,7 +142,7 @@ def test_a_plan_of_the_user_is_followed(checkpoint: Path, tmp_path: Path) -> Non
     words = ["--dry-run", "--mesh", "tp=2", "--plan", plan, "--explain"]
     out = works("compile", checkpoint, *words).out
     assert f"{plan}:2" in out
-    assert "q_proj" not in out
+    assert "q_proj.weight is" not in out
     plan.write_text("*.nope.weight 0@tp\n")
     said = refused("compile", checkpoint, *words)
     assert f"{plan}:1: *.nope.weight 0@tp fits no weight" in said
@@ -105,7 +157,7 @@ def test_a_tp_plan_in_the_folder_is_read(checkpoint: Path, tmp_path: Path) -> No
     (folder / "config.json").write_text(json.dumps(config))
     out = works(*words).out
     assert "config.json: rowwise" in out
-    assert "q_proj" not in out
+    assert "q_proj.weight is" not in out
 
 
 def test_an_artifact_of_several_ranks_compiles_again(checkpoint: Path, tmp_path: Path) -> None:
