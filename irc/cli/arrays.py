@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zipfile
 from argparse import ArgumentParser, Namespace
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,12 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from ..artifact.atomic import whole_file
-from ..errors import Error
 from ..ir.dtypes import widened
+from ..npz import Arrays, read_npz, write_npz
 from .arguments import whole_number
-
-Arrays = dict[str, np.ndarray[Any, Any]]
 
 
 def add_inputs(parser: ArgumentParser, required: bool) -> None:
@@ -29,7 +25,7 @@ def add_inputs(parser: ArgumentParser, required: bool) -> None:
 def given_inputs(args: Namespace) -> Arrays:
     """The arrays of `--inputs`, else random ones (by default with the seed 0)."""
     if args.inputs is not None:
-        return read_arrays(Path(args.inputs))
+        return read_npz(Path(args.inputs))
     from ..artifact.folder import ArtifactFolder
     from ..driver.sources import read_text
     from ..generation.random_inputs import random_inputs
@@ -41,28 +37,9 @@ def given_inputs(args: Namespace) -> Arrays:
     return random_inputs(module, args.random or 0)
 
 
-def read_arrays(path: Path) -> Arrays:
-    """The arrays of an .npz file; an Error where it is none."""
-    how = "write it with numpy.savez"
-    try:
-        with path.open("rb") as file:
-            archive = np.load(file, allow_pickle=False)
-            if not isinstance(archive, np.lib.npyio.NpzFile):
-                raise Error(f"{path} holds one array without a name, not an .npz archive; {how}")
-            return {name: archive[name] for name in archive.files}
-    except OSError as error:
-        raise Error(f"cannot read {path}: {error.strerror or error}") from None
-    except (ValueError, zipfile.BadZipFile, EOFError) as error:
-        raise Error(f"{path} is no .npz archive of plain arrays ({error}); {how}") from None
-
-
 def write_arrays(path: Path, arrays: Arrays) -> None:
     """Write an .npz file, completely or not at all."""
-    try:
-        with whole_file(path) as file:
-            np.savez(file, allow_pickle=False, **plain(arrays))
-    except OSError as error:
-        raise Error(f"cannot write {path}: {error.strerror or error}") from error
+    write_npz(path, plain(arrays))
 
 
 def plain(arrays: Arrays) -> Arrays:

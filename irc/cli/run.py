@@ -8,13 +8,15 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ..npz import read_npz
 from .arguments import Usage, add_json, add_runtime, real_number, runtime_options
-from .arrays import Arrays, add_inputs, differences, given_inputs, plain, read_arrays, write_arrays
+from .arrays import add_inputs, differences, given_inputs, plain, write_arrays
 from .console import Progress, paint, print_json, table
 from .ranks import add_launcher, of_rank, over_ranks, shared
 
 if TYPE_CHECKING:
     from ..backends.ranks.communicator import Communicator
+    from ..npz import Arrays
     from .arrays import Difference
 
 EXAMPLES = """
@@ -92,7 +94,7 @@ def _compared(
 
     place = Path(args.compare)
     if place.suffix == ".npz":
-        wanted = read_arrays(place)
+        wanted = read_npz(place)
     else:
         progress(f"running {place}")
         wanted = open_model(place, "reference" if place.is_file() else None).run(inputs)

@@ -41,7 +41,7 @@ X, SHIFT = np.ones((4, 4)), np.zeros(4)
         ({"x": X[:0], "shift": SHIFT}, "has no arrays or an empty one; expected a row at least"),
         ({"x": X * [[1], [1], [np.nan], [1]], "shift": SHIFT}, "batch 2: x has NaN or infinity"),
         ({"x": X, "shift": SHIFT + np.inf}, "batch 1: shift has NaN or infinity"),
-        ({"x": X.astype(str), "shift": SHIFT}, "has an array of <U32; expected numbers"),
+        ({"x": X.astype(str), "shift": SHIFT}, "x is an array of <U32; expected numbers"),
         ({"x": np.asfortranarray(X), "shift": SHIFT}, "Fortran order; save numpy.ascontiguous"),
         (
             {"x": X * 3e38, "shift": SHIFT + 3e38},

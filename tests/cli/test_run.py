@@ -122,7 +122,10 @@ def one_array(path: Path) -> None:
         (lambda path: path.write_bytes(b"PK\3\4 nonsense"), NO_ARCHIVE),
         (lambda path: path.write_bytes(b"nonsense"), NO_ARCHIVE),
         (one_array, "holds one array without a name, not an .npz archive"),
-        (lambda path: np.savez(path, allow_pickle=True, x=np.array([{}], object)), NO_ARCHIVE),
+        (
+            lambda path: np.savez(path, allow_pickle=True, x=np.array([{}], object)),
+            "x is an array of object",
+        ),
         (lambda path: np.savez(path, ids=IDS), "no input 'ids'"),
         (Path.touch, NO_ARCHIVE),
         (Path.mkdir, "cannot read"),
