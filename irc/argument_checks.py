@@ -34,6 +34,17 @@ def check_count(what: str, value: object, least: int = 1) -> None:
         raise Error(f"{what} is {_shown(value)}; give a whole number of at least {least}")
 
 
+def whole_number_in(text: str, most: int = 2**63 - 1) -> int | None:
+    """The number that a text of decimal digits states; None where it is another text, or larger.
+
+    For texts of users: `int` takes other digits, signs and blanks, and refuses 5,000 digits.
+    """
+    digits = text.lstrip("0") or text[:1]
+    if not (text.isascii() and text.isdecimal()) or len(digits) > len(str(most)):
+        return None
+    return number if (number := int(digits)) <= most else None
+
+
 def check_arrays(value: object) -> None:
     """An Error unless `value` are inputs of a model: arrays by name."""
     wanted = 'a mapping from names to arrays, such as {"input_ids": ids}'

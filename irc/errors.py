@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from .ir.core import Op
     from .source import Loc
 
-_LONG_WORD = re.compile(r"\S{300,}+")
+_LONG_WORD, _LONG_LINE = re.compile(r"\S{300,}+"), re.compile(r".{4000,}+")
 
 
 _SIMILAR = 0.77  # of letters in common, from which a word counts as mistyped
@@ -76,8 +76,9 @@ class TextError(Error):
 
 
 def shortened(text: str) -> str:
-    """`text` with the middle of every very long word left out: names may have a megabyte."""
-    return _LONG_WORD.sub(lambda found: f"{found[0][:150]}...{found[0][-100:]}", text)
+    """`text` without the middle of very long words and lines: lists may have megabytes."""
+    text = _LONG_WORD.sub(lambda found: f"{found[0][:150]}...{found[0][-100:]}", text)
+    return _LONG_LINE.sub(lambda found: f"{found[0][:3000]} ... {found[0][-500:]}", text)
 
 
 def _window(source: str, column: int, width: int = 120) -> tuple[int, str]:

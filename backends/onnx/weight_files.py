@@ -7,9 +7,11 @@ import json
 import shutil
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 from irc.artifact.atomic import unfinished_folder
+from irc.errors import Error
+from irc.schema import read_json
 
 _JOURNAL = "finished.json"
 _READ = 1 << 20  # bytes that are hashed at a time
@@ -47,6 +49,11 @@ class Writer:
         return "" if self._digest is None else f"sha256:{self._digest.hexdigest()}"
 
 
+class _Journal(TypedDict):
+    identity: str
+    count: int
+
+
 class Unfinished:
     """A folder beside the output whose weights a killed or interrupted writer has finished.
 
@@ -57,10 +64,10 @@ class Unfinished:
     def __init__(self, part: Path, identity: str) -> None:
         self.folder, self.count = unfinished_folder(part), 0
         self._identity = identity
-        with suppress(OSError, ValueError):
-            known: Any = json.loads((self.folder / _JOURNAL).read_text(encoding="utf-8"))
+        with suppress(Error):  # damaged, or none: all is written again
+            known = read_json(self.folder / _JOURNAL, _Journal)
             if known["identity"] == identity:
-                self.count = int(known["count"])
+                self.count = max(known["count"], 0)
         if not self.count:
             self.remove()
             self.folder.mkdir()

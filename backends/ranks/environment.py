@@ -6,6 +6,8 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from irc.argument_checks import whole_number_in
+
 # (rank, world size) as the launchers of MPICH and Intel MPI, Open MPI, and Slurm's PMIx set them
 RANK_VARIABLES = (
     ("PMI_RANK", "PMI_SIZE"),
@@ -52,5 +54,6 @@ def find_place(environment: Mapping[str, str] = os.environ) -> Place | None:
 
 def _numbers(environment: Mapping[str, str], names: tuple[str, ...]) -> list[int]:
     """The values of all these variables as numbers; empty where one is missing."""
-    found = [environment.get(name, "") for name in names]
-    return [int(each) for each in found] if all(each.isdecimal() for each in found) else []
+    found = [whole_number_in(environment.get(name, "")) for name in names]
+    known = [number for number in found if number is not None]
+    return known if len(known) == len(found) else []

@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import Literal, TypeAlias, cast
 
+from irc.argument_checks import whole_number_in
 from irc.errors import Error, did_you_mean
 
 Flavour: TypeAlias = Literal["tensorrt", "tensorrt-rtx"]
@@ -118,10 +119,10 @@ def _architectures(text: str, target: str, known: tuple[int, ...]) -> tuple[int,
     found: list[int] = []
     for each in re.split(r"[+,]", text):
         digits = each.strip().removeprefix("sm_").removeprefix("sm")
-        if not digits.isdecimal():
+        if (number := whole_number_in(digits)) is None:
             raise Error(f"{target}: {each!r} is no architecture; write sm_89, or sm_80+sm_89")
-        if int(digits) not in known:
+        if number not in known:
             shown = ", ".join(f"sm_{one}" for one in known)
             raise Error(f"{target}: no engine is for sm_{digits}; there are {shown}")
-        found.append(int(digits))
+        found.append(number)
     return tuple(sorted(set(found)))

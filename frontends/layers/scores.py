@@ -10,7 +10,7 @@ from ...ir.dims import exact_divide
 from .. import functional as F
 from ..tensor import Tensor
 from .masks import BlockSparse, prefix_mask, window_mask
-from .positions import RelativePositions, alibi_bias, query_positions
+from .positions import RelativePositions, alibi_bias, query_positions, size_tensor
 
 
 def attend(
@@ -46,7 +46,10 @@ def attend(
 
     @cache
     def queries() -> Tensor:
-        return query_positions(q.shape[1], keys - q.shape[1] if past is None else past)
+        if past is not None or keys == q.shape[1]:
+            return query_positions(q.shape[1], 0 if past is None else past)
+        # the last query is at the last key, also where there are fewer keys
+        return query_positions(q.shape[1]) + (size_tensor(keys) - size_tensor(q.shape[1]))
 
     local = head_count(q, head_dim)
     masks: list[Tensor] = []

@@ -25,6 +25,7 @@ _HARMLESS = """
 """
 HARMLESS = frozenset(_HARMLESS.split())
 _REQUIRED: Any = object()
+_LARGEST = 2**31 - 1
 _SWITCHED_OFF: tuple[Any, ...] = (None, False, [], {}, "")
 
 
@@ -39,13 +40,16 @@ class ConfigReader:
         self._read: set[str] = set()
 
     def integer(self, key: str, default: Any = _REQUIRED) -> Any:
-        """An int."""
-        return self._take(key, default, (int,), "a whole number")
+        """An int of 32 bits."""
+        value = self._take(key, default, (int,), "a whole number")
+        if isinstance(value, int) and not -_LARGEST <= value <= _LARGEST:
+            raise self.error(key, f"expected a number of at most {_LARGEST}")
+        return value
 
     def number(self, key: str, default: Any = _REQUIRED) -> Any:
         """A float."""
         value = self._take(key, default, (int, float), "a number")
-        return float(value) if isinstance(value, int) else value
+        return self._float(key, value)
 
     def flag(self, key: str, default: bool = False) -> bool:
         """true or false."""
@@ -61,7 +65,8 @@ class ConfigReader:
 
     def numbers(self, key: str) -> tuple[float, ...]:
         """A list of numbers, empty by default."""
-        return tuple(map(float, self._list(key, (int, float), "a list of numbers")))
+        found = self._list(key, (int, float), "a list of numbers")
+        return tuple(self._float(key, each) for each in found)
 
     def inner(self, key: str) -> dict[str, Any]:
         """A nested object, empty by default."""
@@ -87,10 +92,17 @@ class ConfigReader:
                 f"not change what the model computes, give --set ignore={','.join(unread)}"
             )
 
+    def _float(self, key: str, value: Any) -> Any:
+        """A number as a float; what is none stays."""
+        try:
+            return float(value) if isinstance(value, int) else value
+        except OverflowError:
+            raise self.error(key, "expected a number of at most 1e308") from None
+
     def _list(self, key: str, kinds: tuple[type, ...], wanted: str) -> list[Any]:
         found: list[Any] = self._take(key, [], (list,), wanted)
         if any(not isinstance(item, kinds) or isinstance(item, bool) for item in found):
-            raise Error(f"{self.title}: {key} is {found!r}; expected {wanted}")
+            raise Error(f"{self.title}: {key} is {_short(found)}; expected {wanted}")
         return found
 
     def _take(self, key: str, default: Any, kinds: tuple[type, ...], wanted: str) -> Any:
@@ -101,7 +113,7 @@ class ConfigReader:
                 raise Error(f"{self.title} lacks the key {key}, which this model requires")
             return default
         if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
-            raise Error(f"{self.title}: {key} is {value!r}; expected {wanted}")
+            raise Error(f"{self.title}: {key} is {_short(value)}; expected {wanted}")
         return value
 
 

@@ -9,7 +9,7 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from irc.argument_checks import check_path, check_texts
+from irc.argument_checks import check_path, check_texts, whole_number_in
 from irc.errors import Error, did_you_mean
 from irc.frontends.onnx import collectives
 from irc.frontends.onnx.builder import Builder, hint, plain_name
@@ -109,8 +109,8 @@ class _Importer:
         self.written: dict[str, None] = {}  # the symbols of the inputs, before any is replaced
         self.beside, self.equal, self.unsupported = beside, equal, Unsupported(files.path)
         metadata = {entry.key: entry.value for entry in model.metadata_props}
-        rank = metadata.get("irc.rank", "")
-        self.rank = int(rank) if rank.isdecimal() else beside.rank
+        rank = whole_number_in(metadata.get("irc.rank", ""))
+        self.rank = beside.rank if rank is None else rank
         self.name = plain_name(metadata.get("irc.module") or files.path.stem) or "model"
         self.nodes = [self._node(i, proto) for i, proto in enumerate(model.graph.node)]
         for node in self.nodes:

@@ -4,14 +4,29 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
+from irc.argument_checks import check_path
 from irc.artifact.folder import ArtifactFolder
+from irc.artifact.manifest import MANIFEST
 from irc.errors import Error
 from irc.frontends.onnx.tensors import Data
 from irc.ir.dtypes import dtype as dtype_called
 from irc.ir.mesh import Mesh
 from irc.json_files import read_object
+
+
+class _Rank(TypedDict, total=False):
+    model: str
+    bindings: str | None
+
+
+class _Program(TypedDict, total=False):
+    """What is read here of the facts of the ONNX and TensorRT backends."""
+
+    axes: list[tuple[str, int]]
+    base: str | None
+    ranks: list[_Rank]
 
 
 @dataclass(frozen=True)
@@ -33,10 +48,12 @@ def manifest_of(path: Path) -> Manifest:
     artifact = ArtifactFolder.find(folder)
     if artifact is None:
         return Manifest()
-    program: Any = artifact.program
-    axes = tuple((str(name), int(size)) for name, size in program.get("axes", ()))
+    program = artifact.facts(_Program)
+    axes, base = tuple(program.get("axes", ())), program.get("base")
     mesh = Mesh(axes) if axes else None
-    base = folder / program["base"] if program.get("base") is not None else None
+    if base is not None:
+        check_path(f"the base of the program in {folder / MANIFEST}", base)
+        base = folder / base
     place = None if base is None else str(base)
     for rank, entry in enumerate(program.get("ranks", ())):
         if entry.get("model") == path.name:

@@ -11,6 +11,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, cast, get_args, get_origin, get_type_hints
 
+from ..argument_checks import whole_number_in
 from ..artifact.atomic import whole_file
 from ..errors import Error, did_you_mean
 from ..ir.dtypes import DTYPES
@@ -121,9 +122,9 @@ def _value(kind: Any, value: Any, path: str, field: str) -> Any:
 
 def _key(kind: Any, key: str, path: str, field: str) -> str | int:
     if get_args(kind)[0] is int:
-        if not key.isdecimal() or int(key) < 2:
+        if (ranks := whole_number_in(key) or 0) < 2:
             raise Error(f"{path} must be a number of ranks from 2 on")
-        return int(key)
+        return ranks
     if field == "measured" and key not in KINDS:
         raise Error(f"{path} is no collective{did_you_mean(key, KINDS)}")
     if field == "peak_tflops" and key not in DTYPES:

@@ -195,8 +195,8 @@ def _errors_named(output: Path) -> Generator[None]:
         reason = cause.strerror or str(cause)
         if cause.errno in _FULL:
             raise Error(
-                f"the disk is full ({reason}) and nothing was left behind; free some space, or "
-                f"choose a folder on another disk than {output.parent} with -o"
+                f"the disk is full ({reason}) and nothing was left behind of {output}; free some "
+                f"space, or choose a folder on another disk than {output.parent} with -o"
             ) from cause
         place = f"{reason} ({cause.filename or output})"
         raise Error(f"cannot write {output}: {place}; nothing was left behind") from cause

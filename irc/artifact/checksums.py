@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
 
+from ..files import open_file
 from ..weights.safetensors import LONGEST_HEADER
 
 SAMPLED: Final = "sampled-sha256-v1"
@@ -19,7 +20,7 @@ _WHOLE = 64 * 1024 * 1024  # of files up to this size all bytes are covered
 def sha256(path: Path, advance: Callable[[int], None] | None = None) -> str:
     """`sha256:...` over all bytes; `advance` gets the number of bytes of each block."""
     digest = hashlib.sha256()
-    with path.open("rb") as file:
+    with open_file(path) as file:
         while chunk := file.read(_CHUNK):
             digest.update(chunk)
             if advance is not None:
@@ -37,7 +38,7 @@ def sampled(path: Path) -> str:
     digest = hashlib.sha256()
     size = path.stat().st_size
     digest.update(size.to_bytes(8, "little"))
-    with path.open("rb") as file:
+    with open_file(path) as file:
         for offset, count in _ranges(path, file.fileno(), size):
             digest.update(os.pread(file.fileno(), count, offset))
     return f"{SAMPLED}:{digest.hexdigest()}"

@@ -83,7 +83,15 @@ def calibrate(
         before = Statistics(folder)
         if before.facts.key == key and before.facts.gram >= gram:
             return before
-    _Work(found, gram, batches, folder, progress).run(key, memory << 20)
+    try:
+        _Work(found, gram, batches, folder, progress).run(key, memory << 20)
+    except OSError as error:
+        raise Error(
+            f"cannot write the calibration {folder}: {error.strerror or error}; what was counted "
+            "is kept there, and the same command continues with it"
+        ) from error
+    finally:
+        shutil.rmtree(folder / _PROGRAM, ignore_errors=True)
     return Statistics(folder)
 
 
@@ -137,9 +145,11 @@ class _State:
 
     @classmethod
     def read(cls, path: Path) -> _State:
-        """The state in a file; that before the first batch where there is none."""
-        found = Tensors(path)["progress"] if path.is_file() else (0, 0, 0)
-        batches, rows, complete = map(int, found)
+        """The state in a file; that before the first batch where it is damaged or missing."""
+        try:
+            batches, rows, complete = map(int, Tensors(path)["progress"])
+        except (Error, KeyError, ValueError, TypeError):
+            return cls(0, 0, False)
         return cls(batches, rows, bool(complete))
 
     def write(self, path: Path, observed: Mapping[str, Observed]) -> None:
@@ -206,4 +216,3 @@ class _Work:
                 state.write(path, observer.observed)
         state.complete = True
         state.write(path, observer.observed)
-        shutil.rmtree(program)

@@ -7,6 +7,7 @@ from io import TextIOWrapper
 from pathlib import Path
 
 from ..errors import Error
+from ..files import open_file
 from ..generation.tokenizer import Tokenizer
 
 _PIECE = 1 << 14  # characters that are tokenized together
@@ -43,7 +44,7 @@ def _pieces(files: Sequence[Path]) -> Iterator[tuple[str, int]]:
     for path in files:
         rest = ""
         try:
-            with path.open("rb") as raw, TextIOWrapper(raw, "utf-8") as file:
+            with open_file(path) as raw, TextIOWrapper(raw, "utf-8") as file:
                 while piece := file.read(_PIECE):
                     text = rest + piece
                     cut = max(text.rfind(" "), text.rfind("\n"))

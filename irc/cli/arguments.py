@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from ..argument_checks import whole_number_in
 from ..errors import did_you_mean
 
 if TYPE_CHECKING:
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 
 Range = tuple[int, int, int]
 TRACEBACK = "--traceback"
+MOST_THREADS = 4 * (os.cpu_count() or 1)  # more wait for each other, spinning
 
 
 class Usage(Exception):
@@ -183,10 +185,10 @@ def ranges(text: str) -> dict[str, Range]:
     found: dict[str, Range] = {}
     for item in filter(None, (part.strip() for part in text.split(","))):
         name, value = setting(item)
-        numbers = value.split(":")
-        if len(numbers) not in (1, 3) or not all(n.strip().isdecimal() for n in numbers):
+        numbers = [whole_number_in(part.strip()) for part in value.split(":")]
+        low, typical, high = numbers if len(numbers) == 3 else (numbers * 3)[:3]
+        if len(numbers) not in (1, 3) or low is None or typical is None or high is None:
             raise argparse.ArgumentTypeError(f"{item!r} is not name=min:typical:max")
-        low, typical, high = (int(n) for n in (numbers if len(numbers) == 3 else numbers * 3))
         found = disjoint(found, {name: (low, typical, high)})
     return found
 
@@ -311,7 +313,7 @@ def add_runtime(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--backend", metavar="NAME", help="reference: run module.irc in numpy")
     what = "threads of one operation (default: the physical cores)"
-    add("--threads", metavar="N", type=whole_number(1, 1024), help=what)
+    add("--threads", metavar="N", type=whole_number(1, MOST_THREADS), help=what)
     what = "read weights from their files: loads at once, runs about a fifth slower"
     add("--low-memory", action="store_true", help=what)
     add("--no-self-test", action="store_true", help="do not test engines when they are loaded")

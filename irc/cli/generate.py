@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ..argument_checks import whole_number_in
 from ..errors import Error
 from .arguments import add_json, add_runtime, runtime_options, whole_number
 from .console import Progress, paint, print_json, warn
@@ -105,8 +106,9 @@ def read_prompt(option: str) -> str:
 
 def parse_ids(text: str) -> list[int]:
     """Token ids from a text such as `1 15043, 29892`."""
-    words = text.replace(",", " ").split()
-    wrong = [word for word in words if not word.isdecimal()]
-    if wrong:
-        raise Error(f"with --raw-ids the prompt is numbers such as 1 15043, not {wrong[0]!r}")
-    return [int(word) for word in words]
+    found: list[int] = []
+    for word in text.replace(",", " ").split():
+        if (token := whole_number_in(word)) is None:
+            raise Error(f"with --raw-ids the prompt is numbers such as 1 15043, not {word!r}")
+        found.append(token)
+    return found

@@ -38,6 +38,8 @@ COMMANDS = {
 }
 _HELP = ("-h", "--help", "help")
 _INTERNAL = 70
+# what numpy raises as ValueErrors for arrays beyond its own limits
+_TOO_BIG = re.compile(r"(array is too big|Maximum allowed (dimension|size) exceeded)")
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -96,6 +98,11 @@ def _answer_to(error: Exception, words: list[str]) -> int:
         reason = error.strerror or str(error)
         warn(error_line(f"{error.filename}: {reason}" if error.filename else reason))
         _drop_output()
+        return 1
+    if isinstance(error, MemoryError) or _TOO_BIG.match(str(error)):
+        what = "this takes more memory than there is"
+        advice = "give smaller sizes (--dims, inputs), or use a machine with more"
+        warn(error_line(f"{what}{f' ({error})' if str(error) else ''}; {advice}"))
         return 1
     name = error.name if isinstance(error, ModuleNotFoundError) else None
     package = (name or "irc").partition(".")[0]

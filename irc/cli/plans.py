@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from argparse import Namespace
 from collections import Counter
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from ..analysis.topology_file import default_topology
 from ..analysis.units import amount
+from ..errors import Error
+from ..ir.dims import checked_ranges
+from .arguments import Range
 from .console import print_json, table
 from .sources import read_module
 
@@ -26,10 +30,11 @@ def show_plans(args: Namespace) -> int:
     from ..backends.onnx.stages import stages_of
 
     module = read_module(args.source)
+    given = _sizes(args.dims, module.dims)
     for stage in stages_of(module):
         planner = Planner(module, stage.function.name, stage.ranks[0])
         sizes = sizes_of(module, stage.function)["typical"]
-        plan = planner.plan(sizes | {name: typical for name, (_, typical, _) in args.dims.items()})
+        plan = planner.plan(sizes | given)
         if args.json:
             print_json({"function": plan.function, "text": print_plan(plan)})
             continue
@@ -38,6 +43,18 @@ def show_plans(args: Namespace) -> int:
         for (name, why), count in Counter((op.opname, why) for op, why in declined).items():
             print(f"  not fused, {count} {name}: {why}")
     return 0
+
+
+def _sizes(dims: Mapping[str, Range], known: Mapping[str, Range]) -> dict[str, int]:
+    """The sizes of `--dims`; an Error where a module was not compiled for one."""
+    for name, (low, size, high) in checked_ranges(dims, known).items():
+        least, _, most = known[name]
+        if not low == high or not least <= size <= most:
+            raise Error(
+                f"--plan shows the steps at one size of {name} from {least} to {most}, not "
+                f"{low}:{size}:{high}; give another, or compile with another --dims"
+            )
+    return {name: size for name, (_, size, _) in dims.items()}
 
 
 def _print(plan: Plan, module: Module, scope: str | None) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from ..analysis.units import amount
 from ..errors import Error
+from ..files import open_file
 from .arguments import add_json, add_runtime, runtime_options, whole_number
 from .console import Progress, print_json, table
 
@@ -102,7 +103,8 @@ def _read_text(path: str | None) -> str:
 
         return "\n".join(text for _, text in sorted(topics.items()))
     try:
-        return Path(path).read_text("utf-8")
+        with open_file(path) as file:
+            return file.read().decode()
     except UnicodeDecodeError as error:
         raise Error(f"{path} is not text in UTF-8 (byte {error.start} is wrong)") from None
     except OSError as error:

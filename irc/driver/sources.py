@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 from ..artifact.folder import ArtifactFolder, weights_problem
 from ..artifact.manifest import MODULE
 from ..errors import Error
+from ..files import open_file
 from ..ir.core import Module
 from ..ir.dims import Dim, DimLike, Dims, checked_ranges
 from ..ir.verify import verify
@@ -142,7 +143,8 @@ def read_text(path: Path) -> Module:
     """The module in a text file."""
     check_source(path)
     try:
-        return parse_bytes(path.read_bytes(), str(path))
+        with open_file(path) as file:
+            return parse_bytes(file.read(), str(path))
     except OSError as error:
         raise Error(f"cannot read {path}: {error.strerror}") from None
 

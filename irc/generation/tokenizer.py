@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
 
@@ -28,28 +29,40 @@ class Tokenizer:
             )
         from tokenizers import Tokenizer as Engine
 
-        try:
+        with _failures_named(f"{path} cannot be read as a tokenizer"):
             engine: Any = Engine.from_file(str(path))
-        except Exception as error:  # the package raises bare Exceptions
-            raise Error(f"{path} cannot be read as a tokenizer: {error}") from error
         engine.no_padding()
         engine.no_truncation()
-        self._engine = engine
+        self._engine, self._path = engine, path
 
     def encode(self, text: str, special: bool = True) -> list[int]:
         """The ids of `text`, with the `special` tokens that the tokenizer adds around it."""
-        return list(self._engine.encode(text, add_special_tokens=special).ids)
+        with _failures_named(f"{self._path} cannot encode this text"):
+            return list(self._engine.encode(text, add_special_tokens=special).ids)
 
     def begin(self) -> list[int]:
         """The special tokens that the tokenizer adds before a text."""
-        found: Any = self._engine.encode("a")
+        with _failures_named(f"{self._path} cannot encode a text"):
+            found: Any = self._engine.encode("a")
         marks = found.special_tokens_mask
         count = next((i for i, special in enumerate(marks) if not special), 0)
         return list(found.ids)[:count]
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of `ids` without special tokens."""
-        return self._engine.decode(list(ids), skip_special_tokens=True)
+        with _failures_named(f"{self._path} cannot decode these tokens"):
+            return self._engine.decode(list(ids), skip_special_tokens=True)
+
+
+@contextmanager
+def _failures_named(what: str) -> Generator[None]:
+    """Turn what the package raises, bare Exceptions and Rust's panics, into Errors."""
+    try:
+        yield
+    except BaseException as error:
+        if isinstance(error, Exception) or type(error).__name__ == "PanicException":
+            raise Error(f"{what}: {error}") from error
+        raise
 
 
 class TextStream:

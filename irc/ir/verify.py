@@ -73,7 +73,7 @@ def _check_header(module: Module) -> None:
             if not _SYMBOL.fullmatch(name):
                 raise Error(f"{name!r} is no name for {kind}; use letters, digits, _ and dots")
     for name, (low, typical, high) in module.dims.items():
-        if not _NAME.fullmatch(name):
+        if not name.isidentifier():
             raise Error(f"{name!r} is no name for a dim; use letters, digits, _")
         if not 0 <= low <= typical <= high:
             raise Error(
@@ -261,7 +261,7 @@ def _check_type(module: Module, type: TensorType, op: Op | None, what: str) -> N
         raise Error(f"{what} is {type}, but in a local module shapes are one rank's", op)
     for dim in type.shape:
         for symbol in dim.symbols() if isinstance(dim, Dim) else ():
-            if not _NAME.fullmatch(symbol):
+            if not symbol.isidentifier():  # so it is one in C++ as well
                 raise Error(f"{what} is {type}, but {symbol!r} is no name for a dim", op)
             if module.dims and symbol not in module.dims:
                 raise Error(f"{what} is {type}, but dims() gives no range for {symbol}", op)

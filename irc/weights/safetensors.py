@@ -22,6 +22,7 @@ ALIGNMENT = 4096  # a page; the data of a written file begins at a multiple of i
 
 # Name in the file -> (name in irc, bits). A file may have dtypes that irc lacks; using such a
 # tensor is an Error.
+_MOST_DIMS = 64  # as numpy has
 _STORED: dict[str, tuple[str, int]] = {
     each.safetensors: (name, each.bits) for name, each in DTYPES.items() if each.safetensors
 } | {
@@ -161,16 +162,16 @@ def _tensor(key: str, entry: Any, begin: int, size: int, name: str) -> Tensor:
     if begin + last > size:
         raise Error(
             f"{where} ends at byte {begin + last}, but the file has {size}: "
-            "it is truncated, download it again"
+            "it is truncated; write or download it again"
         )
     return Tensor(dtype, shape, begin + first, last - first)
 
 
 def _counts(value: Any) -> tuple[int, ...] | None:
-    """A list of sizes as a tuple, None for anything else."""
-    if not isinstance(value, list):
+    """A list of at most 64 sizes as a tuple, None for anything else."""
+    items = tuple(cast("list[Any]", value)) if isinstance(value, list) else None
+    if items is None or len(items) > _MOST_DIMS:
         return None
-    items = tuple(cast("list[Any]", value))
     return items if all(type(item) is int and 0 <= item < 1 << 63 for item in items) else None
 
 

@@ -97,7 +97,7 @@ class Assigner:
         def fits(block: int) -> bool:
             return size % block == 0 and (shard % block == 0 or -size % (block * ranks) <= zeros)
 
-        fitting = [n for n in range(1, wanted + 1) if fits(n)]
+        fitting = [n for n in range(1, min(wanted, max(size, 1)) + 1) if fits(n)]
         found = max([n for n in fitting if n % SMALLEST == 0] or fitting)
         if found == wanted:
             return wanted

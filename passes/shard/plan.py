@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, cast
 
 from irc.errors import Error
+from irc.files import open_file
 
 from .rows import Row, row
 from .tp_plan import styled_rows, tp_plan_in
@@ -64,7 +64,8 @@ def read_plan(path: str) -> list[Row]:
     JSON is a tp_plan itself or a config.json that has one.
     """
     try:
-        text = Path(path).read_text(encoding="utf-8")
+        with open_file(path) as file:
+            text = file.read().decode()
     except (OSError, UnicodeDecodeError) as error:
         raise Error(
             f"cannot read the plan {path}: {error}; a plan is megatron, or a file of rows such as "

@@ -13,6 +13,7 @@ from types import ModuleType, SimpleNamespace
 import pytest
 
 from irc import __version__, backends
+from irc.cli.arguments import MOST_THREADS
 from irc.cli.main import COMMANDS
 from irc.cli.rank import Process
 from irc.errors import Error
@@ -89,7 +90,7 @@ def test_the_version() -> None:
         (["compile", "x"], "no artifact folder: give -o DIR, or --dry-run"),
         (["generate", "x"], "the following arguments are required: --prompt"),
         (["generate", "x", "--prompt", "a", "--max-new-tokens", "0"], "0 is less than 1"),
-        (["run", "x", "--random", "0", "--threads", "1025"], "1025 is more than 1024"),
+        (["run", "x", "--random", "0", "--threads", "1024"], f"1024 is more than {MOST_THREADS}"),
         (["generate", "x", "--prompt", "a", "--max-new-tokens", "x"], "'x' is not a whole number"),
         (["run", "x", "--outputs", "a"], "one of the arguments --inputs --random is required"),
         (["run", "x", "--inputs", "a", "--random", "1"], "not allowed with argument --inputs"),

@@ -20,6 +20,7 @@ from onnx.onnx_ml_pb2 import (
     TensorShapeProto,
 )
 
+from irc.argument_checks import whole_number_in
 from irc.backends.onnx.graph import COLLECTIVE
 from irc.backends.onnx.schema import register_schema
 from irc.backends.tensorrt.lint.graph import Size, Tensor, inner_graphs, scopes
@@ -130,5 +131,5 @@ def _stand_ins(proto: NodeProto) -> list[NodeProto]:
     if operation not in OPERATIONS:  # the fused one
         return [helper.make_node("Identity", proto.input[:1], [name]) for name in proto.output]
     fields: dict[str, Any] = {"collective_operation": operation, "reduce_op": "none"}
-    fields["nb_rank"] = int(ranks) if ranks.isdecimal() else 1
+    fields["nb_rank"] = whole_number_in(ranks) or 1
     return [helper.make_node(COLLECTIVE, proto.input[:1], proto.output[:1], **fields)]
