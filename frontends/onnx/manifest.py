@@ -68,7 +68,7 @@ def _bound(path: Path, base: Path) -> dict[str, Data]:
     try:
         entries = read_object(path)
         found = {name: _data(name, each, path.parent, base) for name, each in entries.items()}
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
         raise Error(f"{path} does not say where the weights are ({error}); compile again") from None
     for name, data in found.items():
         if data.offset < 0 or not Path(data.path).is_file():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 from pathlib import Path
@@ -103,6 +104,24 @@ def test_the_next_compilation_continues(
             assert (made.folder / name).read_bytes() == (whole / name).read_bytes()
     assert list(made.opened.problems(whole=True)) == []
     assert not kept.exists() and not orphaned_folders(folder / "out")
+
+
+@pytest.mark.parametrize(
+    "journal", ["[1]", "{}", "5", '{"identity": IT, "count": null}', "[" * 9999, "IT", "COUNT"]
+)
+def test_a_damaged_journal_begins_anew(
+    journal: str, folder: Path, computed: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    interrupt(monkeypatch, KeyboardInterrupt(), 4)
+    with pytest.raises(KeyboardInterrupt):
+        irc.compile(module(), folder / "out")
+    path = unfinished_folder(folder / "out") / "finished.json"
+    known = json.loads(path.read_text())
+    journal = json.dumps(known | {"count": -5}) if journal == "COUNT" else journal
+    path.write_text(journal.replace("IT", json.dumps(known["identity"])))
+    made = irc.compile(module(), folder / "out")
+    assert computed == [3 * COUNT] * 2
+    assert list(made.opened.problems(whole=True)) == []
 
 
 def test_other_weights_begin_anew(

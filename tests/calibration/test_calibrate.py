@@ -1,5 +1,7 @@
 """Calibrations of small models against numpy on all data at once; resumed, killed, regrouped."""
 
+import errno
+import os
 import shutil
 import signal
 import subprocess
@@ -18,6 +20,7 @@ from irc.backends.base import ports_of
 from irc.calibration import targets
 from irc.calibration.run import calibrate
 from irc.driver.sources import find_source
+from irc.errors import Error
 from irc.generation.inputs import complete
 from irc.generation.tokenizer import Tokenizer
 from irc.ir.core import Module, Result, Weight
@@ -225,6 +228,30 @@ def test_resumed_equals_uninterrupted(tmp_path: Path) -> None:
     assert interrupted == 2
     assert progress.count == 21 - 16
     assert files(tmp_path / "out") == files(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("size", [0, 9, 400])
+def test_a_cut_file_begins_anew(size: int, tmp_path: Path) -> None:
+    """As after a crash of the system."""
+    data = saved(tmp_path / "data.npz", input_ids=ids(10, 9))
+    with pytest.raises(KeyboardInterrupt):
+        calibrate(tiny_llama(), data, tmp_path / "out", batch_size=1, progress=Interrupt(10))
+    (path,) = (tmp_path / "out").glob("*.safetensors")
+    path.write_bytes(path.read_bytes()[:size])
+    progress = Interrupt()
+    calibrate(tiny_llama(), data, tmp_path / "out", batch_size=1, progress=progress)
+    assert progress.count == 10
+
+
+def test_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(path: Path, arrays: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("irc.calibration.run.write_tensors", full)
+    data = saved(tmp_path / "data.npz", input_ids=ids(2, 9))
+    with pytest.raises(Error, match=r"cannot write the calibration .*out: No space left .* kept"):
+        calibrate(tiny_llama(), data, tmp_path / "out")
+    assert os.listdir(tmp_path / "out") == []
 
 
 def test_killed_in_the_middle(tmp_path: Path) -> None:

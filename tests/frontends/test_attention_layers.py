@@ -14,6 +14,7 @@ from irc.frontends import Module, Tensor, random_weights
 from irc.frontends.layers import Attention, BlockSparse, Cache, RelativePositions
 from irc.frontends.layers.masks import prefix_mask, window_mask
 from irc.frontends.layers.positions import alibi_slopes, logn_scale, query_positions, rotated
+from irc.frontends.layers.scores import attend
 from irc.weights.checkpoint import Reader
 from tests.fresh import fresh
 from tests.frontends.attention_oracle import Oracle, slopes_of, t5_bucket
@@ -175,3 +176,19 @@ def test_impossible_options() -> None:
         angles = np.zeros((1, 2, 6), np.float32)
         x = np.zeros((1, 2, 10), np.float32)
         computed(lambda x, c, s: rotated(x, c, s, 10, False), x=x, c=angles, s=angles)
+
+
+@pytest.mark.parametrize(("queries", "keys"), [(6, 4), (4, 6), (5, 5)])
+def test_positions_where_the_last_query_is_at_the_last_key(queries: int, keys: int) -> None:
+    def model(q: Tensor, k: Tensor) -> Tensor:
+        return attend(q, k, k, 4, causal=False, scale=0.5, slopes=alibi_slopes(2, 4.0))
+
+    specs = {"q": irc.Spec("f32", ("B", "S", 8)), "k": irc.Spec("f32", ("B", "C", 8))}
+    q, k = (RANDOM.normal(size=(1, n, 8)).astype(np.float32) for n in (queries, keys))
+    found = irc.evaluate(irc.trace(model, specs), {"q": q, "k": k})["result0"]
+    a, b = (x.reshape(-1, 2, 4).transpose(1, 0, 2) for x in (q, k))
+    gaps = np.arange(keys) - (np.arange(queries)[:, None] + keys - queries)
+    scores = a @ b.transpose(0, 2, 1) / 2 + np.float32([0.25, 0.0625])[:, None, None] * gaps
+    weights = np.exp(scores - scores.max(-1, keepdims=True))
+    wanted = (weights / weights.sum(-1, keepdims=True)) @ b
+    np.testing.assert_allclose(found[0], wanted.transpose(1, 0, 2).reshape(queries, 8), rtol=1e-4)

@@ -82,6 +82,18 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text("{}")
     with pytest.raises(Error, match=r"tokenizer.json cannot be read as a tokenizer: "):
         Tokenizer(tmp_path)
+    write_tokenizer(tmp_path)
+    found = json.loads((tmp_path / "tokenizer.json").read_text())
+    pattern = {"Regex": "(a+)+$"}  # takes exponential time, which the package ends by a panic
+    found["pre_tokenizer"] = {
+        "type": "Split",
+        "pattern": pattern,
+        "behavior": "Isolated",
+        "invert": False,
+    }
+    (tmp_path / "tokenizer.json").write_text(json.dumps(found))
+    with pytest.raises(Error, match=r"tokenizer.json cannot encode this text: "):
+        Tokenizer(tmp_path).encode("a" * 40 + "b")
     (tmp_path / "generation_config.json").write_text("{")
     with pytest.raises(Error, match=r"generation_config.json is not JSON"):
         end_tokens(tmp_path)

@@ -86,6 +86,7 @@ CASES = [
     ("m.local = True; x.type = on('tp')", "in a local module shapes are one rank's"),
     ("m.name = 'my model'", "'my model' is no name for the module"),
     ("m.dims['S T'] = (1, 1, 1)", "'S T' is no name for a dim"),
+    ("m.dims['B\u00b2'] = (1, 1, 1)", "'B\u00b2' is no name for a dim"),  # nor in C++
     ("m.dims['B'] = (4, 2, 8)", "the range of B is min:typical:max in rising order, not 4:2:8"),
     ("f.results = (Result('y.0'), Result('c'))", "'y.0' is no name for a result of @forward"),
     (
