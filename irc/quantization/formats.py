@@ -217,13 +217,7 @@ def _scales(
         scales = steps.astype(kind)
     wide = as_f32(scales)
     if not np.isfinite(wide).all():
-        needed = f"larger scales than {format.scales}"
-        if tensor_scale is not None:  # which has rounded towards 0: it makes all scales fit
-            needed = "a smaller scale of the tensor than f32"
-        raise Error(
-            f"values up to {width.max()} need {needed} has; exclude the layer, or choose another "
-            "scheme"
-        )
+        raise Error(f"values up to {width.max()} need larger scales than {format.scales} has")
     scales[width == 0] = 1
     if not format.zeros:
         return scales, None
