@@ -195,7 +195,7 @@ def _errors_named(output: Path) -> Generator[None]:
         reason = cause.strerror or str(cause)
         if cause.errno in _FULL:
             raise Error(
-                f"the disk is full ({reason}) and nothing was left behind of {output}; free some "
+                f"the disk is full ({reason}), and of {output} nothing was left behind; free some "
                 f"space, or choose a folder on another disk than {output.parent} with -o"
             ) from cause
         place = f"{reason} ({cause.filename or output})"

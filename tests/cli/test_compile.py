@@ -272,7 +272,7 @@ def test_a_disk_that_fills_leaves_nothing(checkpoint: Path, tmp_path: Path, size
         check=False,
     )
     assert done.returncode == 1
-    assert "error: the disk is full (File too large) and nothing was left" in done.stderr
+    assert "error: the disk is full (File too large), and of " in done.stderr
     assert entries(tmp_path) == []
 
 
