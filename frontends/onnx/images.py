@@ -174,10 +174,11 @@ _ROUNDED = ("round_prefer_floor", "round_prefer_ceil", "floor", "ceil")
 
 
 def _resize_refusal(node: Node) -> str | None:
+    mode, excludes = node.text("mode", "nearest"), node.integer("exclude_outside", 0)
     for name, allowed in {
-        "antialias": (0,),
+        "antialias": (0, 1) if mode != "nearest" and excludes else (0,),  # as PyTorch exports it
         "coordinate_transformation_mode": _COORDINATES,
-        "exclude_outside": (0,),
+        "exclude_outside": (0, 1) if mode == "cubic" or node.integer("antialias", 0) else (0,),
         "keep_aspect_ratio_policy": ("stretch",),
         "mode": ("nearest", "linear", "cubic"),
         "nearest_mode": _ROUNDED,
@@ -226,6 +227,9 @@ def _resized(
     mode = node.text("mode", "nearest")
     if mode == "nearest":
         return _taken(b, x, axis, _rounded(b, node, top, bottom))
+    if node.integer("antialias", 0) or (mode == "cubic" and node.integer("exclude_outside", 0)):
+        place = b.op(ops.Div, b.cast(top, "f32"), b.cast(bottom, "f32"))
+        return _weighted(b, node, x, axis, place, factor)
     first = b.op(ops.FloorDiv, top, bottom)
     rest = b.op(ops.Div, *(b.cast(each, "f32") for each in (b.op(ops.Mod, top, bottom), bottom)))
     total: Entry | None = None
@@ -238,6 +242,34 @@ def _resized(
         total = each if total is None else b.op(ops.Add, total, each)
     assert total is not None
     return total
+
+
+def _weighted(
+    b: Builder, node: Node, x: Entry, axis: int, place: Entry, factor: Fraction | None
+) -> Entry:
+    """The product with a matrix [old, new] of weights whose columns add up to 1.
+
+    Where a dimension shrinks, the weights of antialias are as many times wider.
+    """
+    old, new = x.shape[axis], place.shape[0]
+    many = b.op(ops.Unsqueeze, b.value(ops.Iota(size=old, dtype="f32")), dims=(1,))
+    distance = b.op(ops.Abs, b.op(ops.Sub, many, place))
+    if node.integer("antialias", 0):
+        ratio = (
+            b.number(float(factor), "f32")
+            if factor is not None
+            else b.get(b.op(ops.Div, b.entry(b.number(new, "f32")), b.number(old, "f32")))
+        )
+        distance = b.op(ops.Mul, distance, b.op(ops.Minimum, ratio, 1))
+    if node.text("mode", "") == "cubic":
+        far = b.where(b.op(ops.Lt, distance, 2), cubic(b, node, distance, -1), 0)
+        weight = b.where(b.op(ops.Lt, distance, 1), cubic(b, node, distance, 0), far)
+    else:
+        weight = b.op(ops.Relu, linear(b, distance))
+    weight = b.op(ops.Div, weight, b.op(ops.ReduceSum, weight, dims=(0,), keep=True))
+    order = [i for i in range(x.ndim) if i != axis] + [axis]
+    found = b.op(ops.Matmul, b.transposed(b.get(x), order), b.cast(weight, x.dtype))
+    return b.entry(b.transposed(b.get(found), [order.index(i) for i in range(x.ndim)]))
 
 
 def _places(

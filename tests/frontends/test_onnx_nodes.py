@@ -179,6 +179,12 @@ CASES = [
            {"mode": m, "coordinate_transformation_mode": c, "axes": [2, 3]}, order="x   n")
       for m in ("linear", "cubic", "nearest")
       for c in ("half_pixel", "pytorch_half_pixel", "align_corners", "asymmetric")),
+    *(Case("Resize", {"x": ("f32", (B, 2, 7, 4))}, {"n": i64(3, 9)},
+           {"mode": m, "antialias": n, "exclude_outside": 1, "axes": [2, 3]}, order="x   n")
+      for m, n in (("linear", 1), ("cubic", 0), ("cubic", 1))),
+    Case("Resize", {"x": ("f32", (B, 2, 7, 6))}, {"n": np.array([1, 1, 0.4, 0.5], np.float32)},
+         {"mode": "cubic", "antialias": 1, "exclude_outside": 1, "cubic_coeff_a": -0.5},
+         order="x  n"),
     *(Case("Resize", {"x": ("f32", (B, S, 3))}, {"n": np.array([1, 2, 1.5], np.float32)},
            {"mode": "nearest", "coordinate_transformation_mode": c, "nearest_mode": m},
            order="x  n")

@@ -82,6 +82,8 @@ def test_a_single_refusal_names_its_place(tmp_path: Path) -> None:
         ("AveragePool", {"kernel_shape": [9]}, "moves a window of 9 over 8 elements"),
         ("LpPool", {"kernel_shape": [2], "auto_pad": "SAME"}, "auto_pad=SAME is not supported"),
         ("GlobalLpPool", {"p": 0}, "GlobalLpPool has p=0.0; expected a positive number"),
+        ("Resize", {"mode": "linear", "antialias": 1}, "antialias=1 is not supported"),
+        ("Resize", {"mode": "linear", "exclude_outside": 1}, "exclude_outside=1 is not supported"),
         ("LRN", {"size": 0}, "LRN over 0 channels; expected 1 or more"),
     ],
 )  # fmt: skip
