@@ -15,6 +15,7 @@ from .place import place
 from .plan import megatron, read_plan
 from .segments import cut_segments
 from .share import share_of_weights
+from .smaller_blocks import smaller_blocks
 from .solve import Solver
 from .symbols import even_symbols
 
@@ -45,6 +46,7 @@ class ShardModule(Pass):
         origins = cut_segments(module, rows, found)
         even_heads(module, rows, origins, found)
         even_blocks(module, rows, origins, found)
+        smaller_blocks(module, rows, origins, found)
         placement = place(module, rows, origins, found)
         even_symbols(module, found, self.sequence)
         for function in module.functions.values():

@@ -11,6 +11,7 @@ from .blocks import Block
 from .head_layout import head_layout
 from .place import mesh_axes, planned_axes
 from .rows import Row
+from .smaller_blocks import blocks_within_heads
 
 
 def even_heads(module: Module, rows: list[Row], origins: dict[str, str], stats: Stats) -> None:
@@ -35,6 +36,8 @@ def _even(
     group_size = _group_size(module, rows, origins, block)
     if heads % group_size == 0 and kv_heads % group_size == 0:
         return False
+    if block is None and blocks_within_heads(op, heads, kv_heads, stats):
+        block = Block.of(op, heads, kv_heads)
     name = op.loc.scope if op.loc is not None and op.loc.scope else "attention"
     what = f"{name}: {heads} query and {kv_heads} key-value heads"
     layout = head_layout(heads, kv_heads, group_size)

@@ -119,6 +119,26 @@ def test_a_compiled_model_over_ranks(name: str, mesh: str, tmp_path: Path) -> No
     assert row_error(found, wanted) < LIMITS.get(name, 1e-3)
 
 
+# groups of 16 hold two heads of the output projection, and blocks of 16 two of the keys
+UNEVEN = {"hidden_size": 48, "num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 8}
+EVEN = {"hidden_size": 64, "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 8}
+
+
+@pytest.mark.parametrize(
+    ("name", "sizes"),
+    [("gptq", UNEVEN), ("awq", UNEVEN), ("ct-nvfp4a16", UNEVEN), ("float-block", EVEN)],
+)
+def test_blocks_that_ranks_would_cut(name: str, sizes: dict[str, Any], tmp_path: Path) -> None:
+    write_model(tmp_path, name, num_hidden_layers=1, intermediate_size=64, **sizes)
+    module = huggingface.load(tmp_path / "quantized")
+    inputs = inputs_of(module, fresh(), ROWS)
+    wanted = irc.evaluate(module, inputs)["logits"]
+    options: Any = {"dims": {"B": (1, 2, ROWS)}, "backend": "reference", "mesh": "tp=4"}
+    artifact = irc.compile(str(tmp_path / "quantized"), tmp_path / "out", **options)
+    caches = {key: np.zeros((ROWS, 4, 16, 8), np.float32) for key in ("k0", "v0")}  # of all ranks
+    assert row_error(artifact.run(inputs | caches)["logits"], wanted) < 1e-5
+
+
 @pytest.mark.needs_rtx
 def test_an_engine_takes_scales_of_another_dtype(tmp_path: Path) -> None:
     """The scales of weights are f32; the builder wants those of weights and inputs in one dtype."""
