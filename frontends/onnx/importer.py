@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 from irc.argument_checks import check_path, check_texts, whole_number_in
 from irc.errors import Error, did_you_mean
 from irc.frontends.onnx import collectives
+from irc.frontends.onnx.bags import with_bags
 from irc.frontends.onnx.builder import Builder, hint, plain_name
 from irc.frontends.onnx.entry import Entry, Node
 from irc.frontends.onnx.fold import folded
@@ -80,6 +81,7 @@ def import_onnx(
         return stored
     same = {name: symbol(other) for name, other in (equal or {}).items()}
     table = {**readings(plugins or {}), **TABLE}
+    with_bags(model, files)
     tried: set[str] = set()
     while True:
         importer = _Importer(model, files, given or beside.mesh, beside, same, table)

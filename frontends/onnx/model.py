@@ -20,7 +20,7 @@ from irc.onnx_format.files import is_text, wiring
 if TYPE_CHECKING:
     from onnx import ModelProto, NodeProto
 
-OLDEST, NEWEST = 13, 24  # opsets
+OLDEST, NEWEST = 13, 28  # opsets
 STANDARD = ("", "ai.onnx")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from irc.frontends.onnx import attention as attention
+from irc.frontends.onnx import bags as bags
 from irc.frontends.onnx import collectives as collectives
 from irc.frontends.onnx import einsum as einsum
 from irc.frontends.onnx import elementwise as elementwise
@@ -12,6 +13,7 @@ from irc.frontends.onnx import lookup as lookup
 from irc.frontends.onnx import matrices as matrices
 from irc.frontends.onnx import pooling as pooling
 from irc.frontends.onnx import quantized as quantized
+from irc.frontends.onnx import recurrent as recurrent
 from irc.frontends.onnx import reductions as reductions
 from irc.frontends.onnx import reshaping as reshaping
 from irc.frontends.onnx import sampling as sampling

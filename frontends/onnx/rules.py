@@ -83,7 +83,10 @@ def refusal(node: Node, table: Table = TABLE) -> str | None:
 
 
 _QUANTIZED = "; quantize in the form of QuantizeLinear and DequantizeLinear (QDQ)"
-_HINTS = dict.fromkeys(["MatMulNBits", "DynamicQuantizeLSTM"], _QUANTIZED)
+_HINTS = {
+    "MatMulNBits": _QUANTIZED,
+    "DynamicQuantizeLSTM": "; name other operators to quantize_dynamic in op_types_to_quantize",
+}
 
 
 def only(name: str, *allowed: Any) -> Refusal:
