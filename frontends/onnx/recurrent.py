@@ -29,8 +29,8 @@ def recurrent(b: Builder, node: Node) -> Made:
     steps, batch = x.shape[:2]
     if not isinstance(steps, int) or not 0 < steps <= _MOST:
         raise Error(
-            f"{node.kind} over {steps} steps: irc unrolls recurrences of 1 to {_MOST} steps; export "
-            "the model with a sequence length that is a number"
+            f"{node.kind} over {steps} steps: irc unrolls recurrences of 1 to {_MOST} steps; "
+            "export the model with a sequence length that is a number"
         )
     ways = {"forward": [False], "reverse": [True], "bidirectional": [False, True]}
     turned = ways.get(node.text("direction", "forward"), [])
