@@ -137,15 +137,42 @@ def cached(torch: Any) -> tuple[Any, dict[str, Any]]:
     }
 
 
+def images(torch: Any) -> tuple[Any, dict[str, Any]]:
+    """What networks of images are made of: pools, norms, upsampling, samples of a grid."""
+    nn, functional = torch.nn, torch.nn.functional
+
+    class Network(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            conv = nn.Conv2d(3, 8, 7, 2, 3, bias=False)
+            pool = nn.MaxPool2d(3, 2, 1, ceil_mode=True)
+            self.stem = nn.Sequential(conv, nn.BatchNorm2d(8), nn.ReLU(), pool)
+            self.norm, self.mean = nn.LocalResponseNorm(5), nn.AvgPool2d(3, 2, 1, ceil_mode=True)
+            self.up = nn.ConvTranspose2d(8, 4, 3, 2, 1, 1)
+            self.out = nn.Linear(8, 8)
+
+        def forward(self, x: Any) -> Any:
+            h = self.norm(self.stem(x))
+            row = self.out(functional.adaptive_avg_pool2d(h, 1).flatten(1))
+            grid = torch.tanh(row).reshape(-1, 2, 2, 2)
+            blocks = functional.pixel_shuffle(self.up(self.mean(h)), 2)
+            wide = functional.interpolate(blocks, size=(20, 5), mode="bicubic", antialias=True)
+            top, places = functional.max_pool2d(h, 2, return_indices=True)
+            return row, wide, top, places, functional.grid_sample(h, grid, align_corners=False)
+
+    return Network(), {"x": fresh(8).standard_normal((3, 3, 32, 30)).astype(np.float32)}
+
+
 ROWS = {0: "batch", 1: "seq"}
 DYNAMIC = {
     "tower": {"ids": ROWS, "features": {0: "batch"}},
     "bert": {"input_ids": ROWS, "attention_mask": ROWS},
     "llama": {"input_ids": ROWS},
+    "images": {"x": {0: "batch"}},
     "cached": {"x": ROWS, "positions": ROWS}
     | {key: {0: "batch", 2: "past"} for key in ("past_key", "past_value")},
 }
-MODELS = {"tower": tower, "bert": bert, "llama": llama, "cached": cached}
+MODELS = {"tower": tower, "bert": bert, "llama": llama, "cached": cached, "images": images}
 
 
 @pytest.mark.parametrize("name", list(MODELS))
