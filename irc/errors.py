@@ -13,6 +13,9 @@ if TYPE_CHECKING:
     from .source import Loc
 
 _LONG_WORD, _LONG_LINE = re.compile(r"\S{300,}+"), re.compile(r".{4000,}+")
+# What a terminal would obey and not show: control characters but line feed and tab, and marks that
+# change the direction of text.
+_OBEYED = re.compile("[\0-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 
 
 _SIMILAR = 0.77  # of letters in common, from which a word counts as mistyped
@@ -43,7 +46,7 @@ class Error(Exception):
         excerpts = [loc.excerpt() if loc is not None else "", str(self.op or "")]
         shown = "".join(f"\n{indent(text, '    ')}" for text in excerpts if text)
         notes = "".join(f"\n  {note}" for note in getattr(self, "__notes__", ()))
-        return shortened(f"{where}{self.message}{shown}{notes}")
+        return printable(f"{where}{self.message}{shown}{notes}")
 
 
 class TextError(Error):
@@ -68,17 +71,17 @@ class TextError(Error):
         end = self.text.find("\n", begin)
         source = self.text[begin : end if end >= 0 else len(self.text)].replace("\t", " ")
         from_, shown = _window(source, self.column - 1)
-        caret = " " * (self.column - 1 - from_) + "^"
-        return (
-            f"{self.filename}:{self.line}:{self.column}: error: {shortened(self.message)}"
-            f"\n  {shown}\n  {caret}"
-        )
+        caret = " " * len(printable(shown[: self.column - 1 - from_])) + "^"
+        place = f"{self.filename}:{self.line}:{self.column}"
+        return printable(f"{place}: error: {self.message}\n  {shown}\n  {caret}")
 
 
-def shortened(text: str) -> str:
-    """`text` without the middle of very long words and lines: lists may have megabytes."""
+def printable(text: str) -> str:
+    """`text` that may quote files of others: what a terminal would obey is escaped, and the middle
+    of very long words and lines is left out, since names and lists may have megabytes."""
     text = _LONG_WORD.sub(lambda found: f"{found[0][:150]}...{found[0][-100:]}", text)
-    return _LONG_LINE.sub(lambda found: f"{found[0][:3000]} ... {found[0][-500:]}", text)
+    text = _LONG_LINE.sub(lambda found: f"{found[0][:3000]} ... {found[0][-500:]}", text)
+    return _OBEYED.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
 def _window(source: str, column: int, width: int = 120) -> tuple[int, str]:

@@ -1,10 +1,11 @@
-"""`open_file`: a regular file, open for reading."""
+"""Files that others may have written: opened, placed, and checked for who can write them."""
 
 from __future__ import annotations
 
 import errno
 import os
 import stat
+from pathlib import Path
 from typing import BinaryIO
 
 
@@ -17,3 +18,31 @@ def open_file(path: str | os.PathLike[str]) -> BinaryIO:
     if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
         raise OSError(errno.EINVAL, "it is no regular file", name)
     return open(name, "rb")
+
+
+def stays_in(path: str | os.PathLike[str], folder: str | os.PathLike[str]) -> bool:
+    """Whether a file lies below a folder, links followed.
+
+    The files of a snapshot in a Hugging Face cache are links to the `blobs` beside its snapshots.
+    """
+    place = Path(os.path.realpath(folder))
+    for each in (place, *place.parents):
+        if each.name == "snapshots" and (each.parent / "blobs").is_dir():
+            place = each.parent
+            break
+    return place in Path(os.path.realpath(path)).parents
+
+
+def sharing_problem(path: str | os.PathLike[str]) -> str:
+    """Why another user could have written a file or folder of a cache; empty if none could."""
+    try:
+        facts, parent = os.stat(path), os.stat(os.path.dirname(os.path.abspath(path)))
+    except OSError:
+        return ""
+    if facts.st_uid not in (os.geteuid(), 0):
+        return f"{path} belongs to another user"
+    reached = parent.st_mode & (stat.S_IXGRP | stat.S_IXOTH)
+    if reached and facts.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        folder = path if stat.S_ISDIR(facts.st_mode) else os.path.dirname(path)
+        return f"other users can write {path} (delete it, then chmod go-rwx {folder})"
+    return ""

@@ -16,6 +16,7 @@ from irc.artifact.locks import locked
 from irc.backends.cuda.driver import Gpu
 from irc.backends.ranks.communicator import Communicator
 from irc.errors import Error
+from irc.files import sharing_problem
 from irc.schema import parsed, read_json
 
 SHIPPED = Path(__file__).parent / "tuned"  # sm_90.json: choices of kernels for a capability
@@ -39,7 +40,7 @@ class Choices:
         if self.path is None:
             return
         with suppress(OSError):
-            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self.path.parent.mkdir(0o700, parents=True, exist_ok=True)
             with locked(self.path.with_name(f"{self.path.name}.lock")):
                 table = self._read()
                 table[self.machine] = table.get(self.machine, {}) | self.known
@@ -54,6 +55,8 @@ class Choices:
         if self.path is None or not self.path.exists():
             return {}
         try:
+            if problem := sharing_problem(self.path):
+                raise Error(problem)
             return read_json(self.path, _Table)
         except Error as error:
             text = error.message.partition(";")[0]
@@ -92,10 +95,10 @@ def use_for(gpu: Gpu) -> None:
 
 
 def file_of_user() -> Path | None:
-    """The file of choices in the user's cache; None for a user without a home folder."""
-    from irc.backends.cuda.execute.compile import CHOICES, default_folder
+    """The file of choices in the user's cache; None without a folder that only the user writes."""
+    from irc.backends.cuda.execute.compile import CHOICES, default_folder, unshared
 
-    folder = default_folder()
+    folder = unshared(default_folder())
     return None if folder is None else folder / CHOICES
 
 

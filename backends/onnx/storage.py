@@ -135,6 +135,7 @@ class Storage:
 
         `progress` gets the name of the step and the fraction that is done.
         """
+        self.reader.check_copied(each.form.ref for each in self._converted.values())
         found = self.locate(folder)
         return replace(found, hashes=self._write_own(folder, progress or silent))
 

@@ -49,13 +49,15 @@ def import_onnx(
     equal: Mapping[str, str] | None = None,
     plugins: Plugins | None = None,
     use_text: bool = True,
+    trust: bool = False,
 ) -> Module:
     """The module that an ONNX file describes, its weights referred to where they lie.
 
     `dims` are ranges (min, typical, max) of symbols, or one size; `equal` says by which other
     symbol one is replaced, where a file has two names for what is always one size. A file of one
     rank among several needs its `mesh` only where its groups leave that open. External data lies
-    beside the model, or below `base`, which the manifest of an artifact names. `plugins` are those
+    below the folder of the model, or below `base`; with `trust` that is what the manifest of an
+    artifact says, else the manifest cannot change it, nor can links. `plugins` are those
     whose nodes are read as operations, by namespace and name. A file that irc wrote carries the
     text of its module, which is read in place of the nodes unless `use_text` is false or `equal` is
     given. An Error lists every node that irc has no operation for, before anything is built.
@@ -72,8 +74,11 @@ def import_onnx(
     model = read_model(path)
     beside = manifest_of(path)
     given = None if mesh is None else Mesh.parse(mesh)
-    place = base if base is not None else beside.base
-    files = Files(path, path.parent if place is None else Path(place), inside=place is None)
+    named = None if beside.base is None else Path(beside.base)
+    place = Path(base) if base is not None else named if trust else None
+    files = Files(path, place or path.parent, inside=place is None, stated=named)
+    for data in beside.bound.values():
+        files.check_inside(data.path, data.name)
     stored = stored_module(model, files, beside.bound) if use_text and not equal else None
     if stored is not None:
         known = {*stored.dims, *(name for arg in stored.main.args for name in _symbols(arg))}

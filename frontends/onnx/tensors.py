@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from irc.errors import Error
-from irc.files import open_file
+from irc.files import open_file, stays_in
 from irc.ir.dtypes import DTYPES as IR_DTYPES
 from irc.ir.dtypes import dtype as dtype_called
 from irc.ir.dtypes import numpy_dtype, unpacked
@@ -79,12 +79,14 @@ class Data:
 class Files:
     """The files that hold tensors, and the names that the module has for them.
 
-    `path` is the model, `base` the folder that the locations of external data start from.
+    `path` is the model, `base` the folder that the locations of external data start from, `stated`
+    the one that the manifest of an artifact names.
     """
 
     path: Path
     base: Path
-    inside: bool = True  # whether locations must stay below `base`
+    inside: bool = True  # whether external data must lie below the folder of the model
+    stated: Path | None = None
     names: dict[str, str] = field(default_factory=dict[str, str])
     _headers: dict[str, dict[int, tuple[str, Tensor]]] = field(
         default_factory=dict[str, dict[int, tuple[str, Tensor]]]
@@ -146,7 +148,28 @@ class Files:
                 "folder, which ONNX forbids"
             )
         beside = self.path.parent / location
-        return str(beside if beside.exists() else self.base / location)
+        path = str(beside if beside.exists() else self.base / location)
+        self.check_inside(path, name)
+        return path
+
+    def check_inside(self, path: str, name: str) -> None:
+        """An Error where the data of a tensor lies outside the model's folder, links followed."""
+        if not self.inside:
+            return
+        if os.path.lexists(path) and not stays_in(path, self.path.parent):
+            raise Error(
+                f"the tensor {name!r} of {self.path} lies in {path}, outside the model's folder, "
+                f"which ONNX forbids{self._instead()}"
+            )
+
+    def _instead(self) -> str:
+        """What to do where only the manifest says where data is."""
+        if self.stated is None:
+            return ""
+        return (
+            f". The artifact says that its weights are below {self.stated}: compile the folder "
+            f"{self.path.parent}, or give --trust if you trust who wrote it"
+        )
 
     def _size(self, path: str, name: str) -> int:
         try:
@@ -154,7 +177,7 @@ class Files:
         except OSError as error:
             raise Error(
                 f"the data of the tensor {name!r} of {self.path} should be in {path}: "
-                f"{error.strerror}; put the file there"
+                f"{error.strerror}; put the file there{self._instead() if self.inside else ''}"
             ) from None
 
     def ref(self, data: Data) -> Ref:

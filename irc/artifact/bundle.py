@@ -42,6 +42,7 @@ def bundled(module: Module, path: Path, advance: Advance = lambda done: None) ->
         return
     files, refs = module.files, {weight: weight.ref for weight in module.weights.values()}
     reader = Reader(module)
+    reader.check_copied(refs)
     sources = {weight.name: _source(weight, module.mesh, reader) for weight in refs}
     header, placed = lay_out({name: source.stored for name, source in sources.items()})
     hash = _write(

@@ -39,7 +39,8 @@ def time_kernels(args: Namespace) -> int:
         return 0
     print(f"{gpu}: microseconds")
     print(table(map(_row, found), ["launch", "kernel", "us", "floor", "by the rules", "us"]))
-    print(f"wrote {path}" if path else "there is no home folder, so nothing is kept; give -o FILE")
+    nowhere = "there is no folder of your own, so nothing is kept; give -o FILE"
+    print(f"wrote {path}" if path else nowhere)
     return 0
 
 

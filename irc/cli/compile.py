@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..analysis.units import amount
 from ..artifact.manifest import add_facts
-from ..errors import Error
+from ..errors import Error, printable
 from ..ir.core import Module
 from .arguments import (
     Parser,
@@ -68,6 +68,8 @@ def configure(parser: Parser) -> None:
     )
     add_compilation(parser, f"what to compile for: {targets}")
     add("--bundle", action="store_true", help="copy the weights into the artifact")
+    what = "copy what SRC refers to outside its folder: you trust who wrote SRC"
+    add("--trust", action="store_true", help=what)
     what = "run the passes and, for engines, the linter over their graphs; write nothing"
     add("--dry-run", action="store_true", help=what)
     add("--explain", action="store_true", help="print what the passes decided, and why")
@@ -176,6 +178,7 @@ def _compile(args: Namespace, source: str | Module, output: str | None) -> dict[
             engine=engine_options(args),
             random_weights=args.random_weights,
             weight_errors=args.weight_errors,
+            trust=args.trust,
             instruments=[*pass_instruments(args, [*args.load, *args.plugin]), *limits, timing],
             progress=progress,
         )
@@ -242,10 +245,10 @@ def _print(facts: dict[str, Any]) -> None:
         print(table(rows))
     for each in facts["passes"]:
         for note in each["notes"]:
-            print(f"  {each['pass'].partition('{')[0]}: {note}")
+            print(f"  {each['pass'].partition('{')[0]}: {printable(note)}")
     summaries = [each["summary"] for each in facts["passes"] if each["summary"]]
     for note in (*facts["notes"], *summaries):
-        print(f"  {note}")
+        print(f"  {printable(note)}")
     if facts["artifact"] is None:
         print(f"nothing written (dry run), {facts['seconds']:.1f} s")
         return

@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Self, TextIO
 
-from ..errors import shortened
+from ..errors import printable
 
 _STYLES = {"red": "31;1", "green": "32", "yellow": "33", "dim": "2", "bold": "1"}
 
@@ -40,8 +40,8 @@ def warn(text: str) -> None:
 def error_line(message: str) -> str:
     """`error: ...`; a message that has `error:` after its place stays as it is."""
     if ": error: " in message.partition("\n")[0]:
-        return message
-    return f"{paint('error:', 'red', sys.stderr)} {shortened(message)}"
+        return printable(message)
+    return f"{paint('error:', 'red', sys.stderr)} {printable(message)}"
 
 
 def print_json(value: Any) -> None:

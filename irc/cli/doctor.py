@@ -15,7 +15,7 @@ from .. import __version__
 from ..artifact.atomic import orphaned_folders
 from ..artifact.folder import ArtifactFolder
 from ..artifact.manifest import advancing
-from ..errors import Error
+from ..errors import Error, printable
 from .arguments import add_json
 from .console import Progress, paint, print_json
 
@@ -74,7 +74,7 @@ def run(args: Namespace) -> int:
         print_json({"ok": not bad, "findings": [asdict(finding) for finding in findings]})
         return int(bad)
     for finding in findings:
-        print(f"{_mark(finding)}  {finding.what}: {finding.detail}")
+        print(f"{_mark(finding)}  {printable(f'{finding.what}: {finding.detail}')}")
     return int(bad)
 
 

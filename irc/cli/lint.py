@@ -8,7 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..errors import Error
+from ..errors import Error, printable
 from .arguments import add_json, add_plugin, add_tensorrt_llm
 from .console import paint, print_json, table, warn
 
@@ -87,7 +87,8 @@ def _script(args: Namespace) -> int:
     for use, lines in shown:
         where = f"{args.source}:{','.join(map(str, lines))}"
         colour = _COLOURS.get(use.status, "red")
-        print(f"{where}: {use.name}: {paint(use.status, colour)}" + f": {use.why}" * bool(use.why))
+        why = printable(f": {use.why}" * bool(use.why))
+        print(f"{where}: {printable(use.name)}: {paint(use.status, colour)}{why}")
     count = f"{len(report.uses)} uses of TensorRT-LLM" if report.uses else "no use of TensorRT-LLM"
     hint = "" if args.all else "; --all lists the supported names too"
     version = f" {report.release}" if report.uses else ""
@@ -171,9 +172,9 @@ def _print(path: Path, findings: list[Finding], target: Target, all_nodes: bool)
     print(f"{path}: {counts or f'no findings for {target}'}")
     for group in grouped(findings):
         colour = "red" if group.severity == "error" else "yellow"
-        print(f"  {paint(group.severity, colour)} {group.sentence}")
+        print(f"  {paint(group.severity, colour)} {printable(group.sentence)}")
         for line in group.lines(all_nodes):
-            print(f"    {line}")
+            print(f"    {printable(line)}")
 
 
 def _rules(args: Namespace) -> int:

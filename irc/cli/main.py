@@ -10,7 +10,7 @@ from importlib import import_module
 from typing import Any
 
 from .. import __version__
-from ..errors import Error, did_you_mean
+from ..errors import Error, did_you_mean, printable
 from .arguments import TRACEBACK, Parser, Usage, add_common
 from .console import error_line, warn
 from .rank import Process
@@ -73,7 +73,7 @@ def _answer(process: Process) -> int:
 
 def _show(message: Warning | str, *_: Any, **__: Any) -> None:
     """Print a warning as one line, without the place in irc that gave it."""
-    warn(f"note: {message}")
+    warn(f"note: {printable(str(message))}")
 
 
 def _answer_to(error: Exception, words: list[str]) -> int:
@@ -83,7 +83,7 @@ def _answer_to(error: Exception, words: list[str]) -> int:
         return 0
     if isinstance(error, Usage):
         warn(error_line(str(error)))
-        warn(error.hint)
+        warn(printable(error.hint))
         return 2
     if TRACEBACK in words:
         import traceback

@@ -29,6 +29,7 @@ from ..artifact.manifest import (
 )
 from ..artifact.report import page
 from ..errors import Error
+from ..files import stays_in
 from ..ir.core import Module
 from ..ir.dtypes import is_float
 from ..ir.types import TensorType
@@ -154,10 +155,11 @@ def write(
         copying = partial(progress, "copying the weights")
         with bundled(module, folder / BUNDLE, copying) if bundle else nullcontext("") as hash:
             emitted = _emit(prepared, folder, progress)
+            left_out = _copy_tokenizer(prepared.source, folder)
         facts = {**_facts(prepared), "program": dict(emitted.facts)}
         known = {**emitted.hashes, **({BUNDLE: hash} if hash else {})}
         manifest = write_manifest(folder, facts, files, progress, known)
-    notes = [*_notes(prepared), *emitted.notes]
+    notes = [*_notes(prepared), *emitted.notes, *left_out]
     return Artifact(ArtifactFolder(path, manifest), notes=notes)
 
 
@@ -174,7 +176,6 @@ def _emit(prepared: Prepared, folder: Path, progress: Progress) -> Emitted:
     progress("writing the program", 0.0)
     emitted = prepared.backend.emit(module, folder, base=folder, progress=progress)
     (folder / MODULE).write_text(print_module(module, locs=True), encoding="utf-8")
-    _copy_tokenizer(prepared.source.folder, folder)
     rows = [(str(step), str(step.stats)) for step in prepared.steps]
     text = page(module, _facts(prepared), rows, prepared.quantization.table())
     (folder / REPORT).write_text(text, encoding="utf-8")
@@ -231,9 +232,18 @@ def _dtype(module: Module) -> str:
     return next((kind for kind, _ in counts.most_common() if is_float(kind)), "")
 
 
-def _copy_tokenizer(origin: Path | None, folder: Path) -> None:
+def _copy_tokenizer(source: Source, folder: Path) -> list[str]:
+    """Copy the files of a tokenizer; a note for each that a link out of the source's folder is."""
     from ..generation.tokenizer import FILES
 
-    for name in FILES:
-        if origin is not None and (origin / name).is_file():
-            shutil.copyfile(origin / name, folder / name)
+    origin, notes = source.folder, list[str]()
+    paths = [] if origin is None else [origin / name for name in FILES]
+    for path in filter(Path.is_file, paths):
+        if source.trust or stays_in(path, path.parent):
+            shutil.copyfile(path, folder / path.name)
+            continue
+        notes.append(
+            f"{path} was not copied: it is a link to {os.path.realpath(path)}, outside the folder; "
+            "put the file there, or give --trust if you trust who made the link"
+        )
+    return notes

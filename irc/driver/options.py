@@ -30,7 +30,8 @@ class Options(TypedDict, total=False):
     irc.backends.tensorrt.options, by default those of an artifact. `dims`: ranges (min, typical,
     max) of symbols. `random_weights`: a seed, in place of a checkpoint. `instruments` observe the
     passes; without them the module is verified after each. `progress` is called with each stage and
-    the fraction done.
+    the fraction done. `trust`: weights are also copied from files that the source names outside its
+    folder, see decision 0019.
     """
 
     mesh: str | Mapping[str, int]
@@ -58,6 +59,7 @@ class Options(TypedDict, total=False):
     random_weights: int | None
     instruments: Sequence[Instrument] | None
     progress: Progress | None
+    trust: bool
 
 
 def selected(options: Mapping[str, Any], *names: str) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 from ..artifact.folder import ArtifactFolder, weights_problem
 from ..artifact.manifest import MODULE
 from ..errors import Error
-from ..files import open_file
+from ..files import open_file, stays_in
 from ..ir.core import Module
 from ..ir.dims import Dim, DimLike, Dims, checked_ranges
 from ..ir.verify import verify
@@ -21,7 +21,7 @@ from ..text.printer import print_module
 
 PathLike: TypeAlias = str | os.PathLike[str]
 DTYPES = ("f32", "f16", "bf16")
-SOURCE_OPTIONS = ("checkpoint", "dtype", "settings", "dims", "random_weights")
+SOURCE_OPTIONS = ("checkpoint", "dtype", "settings", "dims", "random_weights", "trust")
 
 
 @dataclass
@@ -29,13 +29,14 @@ class Source:
     """A module before any pass, and what its checkpoint holds beside the weights.
 
     `folder` has the tokenizer files, `end_tokens` are the token ids that end a text. `artifact` is
-    the one that the module was read from, if any.
+    the one that the module was read from, if any. `trust`: links of tokenizer files are followed.
     """
 
     module: Module
     folder: Path | None = None
     end_tokens: list[int] = field(default_factory=list[int])
     artifact: ArtifactFolder | None = None
+    trust: bool = False
 
 
 def artifact_of(src: PathLike | Module) -> ArtifactFolder | None:
@@ -58,6 +59,7 @@ def find_source(
     random_weights: int | None = None,
     bound: bool = True,
     artifact: ArtifactFolder | None = None,
+    trust: bool = False,
 ) -> Source:
     """The module that `src` describes, its weights bound and its files by absolute paths.
 
@@ -67,7 +69,8 @@ def find_source(
     `ignore`: keys of its config.json that do not matter, and patterns of tensors that the model
     does not use, separated by commas. Unless weights are to be `bound`, a checkpoint folder needs
     its config.json only, and the files of an artifact are not compared with its manifest.
-    `artifact` is `artifact_of(src)` where the caller has it.
+    `artifact` is `artifact_of(src)` where the caller has it. Files that a text or an artifact names
+    outside its folder are foreign, and an ONNX file may name none, without the user's `trust`.
     """
     _check_kind(src)
     if checkpoint is not None and random_weights is not None:
@@ -90,7 +93,7 @@ def find_source(
         )
     elif is_onnx(Path(src)):
         _check_unused("an ONNX file", dtype if artifact else None, settings)
-        source = _onnx(Path(src), folder, artifact)
+        source = _onnx(Path(src), folder, artifact, trust or not bound)
         if dtype is not None:
             from ..frontends.onnx.precision import computed_in
 
@@ -100,10 +103,11 @@ def find_source(
         source = _checkpoint(Path(src), folder, dtype, settings, unbound)
     else:
         _check_unused("an artifact" if artifact else "a module's text", dtype, settings)
-        source = _text(artifact.module if artifact else Path(src), folder, artifact)
+        source = _text(artifact.module if artifact else Path(src), folder, artifact, trust)
     if bound and artifact is not None:
         _check_unchanged(artifact, folder)
     _finish(source, folder, dims or {}, random_weights)
+    source.trust = trust
     return source
 
 
@@ -118,7 +122,7 @@ def _check_kind(src: object) -> None:
 def read_module(path: Path) -> Module:
     """The module in a text file, in an ONNX file, or in an artifact folder."""
     if is_onnx(path):
-        return _imported(path)
+        return _imported(path, trust=True)  # to be shown
     return read_text(ArtifactFolder.open(path).module if path.is_dir() else path)
 
 
@@ -210,9 +214,11 @@ def _check_own(why: str, checkpoint: Path | None) -> None:
         raise Error(f"{why}, so --checkpoint {checkpoint} has no effect; leave it out")
 
 
-def _onnx(path: Path, checkpoint: Path | None, artifact: ArtifactFolder | None) -> Source:
+def _onnx(
+    path: Path, checkpoint: Path | None, artifact: ArtifactFolder | None, trust: bool
+) -> Source:
     _check_own(f"{path} has its own weights", checkpoint)
-    module = _imported(path)
+    module = _imported(path, trust)
     if module.local and module.mesh.ranks > 1:
         raise Error(
             f"{path} is the program of one rank of {module.mesh.ranks} and has the weights of that "
@@ -221,22 +227,30 @@ def _onnx(path: Path, checkpoint: Path | None, artifact: ArtifactFolder | None) 
     return Source(module, path.parent, artifact.end_tokens if artifact else [], artifact)
 
 
-def _imported(path: Path) -> Module:
+def _imported(path: Path, trust: bool) -> Module:
     """The module in an ONNX file; nodes of the user's plugins are read as their operations."""
     from ..backends.tensorrt.plugins import fields_of, users
     from ..frontends.onnx import import_onnx
     from ..frontends.onnx.plugins import Plugin
 
     known = {spec.key: Plugin(spec.operation, partial(fields_of, spec)) for spec in users()}
-    return import_onnx(path, plugins=known)
+    return import_onnx(path, plugins=known, trust=trust)
 
 
-def _text(path: Path, checkpoint: Path | None, artifact: ArtifactFolder | None) -> Source:
+def _text(
+    path: Path, checkpoint: Path | None, artifact: ArtifactFolder | None, trust: bool
+) -> Source:
     module = read_text(path)
     for name, file in module.files.items():
         module.files[name] = str(path.parent / file)
     if checkpoint is not None:
         _move_files(module, checkpoint, path, artifact)
+    if not trust:
+        module.foreign = frozenset(
+            name
+            for name, file in module.files.items()
+            if Path(file).parent != checkpoint and not stays_in(file, path.parent)
+        )
     if artifact is None:
         return Source(module, checkpoint)
     return Source(module, path.parent, artifact.end_tokens, artifact)

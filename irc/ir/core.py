@@ -346,8 +346,9 @@ class Module(Displayed):
     """Functions over shared weights, with the mesh and the ranges of the symbolic dims.
 
     `dims` maps a symbol to (min, typical, max). `files` maps a short name to the path of a
-    checkpoint file. In the global view types carry axes; in the `local` view shapes are those of
-    one rank. An `explicit` local module is the localization of no global one.
+    checkpoint file; the `foreign` ones are read, but not copied (decision 0019). In the global view
+    types carry axes; in the `local` view shapes are those of one rank. An `explicit` local module
+    is the localization of no global one.
     """
 
     def __init__(
@@ -361,6 +362,7 @@ class Module(Displayed):
         self.name, self.mesh, self.local, self.explicit = name, mesh or Mesh(), local, explicit
         self.dims: dict[str, tuple[int, int, int]] = dict(dims or {})
         self.files: dict[str, str] = {}
+        self.foreign: frozenset[str] = frozenset()
         self.weights: dict[str, Weight] = {}
         self.functions: dict[str, Function] = {}
 

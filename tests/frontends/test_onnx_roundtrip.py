@@ -113,7 +113,7 @@ def test_a_language_model_comes_back(settings: dict[str, Any], tmp_path: Path) -
     folder = write_checkpoint(tmp_path / "model", **settings)
     prepared = prepare(folder, dtype="f32", pipeline="inline, canonicalize, cse, fold, dce")
     write(prepared, tmp_path / "artifact")
-    module = read(tmp_path / "artifact" / "rank0.onnx")
+    module = read(tmp_path / "artifact" / "rank0.onnx", trust=True)
     (path,) = module.files.values()
     assert Path(path).resolve() == (folder / "model.safetensors").resolve()
     (name,), (file,) = module.files, prepared.module.files
@@ -124,7 +124,7 @@ def test_a_language_model_comes_back(settings: dict[str, Any], tmp_path: Path) -
     )
     (folder / "model.safetensors").rename(folder / "elsewhere")
     with pytest.raises(irc.Error, match=r"should be in .*model\.safetensors: No such file"):
-        import_onnx(tmp_path / "artifact" / "rank0.onnx")
+        import_onnx(tmp_path / "artifact" / "rank0.onnx", trust=True)
 
 
 def changed(path: Path, what: str) -> None:
@@ -200,7 +200,7 @@ def test_one_of_several_ranks(mesh: str, use_text: bool, tmp_path: Path) -> None
     folder = write_checkpoint(tmp_path / "model")
     prepared = prepare(folder, dtype="f32", mesh=mesh)
     write(prepared, tmp_path / "artifact")
-    module = read(tmp_path / "artifact" / "rank1.onnx", use_text=use_text)
+    module = read(tmp_path / "artifact" / "rank1.onnx", use_text=use_text, trust=True)
     assert module.local and module.mesh == prepared.module.mesh
     names = [op.opname for op in module.ops()]
     assert "all_reduce" in names

@@ -12,6 +12,7 @@ import hashlib
 import json
 import os
 import re
+import warnings
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -22,6 +23,7 @@ from irc.artifact.atomic import whole_file
 from irc.backends.cuda.codegen.prelude import PRELUDE
 from irc.backends.cuda.plan import Kernel
 from irc.errors import Error
+from irc.files import sharing_problem
 
 VARIABLE = "IRC_CACHE"  # the environment variable with the user's folder
 CHOICES = "choices.json"  # see tuning.py
@@ -40,6 +42,15 @@ def default_folder() -> Path | None:
         return Path(named) / "kernels"
     base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
     return Path(base) / "irc" / "kernels" if os.path.isabs(base) else None
+
+
+def unshared(folder: Path | None) -> Path | None:
+    """The folder; None, with a warning, where other users could have written into it."""
+    problem = "" if folder is None else sharing_problem(folder)
+    if problem:
+        advice = f"or set {VARIABLE} to another folder"
+        warnings.warn(f"the cache of kernels is not used: {problem}; {advice}", stacklevel=2)
+    return None if problem else folder
 
 
 def kept(folder: Path) -> list[Path]:
@@ -65,7 +76,7 @@ class Compiler:
                 f"expected a GPU of compute capability {LEAST / 10} or more, found "
                 f"{capability / 10}; compile with --backend onnx, which runs on CPU"
             )
-        self._architecture, self._folder = architecture_of(capability), folder
+        self._architecture, self._folder = architecture_of(capability), unshared(folder)
         self._version = nvrtc_version()
         self.compiled = 0
 
@@ -82,13 +93,13 @@ class Compiler:
         if path is not None:
             with suppress(OSError):
                 found = path.read_bytes()
-                if _is_intact(found):
+                if _is_intact(found) and not sharing_problem(path):
                     return found[:-_SIZE]
         image = compile_kernel(kernel, self._architecture)
         self.compiled += 1
         if path is not None:
             with suppress(OSError):  # a cache that cannot be written is no reason to fail
-                path.parent.mkdir(parents=True, exist_ok=True)
+                path.parent.mkdir(0o700, parents=True, exist_ok=True)
                 with whole_file(path) as file:
                     file.write(image + hashlib.sha256(image).digest())
         return image

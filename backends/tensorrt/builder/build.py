@@ -16,6 +16,7 @@ from irc.backends.tensorrt.builder.model import Model, digest_of_weights, read
 from irc.backends.tensorrt.builder.report import Report
 from irc.backends.tensorrt.builder.request import BuildRequest, Built
 from irc.errors import Error
+from irc.files import sharing_problem
 
 _REFIT_DROPS_BIAS = ("tensorrt", (11, 3))
 
@@ -87,6 +88,7 @@ def _message(
     timing = ""
     if library.traits.timing_cache and cache is not None:
         timing = str(cache.folder / f"timing-{request.target.flavour}-{library.version}.cache")
+        timing = "" if sharing_problem(timing) else timing
     return {
         **request.settings(),
         "flavour": request.target.flavour,

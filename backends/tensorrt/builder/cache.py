@@ -21,6 +21,7 @@ from irc.artifact.locks import locked
 from irc.artifact.manifest import Progress, advancing
 from irc.backends.tensorrt.builder.report import Report
 from irc.errors import Error
+from irc.files import sharing_problem
 from irc.schema import read_json
 
 FORMAT = 2  # raised whenever the builder or its report changes
@@ -75,12 +76,14 @@ class Cache:
 
     def fetch(self, key: str, engine: Path, progress: Progress) -> tuple[Report, str] | None:
         """Put the engine of a key at `engine`, and return its report and the `sha256:...` of its
-        bytes; None if there is none, or a damaged one, which is deleted."""
+        bytes; None if there is none, or a damaged one or one that other users can write, which is
+        deleted."""
         kept, entry = self._paths(key)
         try:
             known = _read(entry)
             stage = f"reading {engine.name} from the cache"
             intact = sha256(kept, advancing(stage, [kept], progress)) == known[1]
+            intact = intact and not sharing_problem(entry)
         except (OSError, Error):
             intact, known = False, None
         if not intact or known is None:
@@ -163,8 +166,10 @@ def open_cache(folder: Path | None) -> tuple[Cache | None, str]:
         problem = "this user has no home folder for a cache of engines"
         return None, f"{problem}, so they are built each time; set {VARIABLE} to a folder"
     try:
-        place.mkdir(parents=True, exist_ok=True)
+        place.mkdir(0o700, parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=place):
+            problem = sharing_problem(place)
+        if not problem:
             return Cache(place), ""
     except OSError as error:
         problem = f"the cache of engines {place} cannot be written ({error.strerror})"

@@ -113,6 +113,19 @@ class Reader:
             held = f"{dtype}[{', '.join(map(str, shape))}]"
             raise Error(f"weight @{weight.name} is {weight.type}, but {weight.ref} is {held}")
 
+    def check_copied(self, weights: Iterable[Weight | Ref]) -> None:
+        """An Error where a copy of weights would copy bytes of a `foreign` file of the module."""
+        for weight in weights:
+            for name in self.complete(weight).files():
+                if name in self._module.foreign:
+                    what = f"@{weight.name}" if isinstance(weight, Weight) else str(weight)
+                    raise Error(
+                        f"the artifact would get a copy of {what} from {self.path(name)}, which "
+                        "the source names and which is not in its folder; name the folder of the "
+                        "weights with --checkpoint, or give --trust if you trust who wrote the "
+                        "source"
+                    )
+
     def read(self, weight: Weight | Ref, rank: int = 0) -> Array:
         """All of one rank's tensor; a view of the file where nothing is converted."""
         return self.region(weight, [(0, size) for size in self.shape(weight)], rank)
