@@ -30,7 +30,7 @@ def stays_in(path: str | os.PathLike[str], folder: str | os.PathLike[str]) -> bo
         if each.name == "snapshots" and (each.parent / "blobs").is_dir():
             place = each.parent
             break
-    return place in Path(os.path.realpath(path)).parents
+    return "\0" not in os.fspath(path) and place in Path(os.path.realpath(path)).parents
 
 
 def sharing_problem(path: str | os.PathLike[str]) -> str:

@@ -19,6 +19,7 @@ from pathlib import Path
 
 from onnx.onnx_ml_pb2 import TensorProto
 
+from irc.artifact.atomic import check_space
 from irc.artifact.manifest import Progress, silent
 from irc.backends.onnx.graph import DTYPES, entries
 from irc.backends.onnx.weight_files import Unfinished, Writer
@@ -135,7 +136,7 @@ class Storage:
 
         `progress` gets the name of the step and the fraction that is done.
         """
-        self.reader.check_copied(each.form.ref for each in self._converted.values())
+        self.reader.check_copied((each.form.ref for each in self._converted.values()), moved=True)
         found = self.locate(folder)
         return replace(found, hashes=self._write_own(folder, progress or silent))
 
@@ -216,6 +217,7 @@ class Storage:
         if kept is not None:
             folder = kept.folder
         first = 0 if kept is None else kept.count
+        check_space(folder, sum(each.form.nbytes for each in chain(*groups[first:])))
         ends = dict.fromkeys((each.file for each in chain(*groups)), 0)
         for each in chain(*groups[:first]):
             ends[each.file] = max(ends[each.file], each.offset + each.form.nbytes)

@@ -28,8 +28,7 @@ from irc.backends.tensorrt.options import EngineOptions
 from irc.backends.tensorrt.ranges import profiles_of
 from irc.backends.tensorrt.target import Target
 from irc.errors import Error
-from irc.ir.core import Module, Weight
-from irc.weights import BytesRef
+from irc.ir.core import Module
 from irc.weights.checkpoint import Reader
 
 if TYPE_CHECKING:
@@ -89,7 +88,8 @@ class Emission:
 
     def _write(self) -> Emitted:
         storage = self._storage()
-        storage.reader.check_copied([] if self._outside else _of_any_file(self.module))
+        weights = [] if self._outside else self.module.weights.values()
+        storage.reader.check_copied(weights, moved=True)
         findings: dict[str, list[Finding]] = {}
         graphs = self._graphs(storage)
         found = storage.write(self.folder, self.progress)
@@ -230,12 +230,6 @@ class Emission:
         folder = None if base is None else Path(base)
         request = BuildRequest(model, engine, self.target, profiles, options, folder)
         return build(request, self.progress)
-
-
-def _of_any_file(module: Module) -> list[Weight]:
-    """The weights that are bytes of files of any kind; others are in checkpoints."""
-    weights = module.weights.values()
-    return [w for w in weights if any(isinstance(each, BytesRef) for each in w.ref.sources())]
 
 
 def _notes(findings: dict[str, list[Finding]]) -> list[str]:

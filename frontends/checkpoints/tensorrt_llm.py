@@ -21,7 +21,7 @@ from ..huggingface.config import Model, compute_dtype, is_of_tensorrt_llm, model
 from ..huggingface.quantized import Method
 from ..huggingface.quantized.modelopt import ModelOpt
 from ..huggingface.quantized.parts import FLOATS
-from ..models.config_reader import ConfigReader
+from ..models.config_reader import MOST_LAYERS, ConfigReader
 from ..models.family import Dims
 from .mixed_gemm import is_interleaved
 from .ranks import PLACES, JoinedTensors, Layout, Ranks, WeightOnly
@@ -232,7 +232,7 @@ def layout_of(config: Mapping[str, Any]) -> Layout:
     return Layout(
         tp,
         pp,
-        reader.integer("num_hidden_layers"),
+        reader.integer("num_hidden_layers", most=MOST_LAYERS),
         reader.integer("vocab_size"),
         qkv=(heads // tp, own, own),
         step=max(1, tp // keys),

@@ -24,6 +24,7 @@ _HARMLESS = """
     use_cache
 """
 HARMLESS = frozenset(_HARMLESS.split())
+MOST_LAYERS = 1 << 10  # each is traced, so that many more would take minutes and memory
 _REQUIRED: Any = object()
 _LARGEST = 2**31 - 1
 _SWITCHED_OFF: tuple[Any, ...] = (None, False, [], {}, "")
@@ -39,11 +40,11 @@ class ConfigReader:
         self._values, self.title = values, title
         self._read: set[str] = set()
 
-    def integer(self, key: str, default: Any = _REQUIRED) -> Any:
-        """An int of 32 bits."""
+    def integer(self, key: str, default: Any = _REQUIRED, most: int = _LARGEST) -> Any:
+        """An int of at most `most`, which has 32 bits."""
         value = self._take(key, default, (int,), "a whole number")
-        if isinstance(value, int) and not -_LARGEST <= value <= _LARGEST:
-            raise self.error(key, f"expected a number of at most {_LARGEST}")
+        if isinstance(value, int) and not -most <= value <= most:
+            raise self.error(key, f"expected a number of at most {most}")
         return value
 
     def number(self, key: str, default: Any = _REQUIRED) -> Any:

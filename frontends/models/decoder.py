@@ -15,7 +15,7 @@ from ..layers import Attention, Embedding, GatedMLP, Linear, RmsNorm, Rope
 from ..layers.attention import Cache
 from ..module import Module, ModuleList
 from ..tensor import Tensor
-from .config_reader import ConfigReader
+from .config_reader import MOST_LAYERS, ConfigReader
 from .family import Family, register
 from .language_model import at_positions, layer_caches, results, signature
 from .rope_config import read_rope
@@ -111,7 +111,7 @@ def read_decoder(
         vocab_size=config.integer("vocab_size"),
         hidden_size=hidden,
         intermediate_size=config.integer("intermediate_size"),
-        num_hidden_layers=config.integer("num_hidden_layers"),
+        num_hidden_layers=config.integer("num_hidden_layers", most=MOST_LAYERS),
         num_attention_heads=heads,
         num_key_value_heads=config.integer("num_key_value_heads", num_key_value_heads),
         head_dim=head_dim,

@@ -12,6 +12,8 @@ from ..tensor import Tensor
 from .config_reader import ConfigReader
 from .decoder import DecoderConfig, DecoderLayer, read_decoder, register_decoder, tied_embeddings
 
+_MOST_EXPERTS = 1 << 16  # of all layers
+
 
 @dataclass(frozen=True)
 class MixtralConfig(DecoderConfig):
@@ -26,6 +28,11 @@ class MixtralConfig(DecoderConfig):
             raise Error(
                 f"num_experts_per_tok {self.num_experts_per_tok} lies outside 1 to "
                 f"num_local_experts {self.num_local_experts}"
+            )
+        if self.num_hidden_layers * self.num_local_experts > _MOST_EXPERTS:
+            raise Error(
+                f"config.json has {self.num_local_experts} experts in {self.num_hidden_layers} "
+                f"layers; expected at most {_MOST_EXPERTS} in all"
             )
 
 

@@ -65,6 +65,16 @@ def whole_file(path: Path) -> Generator[BinaryIO]:
         part.unlink(missing_ok=True)
 
 
+def check_space(folder: Path, nbytes: int) -> None:
+    """An Error where the disk of a folder has no space for so many bytes."""
+    free = shutil.disk_usage(folder).free
+    if nbytes > free:
+        raise Error(
+            f"{nbytes:,} bytes of weights are to be written, and the disk of {folder.parent} has "
+            f"{free:,} free; check the sizes of the weights, or choose another disk with -o"
+        )
+
+
 def unfinished_folder(part: Path) -> Path:
     """A sibling of an output, given by the temporary folder of its writer, that outlives an
     interrupted writer: the next one continues with what it holds, and removes it."""

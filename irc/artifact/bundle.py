@@ -19,6 +19,7 @@ from ..ir.mesh import Mesh
 from ..weights import BytesRef, Cast, FileRef, Ref, Shard, Step
 from ..weights.checkpoint import Extent, Reader
 from ..weights.safetensors import Tensor, holds, lay_out
+from .atomic import check_space
 
 FILE = "weights"  # what the module calls the file
 COPY = 1 << 20  # bytes in one block
@@ -118,6 +119,7 @@ def _write(
 ) -> str:
     """Write the file; its `sha256:...`, computed as the bytes are written."""
     size = sum((tensor.nbytes for tensor in placed.values()), len(header))
+    check_space(path.parent, size)
     digest, done = hashlib.sha256(), 0
     with open(path, "wb") as out:
         for block in chain([header], blocks):

@@ -9,6 +9,7 @@ from ..errors import Error
 from .dims import LARGEST, Dim, Shape
 from .dtypes import dtype as check_dtype
 
+MOST_DIMS = 64  # as many as numpy has
 Axes: TypeAlias = tuple[str, ...]  # the mesh axes that shard one dimension, slowest first
 _Key: TypeAlias = tuple[str, Shape, tuple[Axes, ...], Axes]
 
@@ -84,6 +85,8 @@ def _check(dtype: str, shape: Shape, axes: tuple[Axes, ...], partial: Axes) -> N
     check_dtype(dtype)
     if len(axes) != len(shape):
         raise Error(f"{len(shape)} dimensions but {len(axes)} entries of axes")
+    if len(shape) > MOST_DIMS:
+        raise Error(f"a type has {len(shape)} dimensions; expected at most {MOST_DIMS}")
     for dim in shape:
         if type(dim) is not int and not isinstance(dim, Dim):
             raise Error(f"a dimension is an int or a symbol, not {dim!r}")

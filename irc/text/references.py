@@ -34,6 +34,7 @@ from .cursor import Cursor
 from .literals import parse_type
 
 _DEEPEST = 16
+_MOST_STEPS = 256
 
 
 def parse_ref(c: Cursor, files: Mapping[str, str], depth: int = 0) -> Ref:
@@ -42,6 +43,8 @@ def parse_ref(c: Cursor, files: Mapping[str, str], depth: int = 0) -> Ref:
         c.fail("this reference is nested too deeply")
     ref = _source(c, files, depth)
     while c.token in ("[", "."):
+        if len(ref.steps) == _MOST_STEPS:
+            c.fail(f"this reference has more than {_MOST_STEPS} steps")
         ref = ref.then(_slice(c) if c.token == "[" else _step(c))
     return ref
 

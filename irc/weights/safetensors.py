@@ -16,13 +16,13 @@ from typing import Any, cast
 from ..errors import Error, did_you_mean
 from ..files import open_file
 from ..ir.dtypes import DTYPES
+from ..ir.types import MOST_DIMS
 
 LONGEST_HEADER = 100_000_000  # bytes; the limit of the format's own library
 ALIGNMENT = 4096  # a page; the data of a written file begins at a multiple of it
 
 # Name in the file -> (name in irc, bits). A file may have dtypes that irc lacks; using such a
 # tensor is an Error.
-_MOST_DIMS = 64  # as numpy has
 _STORED: dict[str, tuple[str, int]] = {
     each.safetensors: (name, each.bits) for name, each in DTYPES.items() if each.safetensors
 } | {
@@ -170,7 +170,7 @@ def _tensor(key: str, entry: Any, begin: int, size: int, name: str) -> Tensor:
 def _counts(value: Any) -> tuple[int, ...] | None:
     """A list of at most 64 sizes as a tuple, None for anything else."""
     items = tuple(cast("list[Any]", value)) if isinstance(value, list) else None
-    if items is None or len(items) > _MOST_DIMS:
+    if items is None or len(items) > MOST_DIMS:
         return None
     return items if all(type(item) is int and 0 <= item < 1 << 63 for item in items) else None
 

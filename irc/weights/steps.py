@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from ..errors import Error
 from ..ir.dims import Shape
 from ..ir.dtypes import dtype as check_dtype
-from ..ir.mesh import Mesh
+from ..ir.mesh import MOST_RANKS, Mesh
 
 if TYPE_CHECKING:
     from .sources import Ref
@@ -51,8 +51,10 @@ class Cyclic:
     group_size: int
 
     def __post_init__(self) -> None:
-        if self.group_size < 1:
-            raise Error(f"{self} distributes over {self.group_size} parts; expected at least one")
+        if not 1 <= self.group_size <= MOST_RANKS:
+            raise Error(
+                f"{self} distributes over {self.group_size} parts; expected 1 to {MOST_RANKS}"
+            )
 
     def __str__(self) -> str:
         return f".cyclic({self.dim}, {self.group_size})"

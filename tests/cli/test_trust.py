@@ -76,6 +76,13 @@ def test_bytes_from_which_weights_are_computed(secret: Path, tmp_path: Path) -> 
     cut.write_text(cut.read_text().replace("(@f, 0, u8[4096])", "(@f, 0, u8[64, 64])"))
     assert "--trust" in refused("compile", cut, "-o", tmp_path / "out")
     works("compile", cut, "-o", tmp_path / "out", "--trust")
+    folder = write_checkpoint(tmp_path / "checkpoint")
+    works("compile", folder, "-o", tmp_path / "a", "--mesh", "tp=2")
+    works("compile", tmp_path / "a", "-o", tmp_path / "b")  # shards of o_proj are not contiguous
+    works("compile", folder, "-o", tmp_path / "c", "--pipeline", "inline, dce")
+    words = ("compile", tmp_path / "c", "-o", tmp_path / "d", "--quantize", "w8a16")
+    assert "which is not in its folder" in refused(*words)
+    works(*words, "--checkpoint", folder)
     with pytest.raises(Error, match="which is not in its folder"):
         irc.compile(
             text_of(tmp_path / "theirs", secret), tmp_path / "e", backend="reference", bundle=True
@@ -193,3 +200,62 @@ def test_messages_are_for_people_not_for_terminals(tmp_path: Path) -> None:
     err = refused("compile", folder, "-o", tmp_path / "out")
     assert "odd" in err and not {*err} & {*"\x1b\x9b\u2066"}
     assert str(Error("a\x1bb\n\tc")) == "a\\x1bb\n\tc"
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize(
+    ("ref", "message"),
+    [
+        ("zeros([2], f32).cyclic(0, 1000000000000)", "expected 1 to 16384"),
+        ("zeros([2], f32)" + ".cast(f32)" * 100_000, "more than 256 steps"),
+        (f"zeros([{'1, ' * 1000}1], f32)", "expected at most 64"),
+    ],
+)
+def test_numbers_in_a_text(ref: str, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "m.irc"
+    sizes = ref.partition("[")[2].partition("]")[0]
+    body = "func @f(%x: f32[2]) -> (y: f32[2]) {\n    %0 = neg %x : f32[2]\n    return %0\n  }"
+    path.write_text(f"module @m {{\n  weight @w : f32[{sizes}] = {ref}\n  {body}\n}}\n")
+    assert message in refused("compile", path, "-o", tmp_path / "out")
+
+
+@pytest.mark.parametrize("more", [[], ["--bundle"]])
+def test_weights_that_no_disk_holds(more: list[str], tmp_path: Path) -> None:
+    path, n = tmp_path / "m.irc", 1 << 28
+    path.write_text(
+        f"""module @m {{
+  weight @w : f32[{n}, {n}] = zeros([{n}, {n}], f32)
+  func @forward(%x: f32[1, {n}]) -> (y: f32[1, {n}]) {{
+    %y = linear %x, @w : f32[1, {n}]
+    return %y
+  }}
+}}
+"""
+    )
+    err = refused("compile", path, "-o", tmp_path / "out", *more)
+    assert "bytes of weights are to be written" in err
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"num_hidden_layers": 10**9}, "num_hidden_layers=1000000000: expected a number of at most 1024"),
+        ({"hidden_size": 1 << 40}, "hidden_size=1099511627776: expected a number of at most 2147483647"),
+        (
+            {
+                "architectures": ["MixtralForCausalLM"],
+                "model_type": "mixtral",
+                "num_local_experts": 10**9,
+            },
+            "1000000000 experts in",
+        ),
+    ],
+)
+def test_numbers_in_a_config(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
+    write_checkpoint(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text()) | changes
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert message in refused("compile", tmp_path, "-o", tmp_path / "out")
+    assert message in refused("forecast", tmp_path)

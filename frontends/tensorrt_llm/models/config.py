@@ -17,6 +17,7 @@ from ....errors import Error, did_you_mean
 from ....json_files import read_object
 from ....source import here
 from ...checkpoints.tensorrt_llm import FIXED, WITHOUT_MEANING
+from ...models.config_reader import MOST_LAYERS
 from ..api import ROOT, api, fields, release
 from ..context import current_session
 from ..dtypes import str_dtype
@@ -62,6 +63,9 @@ class PretrainedConfig:
         for name in _NEEDED:
             if getattr(self, name) is None:
                 raise Error(f"expected the key {name} in the config, found none", loc=here())
+        layers: Any = self.num_hidden_layers
+        if isinstance(layers, int) and layers > MOST_LAYERS:
+            raise Error(f"num_hidden_layers is {layers}; expected at most {MOST_LAYERS}")
         self.dtype, self.logits_dtype = str_dtype(self.dtype), str_dtype(self.logits_dtype)
         kind: Any = self.position_embedding_type or PositionEmbeddingType.learned_absolute
         if isinstance(kind, str):
