@@ -15,7 +15,7 @@ from irc.artifact.atomic import whole_file
 from irc.artifact.locks import locked
 from irc.backends.cuda.driver import Gpu
 from irc.backends.ranks.communicator import Communicator
-from irc.errors import Error
+from irc.errors import Error, printable
 from irc.files import sharing_problem
 from irc.schema import parsed, read_json
 
@@ -59,7 +59,7 @@ class Choices:
                 raise Error(problem)
             return read_json(self.path, _Table)
         except Error as error:
-            text = error.message.partition(";")[0]
+            text = printable(error.message.partition(";")[0])
             print(f"warning: {text}; choices are made again", file=sys.stderr, flush=True)
             return {}
 

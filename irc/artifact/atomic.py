@@ -67,7 +67,7 @@ def whole_file(path: Path) -> Generator[BinaryIO]:
 
 def check_space(folder: Path, nbytes: int) -> None:
     """An Error where the disk of a folder has no space for so many bytes."""
-    free = shutil.disk_usage(folder).free
+    free = shutil.disk_usage(folder).free if folder.is_dir() else nbytes
     if nbytes > free:
         raise Error(
             f"{nbytes:,} bytes of weights are to be written, and the disk of {folder.parent} has "

@@ -16,7 +16,7 @@ from irc.backends.tensorrt.runtime.plan import RankPlan
 from irc.backends.tensorrt.runtime.program import EngineProgram
 from irc.backends.tensorrt.runtime.selftest import self_test as run_self_test
 from irc.backends.tensorrt.target import Target
-from irc.errors import Error, did_you_mean
+from irc.errors import Error, did_you_mean, printable
 
 OPTIONS = ("communicator", "device", "gpu", "graphs", "plugins", "self_test", "timeout")
 
@@ -61,4 +61,4 @@ def load(folder: Path, facts: Mapping[str, Any], **options: Any) -> Program:
 
 def warn(text: str) -> None:
     """Print a warning for the user."""
-    print(f"warning: {text}", file=sys.stderr, flush=True)
+    print(f"warning: {printable(text)}", file=sys.stderr, flush=True)
