@@ -29,6 +29,7 @@ TEXT = """module @m {
   }
 }
 """
+MIXTRAL = {"architectures": ["MixtralForCausalLM"], "model_type": "mixtral"}
 
 
 @pytest.fixture
@@ -241,16 +242,8 @@ def test_weights_that_no_disk_holds(more: list[str], tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"num_hidden_layers": 10**9}, "num_hidden_layers=1000000000: expected a number of at most 1024"),
-        ({"hidden_size": 1 << 40}, "hidden_size=1099511627776: expected a number of at most 2147483647"),
-        (
-            {
-                "architectures": ["MixtralForCausalLM"],
-                "model_type": "mixtral",
-                "num_local_experts": 10**9,
-            },
-            "1000000000 experts in",
-        ),
+        ({"num_hidden_layers": 10**9}, "num_hidden_layers=1000000000: expected a number of at"),
+        ({**MIXTRAL, "num_local_experts": 10**9}, "1000000000 experts in"),
     ],
 )
 def test_numbers_in_a_config(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
