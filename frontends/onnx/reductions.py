@@ -11,6 +11,7 @@ from irc.frontends.onnx.elementwise import scalar
 from irc.frontends.onnx.entry import Entry, Node
 from irc.frontends.onnx.reshaping import axes_of, single, written_axes
 from irc.frontends.onnx.rules import Made, reads
+from irc.frontends.onnx.structure import diagonal
 from irc.ir.core import Op
 from irc.ir.dtypes import dtype as dtype_called
 from irc.ir.dtypes import is_float
@@ -85,25 +86,39 @@ def topk(b: Builder, node: Node) -> Made:
     return [_reversed_order(b, values) if smallest else values, b.cast(places, "i64")]
 
 
-@reads("CumSum", known="exclusive reverse")
-def cumsum(b: Builder, node: Node) -> Made:
-    x, words = node.shaped(0, 1), PARTIAL[ops.Cumsum].to_irc(node.attributes)
-    backwards = bool(node.integer("reverse", 0))
-
-    def along(axis: int) -> Entry:
-        found = b.op(ops.Flip, x, dims=(axis,)) if backwards else x
-        found = b.op(ops.Cumsum, found, dim=axis, **words)
-        return b.op(ops.Flip, found, dims=(axis,)) if backwards else found
-
+@reads("CumSum", "CumProd", known="exclusive reverse")
+def running(b: Builder, node: Node) -> Made:
+    """Sums or products of all elements up to each place."""
+    x, along = node.shaped(0, 1), _sums if node.kind == "CumSum" else _products
     axis = scalar(node.input(1))
     if axis is not None:
-        return along(int(axis))
+        if not -x.ndim <= int(axis) < x.ndim:
+            raise Error(f"{node.kind} along axis {axis} of {x.ndim} dimensions")
+        return along(b, node, x, int(axis) % x.ndim)
     # an axis that the data name: the sums along all of them, of which that one is taken
     named = b.op(ops.Mod, b.reshaped(b.get(node.input(1)), ()), x.ndim)
-    found = along(0)
+    found = along(b, node, x, 0)
     for i in range(1, x.ndim):
-        found = b.where(b.op(ops.Eq, named, i), along(i), found)
+        found = b.where(b.op(ops.Eq, named, i), along(b, node, x, i), found)
     return found
+
+
+def _sums(b: Builder, node: Node, x: Entry, axis: int) -> Entry:
+    backwards = bool(node.integer("reverse", 0))
+    found = b.op(ops.Flip, x, dims=(axis,)) if backwards else x
+    found = b.op(ops.Cumsum, found, dim=axis, **PARTIAL[ops.Cumsum].to_irc(node.attributes))
+    return b.op(ops.Flip, found, dims=(axis,)) if backwards else found
+
+
+def _products(b: Builder, node: Node, x: Entry, axis: int) -> Entry:
+    """The product over a new dimension, of x where a place counts, else of 1."""
+    orders: list[type[Op]] = [ops.Le, ops.Lt, ops.Ge, ops.Gt]
+    order = orders[2 * bool(node.integer("reverse", 0)) + bool(node.integer("exclusive", 0))]
+    size = x.shape[axis]
+    counts = b.get(diagonal(b, size, size, 0, order))
+    counts = b.reshaped(counts, (size, size, *(1,) * (x.ndim - axis - 1)))
+    many = b.where(counts, b.op(ops.Unsqueeze, x, dims=(axis,)), 1)
+    return b.op(ops.ReduceProd, many, dims=(axis + 1,))
 
 
 @reads("GlobalAveragePool", "GlobalMaxPool")

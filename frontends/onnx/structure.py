@@ -182,7 +182,7 @@ def constant(b: Builder, node: Node) -> Made:
     raise Error("this Constant has no value")
 
 
-@reads("Range")
+@reads("Range", known="stash_type")
 def range_(b: Builder, node: Node) -> Made:
     """start + step * Iota."""
     ends = [content_of(node.input(i)) for i in range(3)]
