@@ -5,6 +5,7 @@ Opsets older or newer than those that irc reads are converted by onnx.version_co
 
 from __future__ import annotations
 
+import math
 import mmap
 from collections.abc import Callable, Set
 from graphlib import TopologicalSorter
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from irc.errors import Error
 from irc.files import open_file
+from irc.frontends.onnx.tensors import DTYPES
 from irc.frontends.onnx.wire import without_data
 from irc.onnx_format.files import is_text, wiring
 
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
     from onnx import ModelProto, NodeProto
 
 OLDEST, NEWEST = 13, 28  # opsets
+_INT64 = 7  # TensorProto.INT64
 STANDARD = ("", "ai.onnx")
 
 
@@ -33,12 +36,45 @@ def read_model(path: Path) -> ModelProto:
     onnx = library()
     model = _parsed(path, _without_data(path), onnx)
     opset = opset_of(model, str(path))
+    _scatter(model, path)
     if model.functions:
         model = _inlined(path, onnx.inliner.inline_local_functions, model)
     if not OLDEST <= opset <= NEWEST:
         model = _readable(model, opset, path)
     _sort(model, path)
     return model
+
+
+def _scatter(model: ModelProto, path: Path) -> None:
+    """Replace sparse initializers by nodes that put their values into zeros, in place."""
+    helper, graph, nodes = library().helper, model.graph, list[Any]()
+    for sparse in graph.sparse_initializer:
+        name = sparse.values.name
+        if sparse.values.data_type not in DTYPES:
+            raise Error(f"{path}: the sparse tensor {name!r} has a dtype that irc does not have")
+        parts = {part: f"{name}.{part}" for part in ("values", "indices", "shape", "flat")}
+        linear = len(sparse.indices.dims) == 1
+        dims = [math.prod(sparse.dims)] if linear else list(sparse.dims)
+        for tensor, part in ((sparse.values, "values"), (sparse.indices, "indices")):
+            tensor.name = parts[part]
+            graph.initializer.append(tensor)
+        for part, numbers in (("flat", dims), ("shape", list(sparse.dims))):
+            tensor = helper.make_tensor(parts[part], _INT64, [len(numbers)], numbers)
+            graph.initializer.append(tensor)
+        zero = helper.make_tensor("", sparse.values.data_type, [1], [0])
+        empty, filled = f"{name}.zeros", f"{name}.filled"
+        kind = "ScatterElements" if linear else "ScatterND"
+        operands = [empty, parts["indices"], parts["values"]]
+        nodes += [
+            helper.make_node("ConstantOfShape", [parts["flat"]], [empty], value=zero),
+            helper.make_node(kind, operands, [filled]),
+            helper.make_node("Reshape", [filled, parts["shape"]], [name]),
+        ]
+    if nodes:
+        del graph.sparse_initializer[:]
+        nodes += graph.node
+        del graph.node[:]
+        graph.node.extend(nodes)
 
 
 def expanded(model: ModelProto, kinds: Set[str], path: Path) -> ModelProto | None:

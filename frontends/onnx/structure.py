@@ -182,7 +182,7 @@ def constant(b: Builder, node: Node) -> Made:
     raise Error("this Constant has no value")
 
 
-@reads("Range", known="stash_type")
+@reads("Range", known="stash_type", refuses=only("stash_type", 1))
 def range_(b: Builder, node: Node) -> Made:
     """start + step * Iota."""
     ends = [content_of(node.input(i)) for i in range(3)]
@@ -201,9 +201,10 @@ def range_(b: Builder, node: Node) -> Made:
         )
     if size is None:
         raise Error(f"a Range from {start} to {stop} by {step} has no size that irc can write")
-    many = b.entry(b.value(ops.Iota(size=size, dtype=kind)))
+    many = b.entry(b.value(ops.Iota(size=size, dtype="f32" if kind in ("f16", "bf16") else kind)))
     many = b.op(ops.Mul, many, b.number(step, many.dtype)) if step != 1 else many
-    return b.op(ops.Add, many, b.number(start, many.dtype)) if start != 0 else many
+    many = b.op(ops.Add, many, b.number(start, many.dtype)) if start != 0 else many
+    return b.cast(many, kind)
 
 
 def _count(start: Any, stop: Any, step: Any, dtype: str) -> int:

@@ -20,7 +20,8 @@ Kind: TypeAlias = str
 # Message -> number of a field -> the message in it. Only what leads to tensors is followed.
 _FIELDS: Mapping[Kind, Mapping[int, Kind]] = {
     "model": {7: "graph", 25: "function"},
-    "graph": {1: "node", 5: "tensor"},
+    "graph": {1: "node", 5: "tensor", 15: "sparse"},
+    "sparse": {1: "tensor", 2: "tensor"},
     "function": {7: "node"},
     "node": {5: "attribute"},
     "attribute": {5: "tensor", 6: "graph", 10: "tensor", 11: "graph"},

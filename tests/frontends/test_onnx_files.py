@@ -117,6 +117,17 @@ def test_no_weight_is_held_in_memory(tmp_path: Path) -> None:
     assert module.weights["w"].type.shape == (8, 1 << 19)
 
 
+@pytest.mark.parametrize("linear", [True, False])
+def test_sparse_initializers(linear: bool, tmp_path: Path) -> None:
+    places = np.sort(fresh(2).choice(8 * 30, 17, replace=False)).astype(np.int64)
+    columns = np.stack(np.unravel_index(places, (8, 30)), 1).astype(np.int64)
+    values = numpy_helper.from_array(draw(17), "w")
+    indices = numpy_helper.from_array(places if linear else columns, "at")
+    made = model([helper.make_node("MatMul", ["x", "w"], ["y"])], X, ["y"])
+    made.graph.sparse_initializer.append(helper.make_sparse_tensor(values, indices, [8, 30]))
+    compared(saved(made, tmp_path), {"x": draw(3, 8)})
+
+
 def bad_files() -> dict[str, tuple[bytes, str]]:
     whole = two_products(draw(8, 40)).SerializeToString()
     new = model([helper.make_node("Neg", ["x"], ["y"])], X, ["y"], opset=29)
