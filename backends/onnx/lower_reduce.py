@@ -26,6 +26,9 @@ def _reduction(row: Row) -> Callable[[Emitter, ops.ReduceSum], Lowered]:
         dims, x, dtype = e.ints(*op.dims), e.get(op.x), op.x.type.dtype
         if row.kind == "ReduceSum" and row.kind in e.missing and _is_large(op.x):
             return _sum_of_halves(e, x, dims, op.keep)
+        if row.kind == "ReduceSum" and row.kind in e.missing and dtype == "i32":  # which saturates
+            wide = e.add(row.kind, e.cast(x, "i64"), dims, **row.to_onnx(op))
+            return e.cast(wide, "i32")
         reduced = apply(e, row.kind, dtype, [x], dims, **row.to_onnx(op))
         if not is_float(dtype) or e.reduces_nan or row.kind not in ("ReduceMax", "ReduceMin"):
             return reduced
