@@ -27,3 +27,19 @@ def test_import_loads_nothing_heavy(module: str) -> None:
     extra = loaded(f"import {module}") - allowed
     assert not extra & HEAVY, f"import {module} loads {sorted(extra & HEAVY)}"
     assert not extra, f"import {module} loads {sorted(extra)}"
+
+
+def test_a_pipeline_names_the_import_of_irc_passes() -> None:
+    code = """
+from irc.errors import Error
+from irc.pipeline import parse_pipeline
+try:
+    parse_pipeline("cse")
+except Error as error:
+    assert "import irc.passes, which registers irc's own passes" in error.message, error
+else:
+    raise AssertionError
+import irc.passes
+parse_pipeline("cse")
+"""
+    loaded(code)

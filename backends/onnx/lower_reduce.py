@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import numpy as np
@@ -10,6 +11,7 @@ from irc import ops
 from irc.backends.onnx.emitter import TABLE, Emitter, Flat, Lowered
 from irc.backends.onnx.lower_elementwise import apply
 from irc.ir.core import Value
+from irc.ir.dims import Dim, DimLike, product
 from irc.ir.dtypes import dtype as dtype_called
 from irc.ir.dtypes import is_float
 from irc.onnx_format.operators import DIRECT, PARTIAL, REDUCTIONS, Row
@@ -30,12 +32,22 @@ def _reduction(row: Row) -> Callable[[Emitter, ops.ReduceSum], Lowered]:
             wide = e.add(row.kind, e.cast(x, "i64"), dims, **row.to_onnx(op))
             return e.cast(wide, "i32")
         reduced = apply(e, row.kind, dtype, [x], dims, **row.to_onnx(op))
+        count = product(tuple(op.x.type.shape[dim] for dim in op.dims))
+        if row.kind == "ReduceMean" and _may_be_0(e, count):  # where ONNX Runtime 1.32 has 0
+            empty = e.add("Equal", e.dim(count), e.ints(0))
+            empty = e.add("Squeeze", empty, e.ints(0))
+            return e.add("Where", empty, e.number(math.nan, dtype), reduced)
         if not is_float(dtype) or e.reduces_nan or row.kind not in ("ReduceMax", "ReduceMin"):
             return reduced
         absolute = e.add("ReduceL1", x, dims, **row.to_onnx(op))  # NaN where there is one
         return e.add("Where", e.add("IsNaN", absolute), absolute, reduced)
 
     return lower
+
+
+def _may_be_0(e: Emitter, size: DimLike) -> bool:
+    symbols = size.symbols() if isinstance(size, Dim) else ()
+    return size == 0 or any(e.module.dims.get(name, (0,))[0] < 1 for name in symbols)
 
 
 def _is_large(x: Value) -> bool:

@@ -1,8 +1,6 @@
-"""Names of operations and groups of ranks for messages."""
+"""Names of operations and values for messages."""
 
 from __future__ import annotations
-
-from collections.abc import Sequence
 
 from ..ir.core import Op, Value, Weight
 
@@ -18,12 +16,3 @@ def named(op: Op) -> str:
 def value_name(value: Value) -> str:
     """`@embed.weight`, `%x`, or `%_` where it has no name."""
     return f"@{value.name}" if isinstance(value, Weight) else f"%{value.name or '_'}"
-
-
-def listed(ranks: Sequence[int]) -> str:
-    """`ranks 0, 1 and 5`, at most eight of them."""
-    shown = [str(rank) for rank in ranks[:8]]
-    if len(ranks) > 8:
-        return f"{len(ranks)} ranks ({', '.join(shown)}, ...)"
-    head = f"{', '.join(shown[:-1])} and " if len(shown) > 1 else ""
-    return f"rank{'s' if len(shown) > 1 else ''} {head}{shown[-1]}"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from ..ir.core import Module
-from .deadlock import check_ranks
 from .replication import check_replication
 from .stages import check_stages
 
@@ -11,13 +10,11 @@ from .stages import check_stages
 def verify_spmd(module: Module) -> None:
     """An Error about the first inconsistency between the ranks of a verified module.
 
-    Local view: replicated values are equal, see `check_replication`, and the ranks communicate in
-    the same order, see `check_ranks`. In the global view types ensure the former and there is one
-    order, so that only pipeline stages are checked. An explicit module computes what its author
-    wrote, so that replication is not checked there.
+    All ranks run one text without branches, so that they communicate in one order, and stages
+    communicate among their own ranks only, see `check_stages`. Local view: replicated values are
+    equal, see `check_replication`; in the global view types ensure that, and an explicit module
+    computes what its author wrote.
     """
     check_stages(module)
-    if module.local:
-        if not module.explicit:
-            check_replication(module)
-        check_ranks(module)
+    if module.local and not module.explicit:
+        check_replication(module)

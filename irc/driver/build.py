@@ -7,7 +7,7 @@ import shutil
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
@@ -156,7 +156,7 @@ def write(
         with bundled(module, folder / BUNDLE, copying) if bundle else nullcontext("") as hash:
             emitted = _emit(prepared, folder, progress)
             left_out = _copy_tokenizer(prepared.source, folder)
-        facts = {**_facts(prepared), "program": dict(emitted.facts)}
+        facts = {**_facts(prepared, folder), "program": dict(emitted.facts)}
         known = {**emitted.hashes, **({BUNDLE: hash} if hash else {})}
         manifest = write_manifest(folder, facts, files, progress, known)
     notes = [*_notes(prepared), *emitted.notes, *left_out]
@@ -177,7 +177,7 @@ def _emit(prepared: Prepared, folder: Path, progress: Progress) -> Emitted:
     emitted = prepared.backend.emit(module, folder, base=folder, progress=progress)
     (folder / MODULE).write_text(print_module(module, locs=True), encoding="utf-8")
     rows = [(str(step), str(step.stats)) for step in prepared.steps]
-    text = page(module, _facts(prepared), rows, prepared.quantization.table())
+    text = page(module, _facts(prepared, folder), rows, prepared.quantization.table())
     (folder / REPORT).write_text(text, encoding="utf-8")
     return emitted
 
@@ -204,7 +204,7 @@ def _check_bound(module: Module) -> None:
         raise Error(f"{why}: give --checkpoint DIR, or --random-weights SEED")
 
 
-def _facts(prepared: Prepared) -> dict[str, Any]:
+def _facts(prepared: Prepared, folder: Path) -> dict[str, Any]:
     """The manifest's entries before those of the backend."""
     from ..backends.base import ports_of
 
@@ -214,7 +214,7 @@ def _facts(prepared: Prepared) -> dict[str, Any]:
         "name": module.name,
         "backend": prepared.backend.name,
         "mesh": str(module.mesh),
-        "pipeline": prepared.pipeline,
+        "pipeline": _from_folder(prepared.pipeline, folder),
         "dtype": _dtype(module),
         "dims": {name: list(bounds) for name, bounds in module.dims.items()},
         **{
@@ -223,6 +223,17 @@ def _facts(prepared: Prepared) -> dict[str, Any]:
         },
         "end_tokens": prepared.source.end_tokens,
     }
+
+
+def _from_folder(pipeline: str, folder: Path) -> str:
+    """A pipeline whose plans are named from `folder`, as weights are, wherever both lie."""
+    from ..pipeline import Pipeline, parse_pipeline
+
+    passes: list[Any] = [*parse_pipeline(pipeline)]
+    for i, each in enumerate(passes):
+        if os.path.isfile(plan := getattr(each, "plan", "")):
+            passes[i] = replace(each, plan=os.path.relpath(plan, folder))
+    return str(Pipeline(tuple(passes)))
 
 
 def _dtype(module: Module) -> str:

@@ -325,7 +325,7 @@ class CollectiveScatter(Exchange):
     """Shard i along `dim` of the operand of rank `root`, on rank i.
 
     Global view: `n` -> `n@tp`; the operand is neither sharded nor partial over the axis.
-    Local view: n -> n/group_size, which must be replicated.
+    Local view: n -> n/group_size, where group_size divides n.
     """
 
     dim: int

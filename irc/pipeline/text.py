@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -82,7 +83,10 @@ class _Reader(Cursor):
             load_installed(GROUP)
             cls = PASSES.get(name)
         if cls is None:
-            self.fail(f"no pass called {name!r}{did_you_mean(name, PASSES)}", index=at)
+            own = (
+                "" if GROUP in sys.modules else f"import {GROUP}, which registers irc's own passes"
+            )
+            self.fail(f"no pass called {name!r}{did_you_mean(name, PASSES, own)}", index=at)
         options = self.options(cls) if self.token == "{" else {}
         for field in dataclasses.fields(cls):
             if field.name not in options and default_of(field) is dataclasses.MISSING:

@@ -9,7 +9,6 @@ from itertools import pairwise
 
 import pytest
 
-from irc.analysis.deadlock import check_ranks
 from irc.analysis.spmd import verify_spmd
 from irc.backends.reference import evaluate_ranks
 from irc.errors import Error
@@ -159,7 +158,6 @@ def test_valid_modules_pass(seed: int) -> None:
     module = local_module(seed)
     verify(module)
     verify_spmd(module)
-    check_ranks([local_module(seed) for _ in range(module.mesh.ranks)])
 
 
 @pytest.mark.parametrize("seed", SEEDS[:12])
@@ -186,24 +184,4 @@ def test_damage_to_the_text_of_all_ranks_is_found(damage: Damage) -> None:
         with pytest.raises(Error, match=r"model\.py:\d+"):
             verify_spmd(module)
             pytest.fail(f"seed {seed}: {what} in\n{module}")
-    assert done
-
-
-@pytest.mark.parametrize("locs", [True, False], ids=["locations", "no_locations"])
-@pytest.mark.parametrize("damage", ON_ONE_RANK, ids=lambda damage: damage.__name__)
-def test_damage_to_one_rank_is_found(damage: Damage, locs: bool) -> None:
-    done = 0
-    for seed in SEEDS:
-        modules = [local_module(seed, locs)]
-        modules += [local_module(seed, locs) for _ in range(modules[0].mesh.ranks - 1)]
-        rng = random.Random(seed)
-        victim = rng.randrange(len(modules))
-        what = damage(modules[victim], rng)
-        if what is None:
-            continue
-        done += 1
-        verify(modules[victim])
-        with pytest.raises(Error, match=rf"rank.*\b{victim}\b"):
-            check_ranks(modules)
-            pytest.fail(f"seed {seed}: rank {victim} {what} in\n{modules[victim]}")
     assert done

@@ -11,16 +11,7 @@ from types import ModuleType
 
 import pytest
 
-from irc.analysis import (
-    deadlock,
-    events,
-    local_collectives,
-    local_operations,
-    local_rules,
-    replication,
-    spmd,
-    stages,
-)
+from irc.analysis import local_collectives, local_operations, local_rules, replication, stages
 from irc.analysis.spmd import verify_spmd
 from irc.errors import Error
 from irc.frontends.models.llama import LLAMA
@@ -29,7 +20,6 @@ from irc.ir.verify import verify
 from irc.ops import AllReduce
 from irc.pipeline import PASSES, Pass, Stats, register, run_pipeline
 from irc.text import parse_module
-from tests.analysis import test_deadlock
 from tests.analysis.layout_cases import WRONG
 from tests.analysis.replication_cases import MLP, REFUSED, check_unruled
 from tests.analysis.test_replication import changed
@@ -76,14 +66,6 @@ def test_a_module_is_checked_before_the_first_pass() -> None:
     with pytest.raises(Error, match="adds x to the partial sum over tp") as caught:
         run_pipeline(module, "idle")
     assert "in the pass" not in str(caught.value)
-
-
-def test_the_ranks_of_a_local_module_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[Module] = []
-    monkeypatch.setattr(spmd, "check_ranks", seen.append)
-    module = changed()
-    verify_spmd(module)
-    assert seen == [module]
 
 
 STAGES = """
@@ -147,13 +129,6 @@ def test_a_value_of_one_stage_is_the_same_on_its_ranks() -> None:
     verify_spmd(staged("local ", (NEG, f"{rank}%a = mul %x, %f : f32[4]")))
 
 
-def test_a_missing_axis_of_stages() -> None:
-    text = STAGES.replace("{view}", "local ").replace("pp=2, ", "")
-    summed = SUMMED.replace("AXIS", "tp").replace("SIZE", "2")
-    with pytest.raises(Error, match=r"has no axis 'pp'"):
-        events.sequences(parse_module(text.replace(NEG, summed)))
-
-
 def test_eighty_layers_take_no_time() -> None:
     """The check runs after every pass: 5 ms for a sharded Llama of 80 layers."""
     module = LLAMA.trace(LLAMA_70B, "bf16", name="llama")
@@ -175,26 +150,15 @@ def failures() -> Iterator[Callable[[], object]]:
     """Every failing case of this folder."""
     for changes, _, _ in (REFUSED | WRONG).values():
         yield lambda changes=changes: replication.check_replication(changed(*changes))
-    for modules, words in test_deadlock.MIXED.values():
-        given = (
-            modules if words else [test_deadlock.without_locations(module) for module in modules]
-        )
-        yield lambda given=given: deadlock.check_ranks(given)
     for change, _ in STAGED.values():
         yield lambda change=change: verify_spmd(staged("local ", change))
-    for wrong, _ in test_deadlock.WRONG_MODULES:
-        yield lambda wrong=wrong: events.sequences(wrong)
-    for found, _ in test_deadlock.WRONG_EVENTS:
-        yield lambda found=found: deadlock.check_sequences(found)
     whole = parse_module("module @g mesh(tp=2) { func @f() -> () { return } }")
     yield lambda: replication.check_replication(whole)
-    yield lambda: events.sequences(changed(), "lost")
     yield lambda: check_unruled("%x: f32[8@tp], y: f32[8@tp]")
 
 
 @pytest.mark.parametrize(
-    "module",
-    [replication, local_operations, local_rules, local_collectives, deadlock, events, stages],
+    "module", [replication, local_operations, local_rules, local_collectives, stages]
 )
 def test_every_rule_has_a_failing_case(module: ModuleType) -> None:
     rules = {

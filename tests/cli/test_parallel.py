@@ -158,6 +158,13 @@ def test_a_tp_plan_in_the_folder_is_read(checkpoint: Path, tmp_path: Path) -> No
     out = works(*words).out
     assert "config.json: rowwise" in out
     assert "q_proj.weight is" not in out
+    works("compile", folder, "-o", tmp_path / "out", "--mesh", "tp=2")
+    shutil.copytree(folder, tmp_path / "elsewhere" / "ck")
+    other = tmp_path / "elsewhere" / "out"
+    works("compile", tmp_path / "elsewhere" / "ck", "-o", other, "--mesh", "tp=2")
+    manifests = [(each / "config.json").read_text() for each in (tmp_path / "out", other)]
+    one, two = (json.loads(each)["pipeline"] for each in manifests)
+    assert 'plan="../ck/config.json"' in one and one == two
 
 
 def test_an_artifact_of_several_ranks_compiles_again(checkpoint: Path, tmp_path: Path) -> None:

@@ -104,6 +104,20 @@ def sprinkled(x: np.ndarray[Any, Any], rng: np.random.Generator) -> np.ndarray[A
     return np.where(rng.random(x.shape) < 1 / 8, special, x)
 
 
+@pytest.mark.parametrize("size", [0, 2])
+@pytest.mark.parametrize("dims", ["[0]", "[0, 1]"])
+def test_the_mean_of_nothing_is_nan(size: int, dims: str, tmp_path: Path) -> None:
+    shape = "f32[3]" if dims == "[0]" else "f32[]"
+    module = irc.parse(f"""module @m dims(N=0:1:4) {{
+        func @forward(%x: f32[N, 3]) -> (y: {shape}) {{
+        %y = reduce_mean %x {{dims={dims}}} : {shape}
+        return %y }} }}""")
+    x = np.ones((size, 3), np.float32)
+    facts = emit_checked(module, tmp_path)
+    y = backend.load(tmp_path, facts, threads=1).run({"x": x})["y"]
+    np.testing.assert_array_equal(y, np.full((3,) if dims == "[0]" else (), 1 if size else np.nan))
+
+
 def test_a_looked_up_feature_keeps_its_sign(tmp_path: Path) -> None:
     module = irc.parse("""module @m { func @forward(%ids: i32[4], %t: f32[3, 1]) -> (y: f32[4, 1]) {
         %y = embedding %ids, %t : f32[4, 1]

@@ -16,7 +16,15 @@ from irc.frontends.tensorrt_llm import Network, Parameter, Tensor, default_net, 
 from irc.frontends.tensorrt_llm.arithmetic import binary, unwrapped
 from irc.frontends.tensorrt_llm.context import new_session
 from irc.frontends.tensorrt_llm.engines import merged
-from irc.frontends.tensorrt_llm.functional import allreduce, chunk, matmul, recv, relu, send
+from irc.frontends.tensorrt_llm.functional import (
+    allgather,
+    allreduce,
+    chunk,
+    matmul,
+    recv,
+    relu,
+    send,
+)
 from irc.frontends.tensorrt_llm.mapping import Mapping
 from irc.frontends.tensorrt_llm.module import constant_tensor
 from irc.frontends.tensorrt_llm.tensor import wrap
@@ -342,6 +350,18 @@ def other_count(m: Mapping) -> None:
     (wrap(F.exp(unwrapped(x))) if m.rank else x).mark_output("y")
 
 
+def other_order_of_collectives(m: Mapping) -> None:
+    x = source()
+    both = [x * 2.0, x * 3.0]
+    first = allreduce(both[m.rank], [0, 1])
+    (first + allreduce(both[1 - m.rank], [0, 1])).mark_output("y")
+
+
+def other_collective(m: Mapping) -> None:
+    x = source()
+    (allgather(x, [0, 1]) if m.rank else allreduce(x, [0, 1])).mark_output("y")
+
+
 def other_name(m: Mapping) -> None:
     weight = Parameter(np.ones(2, np.float32))
     default_net().set_named_parameters([(f"w{m.rank}", weight)])
@@ -426,6 +446,8 @@ REFUSED: list[tuple[Build, tuple[int, int], str]] = [  # build, (tp, pp), messag
     (other_operand, (2, 1), "an operand of mul differs by rank: nothing on rank 0, exp(%x) at "),
     (other_optional_operand, (2, 1), "past=%n, head_dim=4"),
     (other_count, (2, 1), "an operation differs by rank: nothing on rank 0, exp(mul) at "),
+    (other_order_of_collectives, (2, 1), "an operand of all_reduce differs by rank: mul(%x"),
+    (other_collective, (2, 1), "an operation differs by rank: all_reduce(%x, axis=tp, op=sum"),
     (other_input, (2, 1), "the input z differs by rank: f32[b, 6] on rank 0, missing on rank 1"),
     (other_shape, (2, 1), "the weight constant differs by rank: f32[2] on rank 0, f32[3] on rank"),
     (other_name, (2, 1), "a weight differs by rank: w0 on rank 0, w1 on rank 1"),
