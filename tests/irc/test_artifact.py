@@ -14,7 +14,7 @@ import irc
 from irc.artifact.checksums import sampled, sha256
 from irc.artifact.folder import ArtifactFolder
 from irc.artifact.manifest import Manifest, read_manifest, write_manifest
-from irc.driver import build
+from irc.driver import build, sources
 from irc.errors import Error
 from irc.pipeline import run
 from tests.cli.runner import works
@@ -179,6 +179,7 @@ def test_a_command_reads_a_folder_and_verifies_its_module_once(
 
     counting(Path, "read_bytes", lambda path: path.name)
     counting(Path, "read_text", lambda path: path.name)
+    counting(sources, "open_file", lambda path: path.name)
     counting(build, "verify", lambda module: "verify")
     counting(run, "verify", lambda module: "verify")
     irc.compile(tmp_path / "a", tmp_path / "b", pipeline="cse, dce")
