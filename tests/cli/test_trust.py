@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 from onnx import TensorProto, helper
 
-import irc
 from irc.artifact.manifest import write_manifest
 from irc.backends.cuda.execute.compile import Compiler
 from irc.backends.tensorrt.builder.cache import open_cache
@@ -84,10 +83,17 @@ def test_bytes_from_which_weights_are_computed(secret: Path, tmp_path: Path) -> 
     words = ("compile", tmp_path / "c", "-o", tmp_path / "d", "--quantize", "w8a16")
     assert "which is not in its folder" in refused(*words)
     works(*words, "--checkpoint", folder)
-    with pytest.raises(Error, match="which is not in its folder"):
-        irc.compile(
-            text_of(tmp_path / "theirs", secret), tmp_path / "e", backend="reference", bundle=True
-        )
+
+
+def test_raw_bytes_inside_an_engine(secret: Path, tmp_path: Path) -> None:
+    body = "func @f(%x: f32[2, 4]) -> (y: f32[2, 8]) {\n    %y = linear %x, @w : f32[2, 8]"
+    weight = f'file @f = "{secret}"\n  weight @w : f32[8, 4] = bytes(@f, 0, f32[8, 4])'
+    (tmp_path / "theirs").mkdir()
+    source = tmp_path / "theirs" / "m.irc"
+    source.write_text(f"module @m {{\n  {weight}\n  {body}\n    return %y\n  }}\n}}\n")
+    words = ("compile", source, "-o", tmp_path / "out", "--backend", "tensorrt-rtx", "--no-build")
+    assert "a copy of @w from" in refused(*words)
+    works(*words, "--trust")
 
 
 def with_data(folder: Path, location: str) -> Path:
