@@ -4,22 +4,28 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import inf, log10, prod
+
+import numpy as np
 
 from irc.errors import Error
 from irc.ir.dtypes import dtype
 from irc.pipeline import Stats
-from irc.quantization.schemes import scheme_called
+from irc.quantization.formats import decode, encode
+from irc.quantization.rounding import as_f32
+from irc.quantization.schemes import Scheme, scheme_called
 from irc.quantization.sites import Site
 
 from ..shard.plan import megatron
-from .algorithms import CHOOSE, Context
+from .algorithms import CHOOSE, Array, Context
 from .assignment import Assigner, Assignment
-from .awq import output_error, sampled
+from .awq import Weights, output_error, sampled, search
+from .gptq import Compensation, compensation, gptq
 
-SCHEMES = ("w4a16", "w8a16")  # and the weights as they are
+# and the weights as they are
+SCHEMES = ("w4a16", "w4a16_awq", "w4a16_gptq", "w8a16", "w8a16_gptq", "w8a16_fp8")
 
 
 @dataclass(frozen=True)
@@ -60,8 +66,8 @@ def choose(
     """One choice per site, within the budget for so many weights in all sites.
 
     All sites begin with their cheapest choice. Better ones are taken in the order of the noise that
-    they save per bit: as long as the bits suffice, or until the mean noise is low enough. An Error
-    names the reachable range.
+    they save per bit: as long as the bits suffice, or until the mean noise is low enough. One
+    scheme for all sites is chosen where it is better. An Error names the reachable range.
     """
     ladders = {name: _frontier(choices) for name, choices in sites.items()}
     lowest = {name: ladder[0] for name, ladder in ladders.items()}
@@ -81,7 +87,22 @@ def choose(
             closed.add(name)
         else:
             chosen[name] = after
+    for scheme in {choice.scheme for choices in sites.values() for choice in choices}:
+        alike = {name: c for name, each in sites.items() for c in each if c.scheme == scheme}
+        if len(alike) == len(sites) and _better(alike, chosen, weights, budget):
+            chosen = alike
     return chosen
+
+
+def _better(
+    one: Mapping[str, Choice], other: Mapping[str, Choice], weights: int, budget: Budget
+) -> bool:
+    """Whether choices are within the budget, and make less noise, or take fewer bits for it."""
+    bits, noise = mean_bits(one, weights), -decibels(one)
+    if bits > budget.bits or -noise < budget.decibels:
+        return False
+    now = mean_bits(other, weights), -decibels(other)
+    return (noise, bits) < now[::-1] if budget.bits < inf else (bits, noise) < now
 
 
 def mean_bits(chosen: Mapping[str, Choice], weights: int) -> float:
@@ -137,14 +158,40 @@ def _choices(site: Site, assigner: Assigner, context: Context) -> list[Choice]:
     kind = dtype(site.weight.type.dtype)
     found = [Choice("", prod(site.shape) * kind.bits, 0.0)]
     known = context.statistics
-    gram = known.gram(*site.keys) if known and known.has_gram(*site.keys) else None
+    gram = mean = by = None
+    if known is not None and known.has_gram(*site.keys):
+        gram, mean = known.gram(*site.keys), known.mean(site.key)
+        by = compensation(gram, site.name)
     for scheme in SCHEMES:
         assigned = assigner.assign(site, scheme_called(scheme))
+        if assigned.scheme.algorithm != "round" and gram is None:
+            continue
         weights = sampled(assigned, context)
-        noise = output_error(weights.error(), gram)
+        noise = output_error(_error(weights, assigned.scheme, mean, gram, by), gram)
         signal = output_error(weights.values, gram)
         found.append(Choice(scheme, _bits(assigned), noise / signal if noise else 0.0))
     return found
+
+
+def _error(
+    weights: Weights,
+    scheme: Scheme,
+    mean: Array | None,
+    gram: Array | None,
+    by: Compensation | None,
+) -> Array:
+    """The error of some rows of a weight by the algorithm of a scheme."""
+    if by is None or mean is None or gram is None or scheme.algorithm == "round":
+        return weights.error()
+    if scheme.algorithm == "awq":
+        factors = search([replace(weights, method="absmax")], mean, gram)[0]
+        return min((weights.error(), weights.error(factors)), key=lambda e: output_error(e, gram))
+    found = encode(
+        weights.values, weights.format, weights.block, weights.scale_dtype, weights.method
+    )
+    steps = np.repeat(as_f32(found.scales), len(gram) // found.scales.shape[1], axis=1)
+    codes = gptq(weights.values, by, weights.format.codes, steps)
+    return decode(replace(found, codes=codes)) - weights.values
 
 
 def _bits(assigned: Assignment) -> float:

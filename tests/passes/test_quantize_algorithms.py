@@ -225,6 +225,21 @@ def test_decibels_are_reached_with_few_bits() -> None:
     ] * 2
 
 
+def test_one_scheme_for_all_sites_is_never_better() -> None:
+    """The upgrade of a alone, which saves most per bit, leaves too few bits for those of all."""
+    sites = {
+        "a": [Choice("x", 4, 0.5), Choice("y", 5, 0.4), Choice("z", 8, 0.05)],
+        "b": [Choice("x", 4, 0.5), Choice("y", 5, 0.1)],
+    }
+    for limit in (4.0, 5.0, 6.0):
+        chosen = choose(sites, 2, Budget.parse(f"{limit} bits"))
+        noise = sum(each.noise for each in chosen.values())
+        for scheme in "xy":
+            alike = [c for each in sites.values() for c in each if c.scheme == scheme]
+            if sum(choice.bits for choice in alike) <= 2 * limit:
+                assert noise <= sum(choice.noise for choice in alike)
+
+
 @pytest.mark.parametrize("text", ["3 bits", "60 dB"])
 def test_a_budget_out_of_reach_names_the_range(text: str) -> None:
     sites = {"a": [Choice("w4a16", 41.25, 0.01), Choice("w8a16", 81.25, 0.0001)]}
