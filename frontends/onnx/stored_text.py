@@ -57,7 +57,7 @@ def _bind(weight: Weight, data: Data, files: Files) -> None:
     """Refer to the bytes of a weight, with a cast where they are stored in another dtype."""
     padded = weight.ref.shape if isinstance(weight.ref, UnboundRef) else None
     if data.dtype == "u8" != weight.type.dtype:  # codes that a node reads as bytes
-        sizes = tuple(int(str(size)) for size in weight.type.shape)
+        sizes = tuple(int(str(size)) for size in padded or weight.type.shape)
         viewed = replace(data, dtype=weight.type.dtype, shape=sizes)
         data = viewed if viewed.nbytes == data.nbytes else data
     if data.shape != (padded or weight.type.shape):

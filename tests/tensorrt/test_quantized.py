@@ -14,9 +14,12 @@ from irc.backends.tensorrt.builder.report import Layer, Report
 from irc.backends.tensorrt.lowering.table import lowerings
 from irc.backends.tensorrt.options import EngineOptions
 from irc.backends.tensorrt.target import Target
+from irc.frontends.onnx import import_onnx
+from irc.ir.dtypes import numpy_dtype
 from irc.passes.quantize import QuantizeModule
 from irc.pipeline import run_pipeline
 from tests.calibration.statistics_folder import write_folder
+from tests.fresh import fresh
 
 assert irc.passes
 N, K = 384, 256
@@ -109,6 +112,25 @@ def test_weights_are_dequantized_within_the_product(scheme: str, tmp_path: Path)
 def test_codes_of_two_dtypes_are_widened(tmp_path: Path) -> None:
     found = kernels(static("f8e4m3", "i4", N), "sm_89", tmp_path)
     assert products(found) == [("runtime_fusion", "bf16")] and not whole_weights(found)
+
+
+@pytest.mark.needs_rtx
+@pytest.mark.parametrize("scheme", ["mxfp8", "nvfp4", "w4a16_nvfp4", "w4a16_mxfp4"])
+def test_blocks_of_weights_of_matmul(scheme: str, tmp_path: Path) -> None:
+    """Of [K, N], as ONNX files have them; the graph's text stands for the same numbers."""
+    text = f"""module @m dims(B=1:2:4, S=1:8:32) {{
+      weight @w.weight : bf16[{K}, {N}] = random("w", 0, 0.1)
+      func @forward(%x: bf16[B, S, {K}]) -> (y: bf16[B, S, {N}]) {{
+        %y = matmul %x, @w.weight : bf16[B, S, {N}]
+        return %y }} }}"""
+    x = fresh(2).standard_normal((2, 3, K)).astype(numpy_dtype("bf16"))
+    folder = tmp_path / "calibration"
+    write_folder(folder, {"w": x.astype(np.float32)})
+    module = irc.parse(text)
+    run_pipeline(module, [QuantizeModule(scheme=scheme, calibration=str(folder))])
+    assert kernels(module, "sm_120", tmp_path / "out")
+    (found,) = irc.evaluate(import_onnx(tmp_path / "out" / "rank0.onnx"), {"x": x}).values()
+    np.testing.assert_array_equal(found, irc.evaluate(module, {"x": x})["y"])
 
 
 APART = {  # what the table says is dequantized by a kernel of its own

@@ -131,11 +131,13 @@ class TensorRTEmitter(Emitter):
         steps = () if dtype == "u8" else (Cast(dtype),)
         return self.cached(("as", weight, dtype), lambda: self._converted(weight, steps, dtype))
 
-    def stored_transposed(self, weight: Weight) -> str:
-        """The initializer or input of a matrix, stored as its transpose."""
-        steps = (Transpose((1, 0)),)
+    def stored_transposed(self, weight: Weight, dtype: str = "") -> str:
+        """The initializer or input of a matrix, stored as its transpose, as `stored_as` does."""
+        turn: tuple[Step, ...] = (Transpose((1, 0)),)
+        dtype = "" if dtype == weight.type.dtype else dtype
+        made = turn if dtype in ("", "u8") else (Cast(dtype), *turn)
         return self.cached(
-            ("transposed", weight), lambda: self._converted(weight, steps, steps=steps)
+            ("transposed", weight, dtype), lambda: self._converted(weight, made, dtype, turn)
         )
 
     def _converted(

@@ -194,6 +194,8 @@ def dequantize(e: TensorRTEmitter, op: ops.Dequantize) -> Lowered:
         return Later(lambda: dequantized(e, op))
     if isinstance(made, ops.Quantize):
         return Later(lambda: e.reshape(_activation(e, op, made), op.x.type.shape))
+    if _blocks_of_columns(op):
+        return _turned(e, op, op.result.type.dtype)
     if op.scale.type.dtype == "f8e8m0" and op.x.type.dtype == "f8e4m3":
         return _mxfp8(e, op.result.type.dtype, e.get(op.x), _exponents(e, op.scale))
     if _in_squares(op):
@@ -207,6 +209,38 @@ def dequantize(e: TensorRTEmitter, op: ops.Dequantize) -> Lowered:
         scales, block = _scales(e, op, op.result.type.dtype), int(str(size))
         return e.add("DequantizeLinear", e.get(op.x), scales, axis=-1, block_size=block)
     return _padded(e, op)
+
+
+def _blocks_of_columns(op: ops.Dequantize) -> bool:
+    """Whether a weight [K, N] has blocks along K, which TensorRT takes along the last dimension."""
+    blocked = op.x.type.dtype == "f4e2m1" or op.scale.type.dtype == "f8e8m0"
+    if not blocked or not isinstance(op.x, Weight) or op.x.type.ndim != 2:
+        return False
+    return isinstance(_stored_scale(op), Weight) and op.scale.type.shape[0] != op.x.type.shape[0]
+
+
+def _stored_scale(op: ops.Dequantize) -> Value:
+    made = op.scale.producer
+    return made.x if isinstance(made, ops.Dequantize) else op.scale
+
+
+def _turned(e: TensorRTEmitter, op: ops.Dequantize, dtype: str) -> str:
+    """The numbers of a weight whose codes and scales are stored transposed."""
+    scale, made = _stored_scale(op), op.scale.producer
+    assert isinstance(op.x, Weight) and isinstance(scale, Weight)
+    codes = e.stored_transposed(op.x)
+    if scale.type.dtype == "f8e8m0" and op.x.type.dtype == "f8e4m3":
+        found = _mxfp8(e, dtype, codes, e.stored_transposed(scale, "u8"))
+    else:
+        if isinstance(made, ops.Dequantize):
+            factor = _number(e, made.scale, "f32")
+            to = {"output_dtype": DTYPES[dtype]}
+            scales = e.add("DequantizeLinear", e.stored_transposed(scale), factor, **to)
+        else:
+            scales = e.stored_transposed(scale, dtype)
+        block = int(str(block_sizes(op.x.type.shape, op.scale.type.shape)[0]))
+        found = e.add("DequantizeLinear", codes, scales, axis=-1, block_size=block)
+    return e.add("Transpose", found, perm=[1, 0])
 
 
 def _scales(e: TensorRTEmitter, op: Scaled, dtype: str) -> str:
