@@ -13,7 +13,7 @@ from irc.backends.onnx.lower_elementwise import apply
 from irc.ir.core import Value
 from irc.ir.dims import Dim, DimLike, product
 from irc.ir.dtypes import dtype as dtype_called
-from irc.ir.dtypes import is_float
+from irc.ir.dtypes import is_float, largest
 from irc.onnx_format.operators import DIRECT, PARTIAL, REDUCTIONS, Row
 
 
@@ -110,10 +110,15 @@ def argmax(e: Emitter, op: ops.Argmax) -> Lowered:
 
 @TABLE.lower(ops.Topk)
 def topk(e: Emitter, op: ops.Topk) -> Lowered:
-    """TopK."""
-    values, places = e.graph.several(
-        2, "TopK", e.get(op.x), e.dim(op.k), **PARTIAL[ops.Topk].to_onnx(op)
-    )
+    """TopK; of floats on ONNX Runtime of keys, in which NaN is the largest."""
+    x, attributes, kind = e.get(op.x), PARTIAL[ops.Topk].to_onnx(op), e.dtype(op.x)
+    if e.reduces_nan or not is_float(kind):
+        values, places = e.graph.several(2, "TopK", x, e.dim(op.k), **attributes)
+        return values, e.cast(places, "i32")
+    finite = e.add("Min", x, e.number(largest(kind), kind))
+    keys = e.add("Where", e.add("IsNaN", x), e.number(np.inf, kind), finite)
+    _, places = e.graph.several(2, "TopK", keys, e.dim(op.k), **attributes)
+    values = e.add("GatherElements", x, places, axis=attributes["axis"])
     return values, e.cast(places, "i32")
 
 
