@@ -59,7 +59,8 @@ HOMES = {
     "tensorrt": ("irc.backends.tensorrt",),
     "tensorrt_rtx": ("irc.backends.tensorrt",),
     "tokenizers": ("irc.generation",),
-    "torch": ("irc.frontends.checkpoints.meta",),  # reads .pth files
+    # reads .pth files; lets the tensors of a script lie in main memory
+    "torch": ("irc.frontends.checkpoints.meta", "irc.frontends.tensorrt_llm.main_memory"),
     "transformers": (),
 }
 STRINGS = {"irc.ir.core": "irc.text.printer"}  # str(module) prints it

@@ -149,10 +149,13 @@ def _like(kind: str) -> Refusal:
 def _computed(b: Builder, node: Node, kind: str, inputs: Sequence[Entry | None]) -> Entry:
     """What the standard operator of a kind gives for numbers."""
     like = replace(node, kind=kind, domain="", inputs=list(inputs), outputs=node.outputs[:1])
-    found: Any = TABLE["", kind].rule(b, like)
-    found = found.result if isinstance(found, ops.Op) else found
-    found = found[0] if isinstance(found, list) else found
-    return b.entry(found) if isinstance(found, Value) else found
+    made = TABLE["", kind].rule(b, like)
+    if isinstance(made, (Entry, Value)):
+        first: Entry | Value | None = made
+    else:
+        first = made.result if isinstance(made, ops.Op) else made[0]
+    assert first is not None
+    return b.entry(first) if isinstance(first, Value) else first
 
 
 @reads("MatMulInteger")

@@ -157,6 +157,7 @@ def _dispatch(words: list[str], process: Process) -> int:
     except SystemExit as asked:  # argparse has printed the help
         return int(asked.code or 0)
     if args.load:
+        from .. import passes  # noqa: F401  # pyright: ignore[reportUnusedImport]  (takes names)
         from ..pipeline import load_file
 
         for file in args.load:

@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any, ClassVar, TypeVar, cast, dataclass_transform
 
 from ..errors import Error
-from ..extensions.user_files import defining_modules, is_users, origin, watch
+from ..extensions.user_files import origin, watch
 from ..ir.core import Module
 from ..rewrite.stats import Stats
 from ..text.printer import literal
@@ -65,8 +65,6 @@ def register(name: str) -> Callable[[PassClass], PassClass]:
     """Register a class as the pass `name`, as a frozen dataclass of its annotated options."""
 
     def wrap(cls: PassClass) -> PassClass:
-        if is_users(defining_modules(cls)):  # so that the names of irc's own passes are taken
-            from .. import passes  # noqa: F401  # pyright: ignore[reportUnusedImport]
         known = PASSES.get(name)
         if known is not None:
             raise Error(

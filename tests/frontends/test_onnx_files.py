@@ -257,7 +257,7 @@ def test_operands_of_opset_6_broadcast_along_an_axis(
     """What ONNX's text of opset 6 says, in numpy."""
     if kind == "PRelu" and len(b) > 1:
         return
-    words = {} if kind == "PRelu" else {"broadcast": 1, "axis": axis}
+    words: Any = {} if kind == "PRelu" else {"broadcast": 1, "axis": axis}
     nodes = [helper.make_node(kind, ["x", "b"], ["out"], **words)]
     values = {"b": draw(*b)}
     module = import_onnx(saved(model(nodes, {"x": ("f32", x)}, ["out"], values, opset=6), tmp_path))

@@ -19,10 +19,18 @@ class LayerOfFields(Module):
 
     if TYPE_CHECKING:
 
+        def __init__(self, *arguments: Any, **given: Any) -> None: ...
+
         def __getattr__(self, name: str) -> Any: ...
 
-    def __init__(self, **given: Any) -> None:
-        vars(self).update({**fields(self.row, every=True), **given})
+    else:
+
+        def __init__(self, **given):
+            vars(self).update({**fields(self.row, every=True), **given})
+            self.make_parameters()
+
+    def make_parameters(self) -> None:
+        """Set the parameters of the layer."""
 
 
 @api("layers.conv.Conv2d", inner=True)
@@ -32,8 +40,7 @@ class Conv2d(LayerOfFields):
     row = "layers.conv.Conv2d"
     convolve: ClassVar[Any] = staticmethod(conv2d)
 
-    def __init__(self, **given: Any) -> None:
-        super().__init__(**given)
+    def make_parameters(self) -> None:
         channels = self.weight_channels()
         if self.groups < 1 or any(count % self.groups for count in channels):
             raise Error(

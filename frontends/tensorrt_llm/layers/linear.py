@@ -6,12 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, cast
 
+import numpy as np
+
 from ....source import here
 from ... import functional as F
 from ...tensor import Tensor
 from ..api import api, register
 from ..arithmetic import unwrapped
-from ..dtypes import torch_of
+from ..dtypes import as_array, numpy_to_torch, torch_of
 from ..errors import ArgumentError
 from ..functional.collectives import (
     AllReduceFusionOp,
@@ -143,10 +145,9 @@ class Linear(LinearBase):
 
     def postprocess(self, tllm_key: str, weights: Any, **options: Any) -> Any:
         """A parameter as a loader of the sources read it: one tensor, or those of q, k and v."""
-        import torch
-
         parts = cast("list[Any]", weights if isinstance(weights, list) else [weights])
-        return torch.cat(parts).to(torch_of(self.dtype))
+        joined = np.concatenate([as_array(part) for part in parts])
+        return numpy_to_torch(joined).to(torch_of(self.dtype))
 
     def forward(self, x: Any) -> Any:
         """x [..., in_features] to [..., out_features], of this rank or of all."""

@@ -116,7 +116,8 @@ def coded_rows(mapping: Mapping, ids: Any) -> Any:
 
 def smooth(mapping: Mapping, x: Any) -> Any:
     weight, factors = drawn(N, N)
-    codes, scales = quantize_per_token(x)
+    by_token: Any = quantize_per_token
+    codes, scales = by_token(x)
     return smooth_quant_gemm(codes, weight, scales, factors, True, True, "float32")
 
 
