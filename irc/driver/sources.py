@@ -15,6 +15,7 @@ from ..errors import Error
 from ..files import open_file, stays_in
 from ..ir.core import Module
 from ..ir.dims import Dim, DimLike, Dims, checked_ranges
+from ..ir.mesh import Mesh
 from ..ir.verify import verify
 from ..text import parse_module
 from ..text.printer import print_module
@@ -218,13 +219,20 @@ def _onnx(
     path: Path, checkpoint: Path | None, artifact: ArtifactFolder | None, trust: bool
 ) -> Source:
     _check_own(f"{path} has its own weights", checkpoint)
+    if artifact is not None:
+        _check_one_rank(path, Mesh.parse(artifact.manifest["mesh"]))
     module = _imported(path, trust)
-    if module.local and module.mesh.ranks > 1:
-        raise Error(
-            f"{path} is the program of one rank of {module.mesh.ranks} and has the weights of that "
-            f"rank only; compile {path.parent / MODULE}, or the source of both"
-        )
+    if module.local:
+        _check_one_rank(path, module.mesh)
     return Source(module, path.parent, artifact.end_tokens if artifact else [], artifact)
+
+
+def _check_one_rank(path: Path, mesh: Mesh) -> None:
+    if mesh.ranks > 1:
+        raise Error(
+            f"{path} is the program of one rank of {mesh.ranks} and has the weights of that rank "
+            f"only; compile {path.parent / MODULE}, or the source of both"
+        )
 
 
 def _imported(path: Path, trust: bool) -> Module:

@@ -392,6 +392,8 @@ class _Runtime:
         """Run once; outputs without a buffer are added to those of the context."""
         inputs = dict(context.buffers)
         for name, shape in context.shapes.items():
+            if name not in inputs:  # of which the engine may have no need
+                continue
             inputs[name] = inputs[name].reshape(-1)[: math.prod(shape)].reshape(shape)
         for name, result in self.session.run(inputs).items():
             if name in context.buffers:
