@@ -133,14 +133,14 @@ class Pow(FloatBinary):
         return np.power(x, np.array(np.broadcast_to(y, np.broadcast_shapes(x.shape, y.shape))))
 
 
-@operation("minimum", commutative=True, keeps_zeros=True, bounded="operands")
+@operation("minimum", keeps_zeros=True, bounded="operands")
 class Minimum(Binary):
     """The smaller of x and y; NaN where one is NaN."""
 
     ufunc = np.minimum
 
 
-@operation("maximum", commutative=True, keeps_zeros=True, bounded="operands")
+@operation("maximum", keeps_zeros=True, bounded="operands")
 class Maximum(Binary):
     """The larger of x and y; NaN where one is NaN."""
 

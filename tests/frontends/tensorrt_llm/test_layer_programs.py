@@ -116,9 +116,9 @@ def coded_rows(mapping: Mapping, ids: Any) -> Any:
 
 def smooth(mapping: Mapping, x: Any) -> Any:
     weight, factors = drawn(N, N)
-    by_token: Any = quantize_per_token
-    codes, scales = by_token(x)
-    return smooth_quant_gemm(codes, weight, scales, factors, True, True, "float32")
+    codes, scales = quantize_per_token(x)
+    product: Any = smooth_quant_gemm
+    return product(codes, weight, scales, factors, True, True, "float32")
 
 
 CASES: dict[str, tuple[Any, Array]] = {

@@ -34,7 +34,7 @@ def continued(artifact: Any, prompts: list[list[int]]) -> np.ndarray[Any, Any]:
     session = GenerationSession(None, artifact)
     longest = max(map(len, prompts))
     session.setup(len(prompts), longest, STEPS)
-    sampling = SamplingConfig(end_id=-1, pad_id=0)
+    sampling = SamplingConfig(end_id=-1, pad_id=-1)
     padded = np.array([each + [0] * (longest - len(each)) for each in prompts], np.int32)
     lengths = np.array([len(each) for each in prompts], np.int32)
     found = session.decode(padded, lengths, sampling)[:, 0]
