@@ -83,7 +83,7 @@ def world(release: str) -> Iterator[None]:
 
     root = Path(irc.__file__).resolve().parent.parent
     hidden = (root, root / "benchmarks")  # their `tests` and `examples` are not NVIDIA's
-    others = [each for each in sys.path if Path(each or ".").resolve() not in hidden]
+    others = [entry for entry in sys.path if Path(entry or ".").resolve() not in hidden]
     first, last = libraries(release)
     sys.path[:] = [first, *others, last, str(SOURCES / release)]
     with session(release), aliases():
@@ -229,12 +229,15 @@ def run_example(release: str, example: Example, folder: Path) -> Row:
     own.mkdir(parents=True)
     paths = {"model": model, "out": own / "engine", "checkpoint": own / "checkpoint",
              "prompts": own / "prompts.csv", "tokens": own / "tokens.npy"}  # fmt: skip
-    paths["prompts"].write_text("".join(",".join(map(str, each)) + "\n" for each in PROMPTS))
+    paths["prompts"].write_text("".join(",".join(map(str, ids)) + "\n" for ids in PROMPTS))
     commands = [
         command_of(
-            example, each.format(family=example.family, **paths).split(), release, own / "artifacts"
+            example,
+            words.format(family=example.family, **paths).split(),
+            release,
+            own / "artifacts",
         )
-        for each in example.commands
+        for words in example.commands
     ]
     begin = ["-m", _MODULE, "make", release, example.family, "--output", str(model)]
     end = [
@@ -298,14 +301,14 @@ def rows_of_tests(own: argparse.Namespace) -> Iterator[Row]:
         while files:
             command = ["-m", _MODULE, "test", own.release, ",".join(files), "--json"]
             done = in_child([*command, "--cases", str(own.cases), "--tb=no"], own.release, 6)
-            found = [
-                json.loads(each[5:]) for each in done.stdout.splitlines() if each[:5] == "@row "
+            printed = [
+                json.loads(line[5:]) for line in done.stdout.splitlines() if line[:5] == "@row "
             ]
-            yield from (Row(**each) for each in found)
+            yield from (Row(**row) for row in printed)
             if done.returncode in (0, 1):
                 break
             # a test has ended the process: go on behind its file
-            last = found[-1]["name"].split(" ")[0] if found else files[0]
+            last = printed[-1]["name"].split(" ")[0] if printed else files[0]
             files = files[files.index(last) + 1 :] if last in files else []
             yield Row(own.release, last, "stops", (done.stdout + done.stderr).strip()[-200:])
 
@@ -325,7 +328,7 @@ def main() -> None:
     if own.kind == "make":
         make_model(own.name, own.output)
     elif own.kind == "check":
-        (example,) = [each for each in examples(own.release) if each.name == own.name]
+        (example,) = [example for example in examples(own.release) if example.name == own.name]
         if difference := check(
             example, own.model, own.output / "engine", own.output / "tokens.npy"
         ):
@@ -341,8 +344,8 @@ def main() -> None:
 def _write(own: argparse.Namespace) -> None:
     """Print rows, and write them to a file of the release."""
     own.output.mkdir(parents=True, exist_ok=True)
-    chosen = (each for each in examples(own.release) if each.name.startswith(own.name))
-    rows = (run_example(own.release, each, own.output.resolve()) for each in chosen)
+    chosen = (example for example in examples(own.release) if example.name.startswith(own.name))
+    rows = (run_example(own.release, example, own.output.resolve()) for example in chosen)
     counts: Counter[str] = Counter()
     with (own.output / f"{own.release}-{own.kind}.txt").open("w") as stream:
         for row in rows_of_tests(own) if own.kind == "tests" else rows:

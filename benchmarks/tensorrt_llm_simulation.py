@@ -57,7 +57,7 @@ class _IndicesOnCpu(TorchFunctionMode):
         if func is torch.device and len(args) == 1 and type(args[0]) is int:
             args = (f"cuda:{args[0]}",)
         elif name in ("to", "_parse_to"):
-            args = tuple("cpu" if type(each) is int else each for each in args)
+            args = tuple("cpu" if type(argument) is int else argument for argument in args)
         return func(*args, **(kwargs or {}))
 
 

@@ -163,7 +163,7 @@ class Whole:
     def _check_equal(self) -> None:
         """An Error where ranks have different scales of something that all of them have."""
         first, *others = (tensors.read(self.key).tobytes() for tensors in self.ranks)
-        if any(each != first for each in others):
+        if any(other != first for other in others):
             raise Error(
                 f"{self.key} differs between ranks, but irc dequantizes the joined weight; convert "
                 "with tp_size=1, which every mesh of irc can use, or compile the original "
@@ -232,7 +232,7 @@ class Ranks(Checkpoint):
         for stage in range(self.layout.pp):
             ranks = tensors[stage * tp : (stage + 1) * tp]
             first = self._first_layer(ranks, stage, done)
-            for key in dict.fromkeys(key for each in ranks for key in each.checkpoint):
+            for key in dict.fromkeys(key for rank in ranks for key in rank.checkpoint):
                 self._check_ranks(ranks, key)
                 self.wholes |= self._named(ranks, key, done - first)
             done += len(_layers(ranks[0]))
@@ -261,7 +261,7 @@ class Ranks(Checkpoint):
         if self.layout.bits and f"{owner}.per_channel_scale" in ranks[0]:
             whole = replace(whole, bits=self.layout.bits)
         if len(ranks[0].checkpoint.tensor(key).shape) == 3:
-            return {f"{prefix}{name}": each for name, each in self._experts(whole)}
+            return {f"{prefix}{name}": whole for name, whole in self._experts(whole)}
         sizes = self.layout.qkv if module == "attention.qkv" else (1,) * len(names)
         wholes: dict[str, Whole] = {}
         for i, name in enumerate(names):
@@ -293,7 +293,7 @@ class Ranks(Checkpoint):
         return not self.layout.packed and key in tensors and tensors.info(key).dtype in FLOATS
 
     def _check_ranks(self, ranks: Sequence[Tensors], key: str) -> None:
-        lacking = [i for i, each in enumerate(ranks) if key not in each]
+        lacking = [i for i, tensors in enumerate(ranks) if key not in tensors]
         if lacking:
             raise Error(
                 f"{self.folder}: {key} is not on all ranks of its stage, but missing on number "

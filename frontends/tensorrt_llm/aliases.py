@@ -37,7 +37,7 @@ def aliases() -> Generator[None]:
 @contextmanager
 def originals() -> Generator[None]:
     """Let imports in the block find what is installed, within `aliases` too."""
-    finder = next((each for each in sys.meta_path if isinstance(each, _Finder)), None)
+    finder = next((entry for entry in sys.meta_path if isinstance(entry, _Finder)), None)
     with nullcontext() if finder is None else _exchanged(finder.aside, []):
         yield
 
@@ -50,7 +50,8 @@ def _exchanged(
 
     Yields the modules that they replace.
     """
-    before, replaced = _taken_out(), [each for each in sys.meta_path if isinstance(each, _Finder)]
+    before = _taken_out()
+    replaced = [entry for entry in sys.meta_path if isinstance(entry, _Finder)]
     _search(finders)
     sys.modules.update(modules)
     try:
@@ -63,7 +64,7 @@ def _exchanged(
 
 def _search(finders: list[_Finder]) -> None:
     """Search these finders first, and no other of this class."""
-    others = [each for each in sys.meta_path if not isinstance(each, _Finder)]
+    others = [entry for entry in sys.meta_path if not isinstance(entry, _Finder)]
     sys.meta_path[:] = [*finders, *others]
 
 

@@ -71,7 +71,7 @@ class Row:
     @property
     def names(self) -> frozenset[str]:
         """The names of the arguments in any release."""
-        return frozenset(each.name for each in self.arguments if each.name != "*")
+        return frozenset(arg.name for arg in self.arguments if arg.name != "*")
 
     @property
     def takes_any(self) -> bool:
@@ -83,11 +83,9 @@ class Row:
 
         Of a name that the release lacks they are those of the nearest that has it.
         """
-        release = min(self.releases, key=lambda each: (abs(each - release), each))
-        arguments = [
-            each for each in self.arguments if release in each.releases and each.name != "**"
-        ]
-        star = next((i for i, each in enumerate(arguments) if each.name == "*"), len(arguments))
+        release = min(self.releases, key=lambda number: (abs(number - release), number))
+        arguments = [arg for arg in self.arguments if release in arg.releases and arg.name != "**"]
+        star = next((i for i, arg in enumerate(arguments) if arg.name == "*"), len(arguments))
         return arguments[:star], arguments[star + 1 :]
 
 
@@ -179,12 +177,12 @@ def noted_argument(path: str, name: str) -> Status:
 
 def status(path: str) -> Status:
     """What a function, class, method, or module of the API is in irc."""
-    near = [path, *(each for each in _same_names(path) if _is_around(path, each))]
+    near = [path, *(other for other in _same_names(path) if _is_around(path, other))]
     parts = path.split(".")
     groups = [".".join([*parts[:count], "*"]) for count in range(len(parts) - 1, 0, -1)]
     is_supported = path == "__version__" or find(path) is not None or path in modules()
     named = [*near, *([] if is_supported else groups)]
-    reasons = (notes()["names", each] for each in named if ("names", each) in notes())
+    reasons = (notes()["names", name] for name in named if ("names", name) in notes())
     return next(reasons, SUPPORTED if is_supported else Status("unknown"))
 
 
@@ -234,7 +232,7 @@ def release() -> int:
 
 
 def _in_release(table: Mapping[str, Mapping[frozenset[int], Any]], path: str) -> Any:
-    return next((each for of, each in table.get(path, {}).items() if release() in of), None)
+    return next((value for of, value in table.get(path, {}).items() if release() in of), None)
 
 
 def find(path: str) -> Any:
@@ -243,15 +241,15 @@ def find(path: str) -> Any:
     A package has the names of its modules, and a module those that it may import from others.
     """
     load()
-    objects = (_in_release(_OBJECTS, each) for each in (path, *_same_names(path)))
-    return next((each for each in objects if each is not None), None)
+    objects = (_in_release(_OBJECTS, name) for name in (path, *_same_names(path)))
+    return next((value for value in objects if value is not None), None)
 
 
 def row_of(path: str) -> Row | None:
     """The row of a path, of the name that a module exports, or of what ColumnLinear stands for."""
-    paths = [each for each in (path, *_same_names(path)) if each in rows()]
+    paths = [name for name in (path, *_same_names(path)) if name in rows()]
     if not paths and (target := find(path)) is not None:
-        paths = [each for each in rows() if _in_release(_OBJECTS, each) is target]
+        paths = [name for name in rows() if _in_release(_OBJECTS, name) is target]
     return rows()[paths[0]] if paths else None
 
 
@@ -284,10 +282,10 @@ def _same_names(path: str) -> list[str]:
     module, _, name = path.rpartition(".")
     if is_class(module) or (not module and name not in _file()["exports"].split()):
         return []
-    others = [each for each in _by_name().get(name, []) if each != path]
+    others = [other for other in _by_name().get(name, []) if other != path]
     if module.startswith("models.") and name.islower():
-        others = [each for each in others if each.startswith("models.")]
-    return sorted(others, key=lambda each: (not each.startswith(f"{module}."), each))
+        others = [other for other in others if other.startswith("models.")]
+    return sorted(others, key=lambda other: (not other.startswith(f"{module}."), other))
 
 
 def is_class(path: str) -> bool:
@@ -387,7 +385,7 @@ def bind_methods(
         if path not in (owner, row.path) or not row.releases & releases:
             continue
         name = "__init__" if row.path == path else method
-        value = next((vars(each)[name] for each in target.__mro__ if name in vars(each)), None)
+        value = next((vars(base)[name] for base in target.__mro__ if name in vars(base)), None)
         function = getattr(value, "__func__", value)
         if not inspect.isfunction(function) or (row.path == path and not row.arguments):
             continue
@@ -432,7 +430,7 @@ class Call:
     @cached_property
     def takes_fields(self) -> bool:
         """Whether the implementation has `**fields`: it gets every argument of the release."""
-        return any(each.kind is each.VAR_KEYWORD for each in self.parameters.values())
+        return any(param.kind is param.VAR_KEYWORD for param in self.parameters.values())
 
     @cached_property
     def taken(self) -> frozenset[str]:
@@ -448,7 +446,7 @@ class Call:
     def bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         """The keywords that the implementation gets."""
         by_position, by_keyword = self.row.of(release())
-        names = [each.name for each in by_position]
+        names = [arg.name for arg in by_position]
         if len(args) > len(names):
             raise Error(
                 f"{self.title} takes {len(names)} positional arguments in TensorRT-LLM "
@@ -459,9 +457,9 @@ class Call:
         if twice := given.keys() & kwargs:
             raise Error(f"{self.title}: the argument {min(twice)} is given twice", loc=here())
         given |= kwargs
-        arguments = {each.name: each for each in (*by_position, *by_keyword)}
+        arguments = {arg.name: arg for arg in (*by_position, *by_keyword)}
         bound = {n: value for n, value in given.items() if self._takes(n, value, arguments.get(n))}
-        needed = [name for name, each in self.parameters.items() if _is_required(each)]
+        needed = [name for name, parameter in self.parameters.items() if _is_required(parameter)]
         for name, argument in arguments.items():
             if name in bound or name not in self.taken:
                 continue
@@ -529,7 +527,7 @@ def fields(path: str, every: bool = False) -> dict[str, Any]:
     """
     by_position, by_keyword = rows()[path].of(release())
     arguments = rows()[path].arguments if every else (*by_position, *by_keyword)
-    return {each.name: None if each.value is _EMPTY else each.value for each in arguments}
+    return {arg.name: None if arg.value is _EMPTY else arg.value for arg in arguments}
 
 
 def suggestion(module: str, name: str) -> str:

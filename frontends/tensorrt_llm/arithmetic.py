@@ -47,7 +47,7 @@ def nodes(
     results: Any = folded(node) or located(append)
     results = results.results if isinstance(results, Op) else results
     several: list[Any] = [*results] if isinstance(results, (list, tuple)) else [results]
-    entries = [each if isinstance(each, Entry) else builder.entry(each) for each in several]
+    entries = [result if isinstance(result, Entry) else builder.entry(result) for result in several]
     return [Tensor.of(entry) for entry in entries[:outputs]]
 
 
@@ -127,7 +127,7 @@ def wrapped(value: Any) -> Any:
 def _each(convert: Callable[[Any], Any], value: Any) -> Any:
     if not isinstance(value, (list, tuple)):
         return convert(value)
-    several: list[Any] = [_each(convert, each) for each in cast("list[Any]", value)]
+    several: list[Any] = [_each(convert, part) for part in cast("list[Any]", value)]
     return several if isinstance(value, list) else tuple(several)
 
 

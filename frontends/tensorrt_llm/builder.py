@@ -189,7 +189,7 @@ def _input_options(prepare: Any, config: BuildConfig) -> dict[str, Any]:
     initial = fields("builder.BuildConfig")
     for name, row in settings("build").items():
         value = getattr(config, name)
-        arguments = [each for each in _ARGUMENTS.get(name, (name,)) if each in taken]
+        arguments = [arg for arg in _ARGUMENTS.get(name, (name,)) if arg in taken]
         options |= dict.fromkeys(arguments, value)
         if arguments or name in _HERE or row.use == "ignored" or not _asks(value):
             continue

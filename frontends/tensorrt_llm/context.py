@@ -64,12 +64,12 @@ class Session:
     def add_file(self, name: str, path: Path) -> str:
         """The name under which weight references read a file."""
         with self.lock:
-            known = next((each for each, other in self.files.items() if other == path), None)
-            if known is None:
-                count = sum(each.startswith(name) for each in self.files)
-                known = f"{name}_{count}" if count else name
-                self.files[known] = path
-        return known
+            alias = next((old for old, other in self.files.items() if other == path), None)
+            if alias is None:
+                count = sum(other.startswith(name) for other in self.files)
+                alias = f"{name}_{count}" if count else name
+                self.files[alias] = path
+        return alias
 
     def note(self, text: str) -> None:
         """Add a note, unless it is there."""

@@ -22,7 +22,7 @@ class Range(NamedTuple):
     @property
     def merged(self) -> tuple[int, int, int]:
         """(min, opt, max) over all profiles; opt is that of the largest profile."""
-        largest = max(self.profiles, key=lambda each: (each[2], each[1]))
+        largest = max(self.profiles, key=lambda sizes: (sizes[2], sizes[1]))
         return min(low for low, _, _ in self.profiles), largest[1], largest[2]
 
 

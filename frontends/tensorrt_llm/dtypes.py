@@ -112,11 +112,11 @@ def _array_of(kind: str) -> Callable[[Any], np.ndarray[Any, Any]]:
 def dim_resolve_negative(dim: int | Sequence[int], ndim: int) -> tuple[int, ...]:
     """Dimensions counted from the front, of a tensor with `ndim` of them."""
     dims = (dim,) if isinstance(dim, int) else tuple(dim)
-    for each in dims:
-        if not -ndim <= each < ndim:
+    for axis in dims:
+        if not -ndim <= axis < ndim:
             expected = f"expected a dimension from {-ndim} to {ndim - 1}"
-            raise Error(f"{expected}, found {each}", loc=here())
-    return tuple(each % ndim for each in dims)
+            raise Error(f"{expected}, found {axis}", loc=here())
+    return tuple(axis % ndim for axis in dims)
 
 
 _CONVERSIONS = {"trt": data_type, "str": str_dtype, "np": numpy_of, "torch": torch_of}

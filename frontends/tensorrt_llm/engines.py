@@ -119,8 +119,8 @@ class Engine:
             raise Error(f"expected {path}, which Engine.save writes; there is none", loc=here())
         buffer = EngineBuffer.read(path.read_bytes(), str(path))
         place = folder.absolute() / _FOLDER  # the folder may have been moved
-        found = EngineBuffer(buffer.engine, rank, place if place.is_dir() else buffer.folder)
-        return cls(EngineConfig.from_json_file(folder / "config.json"), found)
+        moved = EngineBuffer(buffer.engine, rank, place if place.is_dir() else buffer.folder)
+        return cls(EngineConfig.from_json_file(folder / "config.json"), moved)
 
     @classmethod
     def from_buffer(cls, engine_buffer: bytes, json_config_str: str = "{}") -> Engine:
@@ -168,7 +168,7 @@ def _record_of(place: Path, engine: EngineBuffer) -> EngineRecord | None:
     record = session.engines.get(engine.engine)
     if record is None or rank not in record.networks:
         return None
-    own = next((each for each in session.engines.values() if each.saved == place), None)
+    own = next((record for record in session.engines.values() if record.saved == place), None)
     if own is record or (own is None and record.saved is None):
         record.saved = place
         return record

@@ -81,13 +81,13 @@ class Reference:
     def count(self) -> int:
         """The number of arguments by position, as far as it is certain."""
         args = [] if self.call is None or self.path.startswith(".") else self.call.args
-        return 0 if any(isinstance(each, ast.Starred) for each in args) else len(args)
+        return 0 if any(isinstance(argument, ast.Starred) for argument in args) else len(args)
 
     @property
     def keywords(self) -> list[tuple[str, ast.expr]]:
         """The arguments by name."""
         keywords = [] if self.call is None else self.call.keywords
-        return [(each.arg, each.value) for each in keywords if each.arg is not None]
+        return [(keyword.arg, keyword.value) for keyword in keywords if keyword.arg is not None]
 
 
 def parse_script(path: str | Path) -> ast.Module:
@@ -125,7 +125,7 @@ def lint_script(path: str | Path, version: str | None = None) -> Report:
     tree = parse_script(path)
     release = version or RELEASES[find_release(tree, Path(path))]
     with new_session(release):
-        uses = dict.fromkeys(use for each in references(tree) for use in _uses(each))
+        uses = dict.fromkeys(use for reference in references(tree) for use in _uses(reference))
     return Report(sorted(uses, key=lambda use: use.line), release)
 
 
@@ -145,8 +145,8 @@ def find_release(tree: ast.Module, path: Path | None = None) -> int:
     names = imported(tree) if path is not None else ()
     files = [file for name in names if (file := Path(path or "").parent / f"{name}.py").is_file()]
     trees = [tree, *map(parse_script, files)]
-    valid = [_releases(each) for one in trees for each in references(one)]
-    counts = {release: sum(release in each for each in valid) for release in RELEASES}
+    valid = [_releases(reference) for one in trees for reference in references(one)]
+    counts = {release: sum(release in releases for releases in valid) for release in RELEASES}
     best = [release for release in RELEASES if counts[release] == max(counts.values())]
     return 7 if 7 in best and NEWEST not in best else best[-1]
 
@@ -173,7 +173,7 @@ def _releases(reference: Reference) -> frozenset[int]:
         # of a package that exports the name nothing is known
         return _valid(row if row.path == path else replace(row, releases=_EVERY), reference)
     if owner in api.rows():
-        having = [each.releases for each in api.rows()[owner].attributes if each.name == name]
+        having = [attr.releases for attr in api.rows()[owner].attributes if attr.name == name]
         return frozenset[int]().union(*having) or _EVERY
     # a model that irc lacks is constructed from sizes; from 0.8 on it takes a config
     is_model = path.startswith("models.") and name[:1].isupper()
@@ -197,7 +197,7 @@ def _valid(row: Row, reference: Reference) -> frozenset[int]:
     if reference.call is None or not row.arguments:
         return valid
     for keyword, _ in reference.keywords:
-        having = [each.releases for each in row.arguments if each.name == keyword]
+        having = [argument.releases for argument in row.arguments if argument.name == keyword]
         valid &= frozenset[int]().union(*having) if having else _EVERY
     return frozenset(n for n in valid if len(row.of(n)[0]) >= reference.count) or valid
 
@@ -220,7 +220,7 @@ def _uses(reference: Reference) -> Iterator[Use]:
     if reference.call is None or row is None or status.kind != "supported" or not row.arguments:
         return
     release = current_session().release
-    by_position = [each.name for each in row.of(release)[0]]
+    by_position = [argument.name for argument in row.of(release)[0]]
     if reference.count > len(by_position):
         takes = f"{RELEASES[release]} takes {len(by_position)} arguments by position"
         yield Use(line, shown, "unknown", f"{takes}, found {reference.count}")
@@ -279,11 +279,11 @@ def _member(owner: str, name: str) -> Status:
     if hasattr(target, "__getattr__") and f"{row.path}.{name}" in api.rows():
         return api.SUPPORTED
     classes = (row, *api.rows_of_classes(target.__mro__))
-    attributes = [each for base in classes for each in (*base.attributes, *base.arguments)]
+    attributes = [attr for base in classes for attr in (*base.attributes, *base.arguments)]
     release = current_session().release
-    if any(each.name == name and release in each.releases for each in attributes):
+    if any(attr.name == name and release in attr.releases for attr in attributes):
         return api.SUPPORTED
-    names = [each.name for each in attributes] + [each for each in dir(target) if each[0] != "_"]
+    names = [attr.name for attr in attributes] + [other for other in dir(target) if other[0] != "_"]
     return Status("unknown", f"no such attribute is known{did_you_mean(name, names)}")
 
 
@@ -294,12 +294,12 @@ def _bindings(tree: ast.AST) -> Iterator[tuple[str, str]]:
     """(local name, dotted path) of every absolute import; `*` stands for itself."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            for each in node.names:
-                path = each.name if each.asname else each.name.partition(".")[0]
-                yield each.asname or path, path
+            for alias in node.names:
+                path = alias.name if alias.asname else alias.name.partition(".")[0]
+                yield alias.asname or path, path
         elif isinstance(node, ast.ImportFrom) and not node.level and node.module:
-            for each in node.names:
-                yield each.asname or each.name, f"{node.module}.{each.name}"
+            for alias in node.names:
+                yield alias.asname or alias.name, f"{node.module}.{alias.name}"
 
 
 def references(tree: ast.Module) -> list[Reference]:
@@ -372,13 +372,13 @@ class _Scan(ast.NodeVisitor):
         self.references.append(Reference(line, path, call))
 
     def visit_Import(self, node: ast.Import) -> None:
-        for each in filter(_is_api, (each.name for each in node.names)):
-            self._add(node, _below(each))
+        for path in filter(_is_api, (alias.name for alias in node.names)):
+            self._add(node, _below(path))
 
     def visit_ImportFrom(self, node: ast.ImportFrom) -> None:
         if not node.level and _is_api(module := node.module or ""):
-            for each in node.names:
-                self._add(node, _below(module if each.name == "*" else f"{module}.{each.name}"))
+            for alias in node.names:
+                self._add(node, _below(module if alias.name == "*" else f"{module}.{alias.name}"))
 
     def visit_Name(self, node: ast.Name) -> None:
         if isinstance(node.ctx, ast.Load) and (path := self._path(node)) is not None:
@@ -403,8 +403,8 @@ class _Scan(ast.NodeVisitor):
             self.visit(function)
         elif is_method:
             self.visit(function.value)
-        for each in (*node.args, *node.keywords):
-            self.visit(each)
+        for argument in (*node.args, *node.keywords):
+            self.visit(argument)
 
 
 def _is_api(path: str) -> bool:

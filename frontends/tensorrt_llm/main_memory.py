@@ -52,7 +52,7 @@ def _on_cpu(torch: Any) -> Any:
             named = dict(kwargs or {})
             if func is torch.device:
                 return func(*args, **named)
-            args = tuple("cpu" if _is_cuda(each) else each for each in args)
+            args = tuple("cpu" if _is_cuda(argument) else argument for argument in args)
             for name, value in named.items():
                 if _is_cuda(value) or (name == "device" and type(value) is int):
                     named[name] = "cpu"

@@ -124,9 +124,9 @@ class Stage:
         for row in zip_longest(*operations):
             self._join_operations(row)
         outputs = [network.outputs for network in self.networks]
-        self._same("the set of outputs", [sorted(each) for each in outputs])
+        self._same("the set of outputs", [sorted(own) for own in outputs])
         self.results = {
-            name: self.value([each[name].value for each in outputs], f"the output {name}", None)
+            name: self.value([own[name].value for own in outputs], f"the output {name}", None)
             for name in outputs[0]
         }
 
@@ -189,7 +189,7 @@ class Stage:
     def _join_inputs(self) -> None:
         for name in dict.fromkeys(name for network in self.networks for name in network.inputs):
             inputs = [network.inputs.get(name) for network in self.networks]
-            types = ["missing" if each is None else each.type for each in inputs]
+            types = ["missing" if tensor is None else tensor.type for tensor in inputs]
             self._same(f"the input {name}", types)
             arg = self.function.add_argument(name, cast("TensorType", types[0]))
             self._values[tuple(network.function.arg(name) for network in self.networks)] = arg
@@ -242,35 +242,37 @@ class Stage:
     def _leaf(self, leaves: tuple[Value, ...], what: str, loc: Loc | None) -> Value:
         """The constant or weight that is `leaves[i]` on rank i."""
         used = [names.get(leaf) for names, leaf in zip(self._names, leaves, strict=True)]
-        weights = [each for each in used if each is not None]
-        weight = next((each for each in weights if each.is_given), weights[0] if weights else None)
+        weights = [named for named in used if named is not None]
+        weight = next(
+            (named for named in weights if named.is_given), weights[0] if weights else None
+        )
         name = f"the weight {weight.name}" if weight else "a constant"
         self._same(name, [leaf.type for leaf in leaves], loc)
         if weight is None:
             return self._constant([cast("Op", leaf.producer) for leaf in leaves], loc)
         if weight.is_given:
-            self._same("a weight", [each.name if each else "a constant" for each in used], loc)
+            self._same("a weight", [named.name if named else "a constant" for named in used], loc)
         values: list[Any] = [
-            each.value if each else cast("Op", leaf.producer).evaluate()
-            for leaf, each in zip(leaves, used, strict=True)
+            named.value if named else cast("Op", leaf.producer).evaluate()
+            for leaf, named in zip(leaves, used, strict=True)
         ]
-        kinds = ["an array" if isinstance(each, np.ndarray) else "no array" for each in values]
+        kinds = ["an array" if isinstance(value, np.ndarray) else "no array" for value in values]
         self._same(name, kinds, loc)
         if kinds[0] == "no array":
             mesh = self.module.mesh
-            values = [each.parameter.reference(each.name, mesh, each.value) for each in weights]
+            values = [named.parameter.reference(named.name, mesh, named.value) for named in weights]
         return self._weight(weight.name, leaves[0].type, values, loc)
 
     def _constant(self, makers: Sequence[Op], loc: Loc | None) -> Value:
         """The constant that `makers[i]` makes on rank i."""
         first, numbers = makers[0], [_numbers(op) for op in makers]
         type = first.result.type
-        if all(_equal(each, numbers[0]) for each in numbers):
+        if all(_equal(elements, numbers[0]) for elements in numbers):
             constant = self._add(first.rebuilt(()), loc)
             constant.name = first.result.name
             return constant
-        if all(len(each) == 1 for each in numbers):
-            number = self._number([each[0] for each in numbers], type.dtype, loc)
+        if all(len(elements) == 1 for elements in numbers):
+            number = self._number([elements[0] for elements in numbers], type.dtype, loc)
             return self._add(ops.Expand(number, shape=type.shape), loc) if type.ndim else number
         return self._weight("by_rank", type, [op.evaluate() for op in makers], loc)
 
@@ -317,10 +319,10 @@ class Stage:
             name = f"{title}_{next(copies)}"
         axes, table = self._table(values)
         refs = [
-            each
-            if isinstance(each, Ref)
-            else self.arrays.add(f"{name}/{place}" if axes else name, each)
-            for place, each in enumerate(table)
+            value
+            if isinstance(value, Ref)
+            else self.arrays.add(f"{name}/{place}" if axes else name, value)
+            for place, value in enumerate(table)
         ]
         if not axes:
             return self.module.add_weight(Weight(type, name, refs[0]))
@@ -362,7 +364,7 @@ def _is_leaf(value: Value) -> bool:
 def _numbers(op: Op) -> tuple[Number, ...]:
     """The elements of a constant, or the one number that all of them are."""
     values = op.values if isinstance(op, ops.Constant) else (cast("ops.Full", op).value,)
-    return values[:1] if all(_equal(each, values[0]) for each in values) else values
+    return values[:1] if all(_equal(value, values[0]) for value in values) else values
 
 
 def _equal(a: Any, b: Any) -> bool:
@@ -370,7 +372,7 @@ def _equal(a: Any, b: Any) -> bool:
     if a is b:
         return True
     if isinstance(a, np.ndarray):  # as bytes, so that NaN equals itself
-        x, y = (np.ascontiguousarray(each).reshape(-1) for each in cast("list[Array]", [a, b]))
+        x, y = (np.ascontiguousarray(array).reshape(-1) for array in cast("list[Array]", [a, b]))
         return np.array_equal(x.view(np.uint8), y.view(np.uint8))
     return a == b if isinstance(a, Ref) else repr(a) == repr(b)  # 0.0 is not -0.0 or False
 
@@ -386,13 +388,13 @@ def _check_transfers(networks: Table[int, Network], size: int) -> None:
     expected = Counter({pair: len(networks[pair[0] // size * size].sent) for pair in pairs})
     for pair in sorted({*sends, *receives, *pairs}):
         if not sends[pair] == receives[pair] == expected[pair]:
-            own = [each for n in networks.values() for each in (*n.sent, *n.received)]
+            own = [transfer for n in networks.values() for transfer in (*n.sent, *n.received)]
             raise Error(
                 f"rank {pair[0]} sends {sends[pair]} tensors to rank {pair[1]}, which receives "
                 f"{receives[pair]} from it; expected {expected[pair]}: send and recv join the same "
                 f"places of consecutive pipeline stages (pp_size is {len(networks) // size}), "
                 "with as many tensors on every rank of a stage",
-                loc=next(each.loc for each in own if each.rank in pair),
+                loc=next(transfer.loc for transfer in own if transfer.rank in pair),
             )
 
 
@@ -404,8 +406,8 @@ def _handed(stages: Sequence[Stage]) -> list[dict[str, Value]]:
         received = zip(*(network.received for network in following.networks), strict=True)
         for index, (sources, targets) in enumerate(zip(sent, received, strict=True)):
             what = f"tensor {index} from pipeline stage {number} to {number + 1}"
-            value = stage.value([each.value for each in sources], what, sources[0].loc)
-            arg = following.value([each.value for each in targets], what, targets[0].loc)
+            value = stage.value([source.value for source in sources], what, sources[0].loc)
+            arg = following.value([target.value for target in targets], what, targets[0].loc)
             if value.type != arg.type:
                 raise Error(
                     f"{what} is sent as {value.type} and received as {arg.type}, at "
@@ -450,7 +452,7 @@ def _is_sent(value: Value, sent: Table[str, Value]) -> bool:
     """Whether an output is what the stage sends, perhaps in another dtype."""
     maker = value.producer
     source = maker.operands[0] if maker is not None and maker.opname == "cast" else value
-    return any(each is value or each is source for each in sent.values())
+    return any(other is value or other is source for other in sent.values())
 
 
 def _leave_out_unused(function: Function) -> None:

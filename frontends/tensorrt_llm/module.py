@@ -55,8 +55,8 @@ class Parameter:
         array = None if value is None or isinstance(value, Ref) else as_array(value)
         if shape is None and array is None:
             raise Error("a parameter needs a value or a shape", loc=here())
-        found = "f32" if array is None else dtype_of(array)
-        kind = found if dtype is None else irc_dtype(dtype)
+        own = "f32" if array is None else dtype_of(array)
+        kind = own if dtype is None else irc_dtype(dtype)
         sizes = tuple(int(size) for size in (shape if array is None else array.shape) or ())
         self.inner = Weight(sizes, kind, self)
         self.is_buffer, self._has_dtype = is_buffer, dtype is not None
@@ -139,16 +139,16 @@ class Parameter:
     def reference(self, name: str, mesh: Mesh, value: Any) -> Ref:
         """The weight reference on this rank of its `value`, which is a reference or None."""
         if isinstance(value, Ref):
-            found, kind = value, ref_dtype(value)
+            ref, kind = value, ref_dtype(value)
             if kind not in (None, self.type.dtype):
-                found = found.then(Cast(self.type.dtype))
-            shape = ref_shape(found, mesh)
+                ref = ref.then(Cast(self.type.dtype))
+            shape = ref_shape(ref, mesh)
             if shape is not None and shape != self.type.shape:
                 raise Error(
                     f"the parameter {name} is {self.type}, but {value} has the shape "
                     f"{list(shape)} on one rank"
                 )
-            return found
+            return ref
         axes = [a for a in (self.sharded or (0, ()))[1] if a in mesh.names]
         if not axes or self.sharded is None:
             return UnboundRef(name)
@@ -252,8 +252,8 @@ class ModuleList(base.ModuleList[Any], Module):
     """A list of modules, named by their index."""
 
     def __getitem__(self, index: Any) -> Any:
-        found = super().__getitem__(index)
-        return ModuleList(found) if isinstance(index, slice) else found
+        part = super().__getitem__(index)
+        return ModuleList(part) if isinstance(index, slice) else part
 
     def __setitem__(self, index: int, module: Any) -> None:
         self._items[index] = module

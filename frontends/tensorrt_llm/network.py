@@ -192,7 +192,7 @@ class Network:
     def add_profiles(self, profiles: Sequence[OptimizationProfile]) -> None:
         """Take the ranges of the inputs that have none from optimization profiles."""
         for name, tensor in self.inputs.items():
-            rows = [ranges for each in profiles if (ranges := each.ranges(name)) is not None]
+            rows = [ranges for profile in profiles if (ranges := profile.ranges(name)) is not None]
             for size, *ranges in zip(tensor.type.shape, *rows, strict=True) if rows else ():
                 if isinstance(size, Dim) and str(size) in self.unnamed:
                     low, best, high = Range(str(size), tuple(ranges)).merged
@@ -235,18 +235,18 @@ class Network:
         for entry in self.entries:
             entry.shape = _bound(entry.shape, sizes)
             if entry.content is not None:
-                elements = [_bound(each, sizes) for each in entry.content.flat]
+                elements = [_bound(element, sizes) for element in entry.content.flat]
                 entry.content = contents(*elements).reshape(entry.content.shape)
         self.unnamed -= sizes.keys()
 
     def _check_range(self, row: Range, what: str) -> None:
         """An Error where another input gives a dimension of this name other ranges."""
-        known, other = self._ranges.setdefault(row.name, (row.profiles, what))
-        if known == row.profiles:
+        profiles, other = self._ranges.setdefault(row.name, (row.profiles, what))
+        if profiles == row.profiles:
             return
         raise Error(
             f"the dimension {row.name!r} has different ranges (min, opt, max):\n"
-            f"  {other}, {row.name} in {', '.join(map(str, known))}\n"
+            f"  {other}, {row.name} in {', '.join(map(str, profiles))}\n"
             f"  {what}, {row.name} in {', '.join(map(str, row.profiles))}\n"
             "give sizes that are equal one range, and others another name",
             loc=here(),
@@ -297,7 +297,7 @@ class Network:
 
     def _output_of(self, tensor: Tensor) -> str | None:
         """The name under which a tensor is an output."""
-        return next((n for n, each in self.outputs.items() if each.tensor is tensor), None)
+        return next((n for n, output in self.outputs.items() if output.tensor is tensor), None)
 
     def _cast(self, value: Value, dtype: str) -> Value:
         return self.builder.get(self.builder.cast(self.builder.entry(value), dtype))
@@ -342,8 +342,8 @@ class Network:
     def get_outputs(self) -> list[Tensor]:
         """Every output."""
         return [
-            each.tensor if each.tensor.ir is each.value else self.tensor_of(each.value, name)
-            for name, each in self.outputs.items()
+            out.tensor if out.tensor.ir is out.value else self.tensor_of(out.value, name)
+            for name, out in self.outputs.items()
         ]
 
     def tensor_of(self, value: Value, name: str = "") -> Tensor:
@@ -369,7 +369,7 @@ class Network:
     def receive(self, tensor: Tensor, rank: int) -> Tensor:
         """The input `tensor`, which is received from another rank."""
         value = tensor.ir
-        if value.owner is not self.function or any(each.value is value for each in self.received):
+        if value.owner is not self.function or any(other.value is value for other in self.received):
             raise Error(
                 "expected recv() of an input of the network, which gives the shape and dtype, and "
                 f"of another one each time; found {tensor.name or tensor}",
@@ -415,7 +415,7 @@ class Network:
     def finish(self) -> None:
         """Keep the values of the parameters: the script may set others for another network."""
         used = [cast("Any", inner).owner for inner in self.tracer.weights]
-        self._values = {each: each.bound for each in used if each.bound is not None}
+        self._values = {owner: owner.bound for owner in used if owner.bound is not None}
 
     def __repr__(self) -> str:
         return f"<network of {', '.join(self.inputs)}, operations: {sum(1 for _ in self.function)}>"
@@ -433,7 +433,7 @@ def _bound(value: Any, sizes: Mapping[str, DimLike]) -> Any:
     if isinstance(value, TensorType):
         return value.replace(shape=_bound(value.shape, sizes))
     if isinstance(value, tuple):
-        return tuple(_bound(each, sizes) for each in cast("tuple[Any, ...]", value))
+        return tuple(_bound(part, sizes) for part in cast("tuple[Any, ...]", value))
     if isinstance(value, Dim) and not sizes.keys().isdisjoint(value.symbols()):
         return bind(value, sizes)
     return value
@@ -446,7 +446,7 @@ def _renamed(table: dict[str, Kept], old: str, new: str) -> dict[str, Kept]:
     """A table with another key, in the same place."""
     if new != old and new in table:
         raise Error(f"the network has two inputs or outputs called {new!r}; rename one", loc=here())
-    return {new if key == old else key: each for key, each in table.items()}
+    return {new if key == old else key: entry for key, entry in table.items()}
 
 
 @api("network.net_guard")

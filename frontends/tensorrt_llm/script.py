@@ -155,10 +155,10 @@ def _explain(error: Error) -> None:
         error.message = str(cause.code) if is_text else ended
     if not isinstance(cause, ImportError) or not (cause.name or "").startswith(ROOT):
         return
-    found = re.match(r"cannot import name '(\w+)'", str(cause))
-    if found is not None:
+    match = re.match(r"cannot import name '(\w+)'", str(cause))
+    if match is not None:
         module = str(cause.name).partition(".")[2]
-        near = suggestion(module, found[1]).lstrip("; ")
+        near = suggestion(module, match[1]).lstrip("; ")
         error.add_note(near or "irc knows no such name; `irc lint` lists the names of a script")
 
 

@@ -96,8 +96,8 @@ class Definitions:
         self._module, self._own, self._refuse = module, own, refuse
         self._file = file = source_of(module) or Path()
         body = ast.parse(file.read_bytes(), str(file)).body if file.name else []
-        imports = [each for each in body if isinstance(each, ast.ImportFrom)]
-        self._future: list[ast.stmt] = [each for each in imports if each.module == "__future__"]
+        imports = [node for node in body if isinstance(node, ast.ImportFrom)]
+        self._future: list[ast.stmt] = [node for node in imports if node.module == "__future__"]
         self._statements: dict[str, list[ast.stmt]] = {}
         for statement in body:
             for name in _bound(statement):
@@ -151,7 +151,7 @@ class Definitions:
     def _import(self, statement: ast.Import | ast.ImportFrom, name: str) -> None:
         """Import one name of a statement; what cannot be imported is refused when it is used."""
         single = copy(statement)
-        single.names = [each for each in statement.names if _imported_name(each) == name]
+        single.names = [alias for alias in statement.names if _imported_name(alias) == name]
         try:
             self._execute(single)
         except (ImportError, Error) as error:

@@ -226,7 +226,7 @@ def content_of(x: Operand) -> tuple[DimLike, ...] | None:
     if isinstance(x, Dim):
         return (x,)
     if isinstance(x, (list, tuple)):
-        parts = [content_of(each) for each in cast("Sequence[Any]", x)]
+        parts = [content_of(part) for part in cast("Sequence[Any]", x)]
         return None if None in parts else tuple(size for part in parts for size in part or ())
     if not isinstance(x, (int, np.integer, np.ndarray)):
         return None

@@ -299,7 +299,7 @@ def group_norm(
     """Layer norm over each group of the channels of x [B, C, ...], times weight [C] plus bias."""
     x, gain, shift = matched(input, 1 if weight is None else weight, 0 if bias is None else bias)
     channels = x.type.shape[1]
-    gain, shift = (node("Expand", each, (channels,)) for each in (gain, shift))
+    gain, shift = (node("Expand", vector, (channels,)) for vector in (gain, shift))
     return node("GroupNormalization", x, gain, shift, num_groups=num_groups, epsilon=eps)
 
 

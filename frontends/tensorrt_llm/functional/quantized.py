@@ -165,7 +165,7 @@ def clamped(x: Tensor, clamp_val: Tensor | None) -> Tensor:
     """x between the two numbers of `clamp_val`."""
     if clamp_val is None:
         return x
-    low, high = (each.reshape(1) for each in clamp_val.cast("f32").split(1, 0))
+    low, high = (bound.reshape(1) for bound in clamp_val.cast("f32").split(1, 0))
     return F.minimum(F.maximum(x, low), high)
 
 

@@ -231,7 +231,7 @@ class Attention(AttentionBase):
         rows = packed_rows(x, prompt, types, filled)
         q, k, v = self._projected(x.unsqueeze(0) if x.ndim == 2 else x)
         if rows is not None:
-            q, k, v = (rows.pad(each) for each in (q, k, v))
+            q, k, v = (rows.pad(tokens) for tokens in (q, k, v))
         if self.cross_attention:
             lengths = unwrapped(sizes.encoder_input_lengths)
             mask = None if release() < 8 else attention_mask  # up to 0.7 that of the decoder
@@ -286,7 +286,7 @@ class Attention(AttentionBase):
         if not self.qk_layernorm:
             return self.heads.split(qkv)
         q, k, v = self.heads.split_by_head(qkv)
-        by_head = [each.reshape(*each.shape[:2], -1, self.heads.head_size) for each in (q, k)]
+        by_head = [tokens.reshape(*tokens.shape[:2], -1, self.heads.head_size) for tokens in (q, k)]
         q_normed, k_normed = self.q_layernorm(by_head[0]), self.k_layernorm(by_head[1])
         return q_normed.reshape(*q.shape), k_normed.reshape(*k.shape), v
 

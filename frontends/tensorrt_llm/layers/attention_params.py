@@ -35,7 +35,7 @@ class Fields:
         api(row)(cls)
 
     def __init__(self, **given: Any) -> None:
-        attributes = (each.name for each in rows()[self.row].attributes)
+        attributes = (attribute.name for attribute in rows()[self.row].attributes)
         vars(self).update({**dict.fromkeys(attributes), **fields(self.row, every=True), **given})
 
     if TYPE_CHECKING:
@@ -130,7 +130,7 @@ class SpecDecodingParams(Fields, row="layers.attention.SpecDecodingParams"):
 
 def refuse_lora(*given: Any) -> None:
     """An Error where there are LoRA weights at run time."""
-    if all(each is None or getattr(each, "is_off", bool)() for each in given):
+    if all(adapter is None or getattr(adapter, "is_off", bool)() for adapter in given):
         return
     raise Error(
         "LoRA weights at run time are not supported; add them to the weights of the model before "

@@ -173,10 +173,10 @@ class MixtureOfExperts(Module):
         if release() >= 10:
             self.fc, self.proj = fc, proj
             return
-        for number, each in enumerate(self.projections, start=1):
-            setattr(self, f"experts_weight_{number}", each.weight)
-            setattr(self, f"experts_bias_{number}", each.bias)
-            setattr(self, f"experts_scale_{number}", each.per_channel_scale)
+        for number, weights in enumerate(self.projections, start=1):
+            setattr(self, f"experts_weight_{number}", weights.weight)
+            setattr(self, f"experts_bias_{number}", weights.bias)
+            setattr(self, f"experts_scale_{number}", weights.per_channel_scale)
 
     def _division(self) -> tuple[tuple[str, ...], tuple[str, ...], int, int]:
         """(axes of the shards of experts, axes of the sets of experts, how many of both)."""

@@ -218,8 +218,8 @@ class LLaMAConfig(PretrainedConfig):
     @classmethod
     def _check(cls, keys: Table[str, Any]) -> None:
         """An Error about keys that are unknown, or ask for what LLaMA does not compute."""
-        known = {*cls._keys(every=True), *_WORLD, "quant_mode", "kv_dtype", *_FIXED}
-        known |= WITHOUT_MEANING
+        names = {*cls._keys(every=True), *_WORLD, "quant_mode", "kv_dtype", *_FIXED}
+        names |= WITHOUT_MEANING
         for key, value in keys.items():
             if key in _FIXED and value not in (None, _FIXED[key]):
                 raise Error(
@@ -228,9 +228,9 @@ class LLaMAConfig(PretrainedConfig):
                     "the key, or compile the Hugging Face folder with irc compile",
                     loc=here(),
                 )
-            if key not in known:
+            if key not in names:
                 raise Error(
-                    f"LLaMAConfig has no key {key!r}{did_you_mean(key, sorted(known))}; a key of "
+                    f"LLaMAConfig has no key {key!r}{did_you_mean(key, sorted(names))}; a key of "
                     "your own model belongs into a subclass of PretrainedConfig or LLaMAConfig",
                     loc=here(),
                 )

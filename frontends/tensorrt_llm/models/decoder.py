@@ -85,12 +85,12 @@ def layer_caches(params: KeyValueCacheParams | None, layers: int) -> list[Any]:
         raise Error(
             f"expected a KV cache for each of {layers} layers, found {len(caches)}", loc=here()
         )
-    each = [copy(params) for _ in caches]
-    for index, (own, cache) in enumerate(zip(each, caches, strict=True)):
+    of_layers = [copy(params) for _ in caches]
+    for index, (own, cache) in enumerate(zip(of_layers, caches, strict=True)):
         own.past_key_value = [cache]
         if isinstance(windows, (list, tuple)) and len(windows) == layers:  # pyright: ignore[reportUnknownArgumentType]
             own.host_max_attention_window_sizes = windows[index]
-    return each
+    return of_layers
 
 
 def last_token(hidden_states: Tensor, last_token_ids: Tensor | None) -> Tensor:

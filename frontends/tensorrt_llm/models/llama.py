@@ -174,7 +174,7 @@ class Transformer(Module):
         caches)."""
         if self.mapping.is_first_pp_rank():
             prompt = (prompt_embedding_table, prompt_tasks, prompt_vocab_size)
-            x = self.vocab_embedding(input_ids, *[each for each in prompt if each is not None])
+            x = self.vocab_embedding(input_ids, *[part for part in prompt if part is not None])
             self.register_network_output("embd", x)
         else:
             if hidden_states is None:

@@ -147,7 +147,7 @@ def _of_quantized(tensors: Tensors, path: str, layer: QuantizedLinear, end: str)
 
 def arrays_of(model: Any) -> Iterator[tuple[str, Array]]:
     """(name, array) of every parameter on this rank."""
-    missing = [name for name, each in model.named_parameters() if each.bound is None]
+    missing = [name for name, parameter in model.named_parameters() if parameter.bound is None]
     if missing:
         listed = ", ".join(missing[:5]) + (", ..." if len(missing) > 5 else "")
         raise Error(f"parameters without values cannot be saved: {listed}", loc=here())
@@ -219,7 +219,7 @@ def _folder_of(source: Source) -> Path:
     if isinstance(source, (str, os.PathLike)):
         return Path(cast("str", source))
     tensors: dict[str, Any] = source.state_dict()
-    key = tuple((name, each.data_ptr(), each._version) for name, each in tensors.items())
+    key = tuple((name, tensor.data_ptr(), tensor._version) for name, tensor in tensors.items())
     return _written(key, lambda: tensors)
 
 
@@ -236,7 +236,7 @@ def _written(key: Any, tensors: Callable[[], dict[str, Any]]) -> Path:
         if key not in session.copies:
             folder = session.copies[key] = session.folder / f"model-{len(session.copies)}"
             folder.mkdir()
-            arrays = {name: as_array(each) for name, each in tensors().items()}
+            arrays = {name: as_array(tensor) for name, tensor in tensors().items()}
             _write(folder / "model.safetensors", arrays.items())
         return session.copies[key]
 
@@ -326,7 +326,7 @@ class LlamaCheckpointMixin:
         weight-only layers become codes.
         """
         others = [fields.pop(name, None) for name in ("preloaded_model", "hf_model_dir")]
-        source = next((each for each in others if each is not None), hf_model_or_dir)
+        source = next((other for other in others if other is not None), hf_model_or_dir)
         algorithms = [fields.pop(name, None) for name in ("quant_config", "quantization")]
         quant_config = algorithms[0] or algorithms[1]
         if quant_config is not None:

@@ -53,10 +53,10 @@ class SamplingConfig(_Record):
 
     def update(self, **given: Any) -> dict[str, Any]:
         """Set the fields that there are; returns the others."""
-        known = given.keys() & fields(self.path, every=True).keys()
-        for name in known:
+        names = given.keys() & fields(self.path, every=True).keys()
+        for name in names:
             setattr(self, name, given[name])
-        return {name: value for name, value in given.items() if name not in known}
+        return {name: value for name, value in given.items() if name not in names}
 
     def of_row(self, row: int) -> Sampling:
         """The sampling of one row of the batch; a temperature of 0 takes the likeliest token."""

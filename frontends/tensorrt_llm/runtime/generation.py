@@ -203,7 +203,7 @@ class GenerationSession:
         decoding = Decoding(
             self.artifact.program,
             self.artifact.manifest["dims"],
-            [self._search(config, *each) for each in zip(count(), prompts, *words, strict=False)],
+            [self._search(config, *row) for row in zip(count(), prompts, *words, strict=False)],
             {**self._limits, **given},
             self.vocab_size,
             *hooks,
@@ -230,7 +230,7 @@ class GenerationSession:
                 arrays["generation_logits"] = rows.reshape(shape)
             results = {name: like(array, input_ids) for name, array in arrays.items()}
             if self.gather_context_logits and decoding.prompt_logits is not None:
-                of_prompts = [like(each, input_ids) for each in decoding.prompt_logits]
+                of_prompts = [like(rows, input_ids) for rows in decoding.prompt_logits]
                 results["context_logits"] = of_prompts
             return results
 
@@ -255,9 +255,9 @@ class GenerationSession:
         **more: Any,
     ) -> Any:
         """`decode` of a list of prompts of any lengths."""
-        arrays = [as_array(each).reshape(-1) for each in input_ids]
+        arrays = [as_array(prompt).reshape(-1) for prompt in input_ids]
         joined = like(np.concatenate(arrays), input_ids[0])
-        lengths = [len(each) for each in arrays]
+        lengths = [len(prompt) for prompt in arrays]
         return self.decode(joined, lengths, sampling_config, streaming=streaming, **more)
 
     def _search(
@@ -332,7 +332,7 @@ class ModelRunner:
         `prompt_table` is an array [tasks, tokens, hidden], or the .npy file of one. `fields` are
         those of SamplingConfig, which override `sampling_config`, such as `max_new_tokens`.
         """
-        lengths = [as_array(each).size for each in batch_input_ids]
+        lengths = [as_array(prompt).size for prompt in batch_input_ids]
         if not lengths or 0 in lengths:
             raise Error("generate got an empty prompt; expected a list of prompts with tokens")
         given: dict[str, Any] = {"end_id": None, "pad_id": None}

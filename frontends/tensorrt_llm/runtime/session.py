@@ -90,7 +90,7 @@ class Session:
 
     def infer_shapes(self, inputs: Sequence[TensorInfo], context: Any = None) -> list[TensorInfo]:
         """The outputs for inputs of these shapes, states included in neither."""
-        sizes = self.check_shapes({each.name: each.shape for each in inputs})
+        sizes = self.check_shapes({port.name: port.shape for port in inputs})
         ports = self.engine.outputs.values()
         return [TensorInfo(p.name, data_type(p.dtype), bound_shape(p, sizes)) for p in ports]
 
