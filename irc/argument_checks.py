@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from math import inf
 from numbers import Integral
 from typing import cast
 
 from .errors import Error
 
+MOST_THREADS = 4 * (os.cpu_count() or 1)  # of one operation; more wait for each other, spinning
 _LONGEST = 60  # characters of a value in a message
 
 
@@ -28,10 +30,11 @@ def check_path(what: str, value: object) -> None:
         raise Error(f"{what} is {str(value)!r}; give a path without NUL characters")
 
 
-def check_count(what: str, value: object, least: int = 1) -> None:
-    """An Error unless `value` is a whole number of at least `least`."""
-    if isinstance(value, bool) or not isinstance(value, Integral) or int(value) < least:
-        raise Error(f"{what} is {_shown(value)}; give a whole number of at least {least}")
+def check_count(what: str, value: object, least: int = 1, most: float = inf) -> None:
+    """An Error unless `value` is a whole number from `least` to `most`."""
+    if isinstance(value, bool) or not isinstance(value, Integral) or not least <= value <= most:
+        wanted = f"of at least {least}" if most == inf else f"from {least} to {most}"
+        raise Error(f"{what} is {_shown(value)}; give a whole number {wanted}")
 
 
 def whole_number_in(text: str, most: int = 2**63 - 1) -> int | None:

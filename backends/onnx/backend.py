@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from irc.argument_checks import check_count
+from irc.argument_checks import MOST_THREADS, check_count
 from irc.artifact.manifest import Progress, silent
 from irc.backends.base import Backend, Emitted, Program, Unsupported, check_supported
 from irc.backends.fallback import FallbackProgram, fallback_of
@@ -80,7 +80,7 @@ class OnnxBackend(Backend):
                     f"has no option {name}{did_you_mean(name, known)}; it has {', '.join(known)}"
                 )
         if options.get("threads") is not None:
-            check_count("threads", options["threads"])
+            check_count("threads", options["threads"], most=MOST_THREADS)
         program, fallback = _loaded(folder, manifest, **options), manifest.get("fallback")
         if fallback is None:
             return program

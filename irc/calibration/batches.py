@@ -17,7 +17,7 @@ import numpy as np
 from ..backends.base import Ports, ports_of
 from ..backends.reference.inputs import bind_inputs
 from ..errors import Error
-from ..generation.inputs import cache_capacity, check_ranges, complete, multiple_of, vocabulary
+from ..generation.inputs import cache_range, check_ranges, complete, multiple_of, vocabulary
 from ..generation.random_inputs import table_rows
 from ..generation.tokenizer import TOKENIZER, Tokenizer
 from ..ir.core import Module
@@ -73,7 +73,7 @@ class Data:
     ) -> None:
         self.files, self.module, self.folder = files, module, folder
         self.ports: Ports = ports_of(module.main)
-        self.capacity = cache_capacity(self.ports.states, module.dims)
+        self.slots = cache_range(self.ports.states, module.dims)
         self.tokens = vocabulary(self.ports) or table_rows(module).get(IDS)
         self.is_text = files[0].suffix == ".txt"
         self.length, self.rows = length, rows or _ROWS
@@ -93,7 +93,7 @@ class Data:
         if self.folder is None or not (self.folder / TOKENIZER).is_file():
             raise Error("text needs a tokenizer: calibrate a checkpoint folder, or give .npz files")
         self.fewest, shortest = (self._bounds(dim)[0] for dim in shapes[IDS])
-        longest = min(self._bounds(shapes[IDS][1])[1], self.capacity or _LENGTH)
+        longest = min(self._bounds(shapes[IDS][1])[1], self.slots[1] or _LENGTH)
         self.shortest, self.rows = shortest, rows or self.fewest
         self.length = self.length or max(shortest, min(_LENGTH, longest))
 
@@ -190,7 +190,7 @@ class Data:
                 yield {IDS: row[None, seen]}, None
 
     def _batch(self, arrays: Arrays, mask: Array | None, place: str, done: float) -> Batch:
-        full = complete(self.ports, arrays, self.capacity)
+        full = complete(self.ports, arrays, self.slots)
         check_ranges(self.ports.inputs, full, self.module.dims)
         _, sizes = bind_inputs(self.module.main, full, {})
         first = arrays.get(IDS, next(iter(arrays.values())))

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from ..argument_checks import whole_number_in
+from ..argument_checks import MOST_THREADS, whole_number_in
 from ..errors import did_you_mean
 
 if TYPE_CHECKING:
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
 Range = tuple[int, int, int]
 TRACEBACK = "--traceback"
-MOST_THREADS = 4 * (os.cpu_count() or 1)  # more wait for each other, spinning
 
 
 class Usage(Exception):

@@ -64,12 +64,12 @@ def _phases(model: Model, inputs: Arrays, runs: int, given: bool) -> list[_Phase
 def _generation(model: Model, prompt: list[int], runs: int) -> list[_Phase]:
     """Prefill of one row of tokens, and decode of one token after them, as irc generate does."""
     from ..generation.greedy import greedy
-    from ..generation.inputs import cache_capacity
+    from ..generation.inputs import cache_range
 
     program, dims, steps = model.program, model.dims, FIRST + runs
     prefills = [greedy(program, prompt, 1, dims=dims).prefill_seconds for _ in range(steps)]
     at: list[float] = []  # when each token was there
-    capacity = cache_capacity(program.ports.states, dims) or len(prompt) + steps
+    capacity = cache_range(program.ports.states, dims)[1] or len(prompt) + steps
     before = prompt[: max(capacity - steps, 1)]
     greedy(program, before, steps + 1, dims=dims, emit=lambda _: at.append(time.perf_counter()))
     found = [_Phase("prefill", prefills[FIRST:], len(prompt), "tokens")]

@@ -9,7 +9,7 @@ import numpy as np
 
 from ..backends.base import Program
 from ..errors import Error
-from .inputs import cache_capacity, check_prompt, rounded, vocabulary
+from .inputs import cache_range, check_prompt, rounded, vocabulary
 from .rows import Rows, check_language_model
 from .search import Beams, Hypothesis, Sampled
 
@@ -56,14 +56,14 @@ class Decoding:
             known += len((extra or {}).get("prompt_embedding_table", ()))
         for prompt in prompts:
             check_prompt(prompt, known)
-        longest, capacity = max(map(len, prompts)) + limit, cache_capacity(ports.states, dims)
-        if capacity and longest > capacity:
+        longest, limits = max(map(len, prompts)) + limit, cache_range(ports.states, dims)
+        if limits[1] and longest > limits[1]:
             raise Error(
                 f"prompt and new tokens are {longest}, but the caches of this model hold "
-                f"{capacity}; ask for fewer, or compile with a larger --dims C=min:typical:max "
+                f"{limits[1]}; ask for fewer, or compile with a larger --dims C=min:typical:max "
                 "(max_seq_len of a build script)"
             )
-        slots = rounded(longest, capacity)
+        slots = rounded(longest, limits)
         self.rows = Rows(program, dims, prompts, slots, extra, movable=self.width > 1)
 
     def steps(self) -> Iterator[int]:

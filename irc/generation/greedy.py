@@ -11,7 +11,7 @@ from ..backends.base import Program
 from ..errors import Error
 from ..ir.core import Module
 from ..ops import Rope
-from .inputs import cache_capacity, check_prompt, multiple_of, rounded, vocabulary
+from .inputs import Range, cache_range, check_prompt, multiple_of, rounded, vocabulary
 from .rows import Rows, check_language_model, has_engine_tensors, row_dim
 
 Stop: TypeAlias = Literal["end", "count", "capacity"]
@@ -59,9 +59,9 @@ def greedy(
     for a prompt in pieces; it gives the module of the program, whose rope may depend on the length.
     """
     dims = dims or {}
-    capacity = _checked_capacity(program, prompt, dims)
+    limits = _checked_capacity(program, prompt, dims)
     step = _ids_dim(program, 1, "tokens")[1]
-    slots = rounded(-(-(len(prompt) + max(most, 1)) // step) * step, capacity)
+    slots = rounded(-(-(len(prompt) + max(most, 1)) // step) * step, limits)
     session = _Session(program, prompt, slots, dims)
     piece = session.chunk
     if has_engine_tensors(program.ports):
@@ -140,18 +140,18 @@ class _Session:
         return int(self.rows.next_tokens([ids] * self.copies, least, total)[0])
 
 
-def _checked_capacity(program: Program, prompt: Sequence[int], dims: Mapping[str, Any]) -> int:
-    """The capacity of the caches in tokens; an Error if the model or prompt does not fit."""
+def _checked_capacity(program: Program, prompt: Sequence[int], dims: Mapping[str, Any]) -> Range:
+    """The `cache_range` of a model; an Error if the model or prompt does not fit."""
     ports = program.ports
     check_language_model(ports)
     check_prompt(prompt, vocabulary(ports))
-    capacity = cache_capacity(ports.states, dims)
-    if capacity and len(prompt) > capacity:
+    limits = cache_range(ports.states, dims)
+    if limits[1] and len(prompt) > limits[1]:
         raise Error(
-            f"the prompt has {len(prompt)} tokens, but the cache of this model holds {capacity}; "
+            f"the prompt has {len(prompt)} tokens, but the cache of this model holds {limits[1]}; "
             "shorten it, or compile with a larger --dims C=min:typical:max"
         )
-    return capacity
+    return limits
 
 
 def _by_length(module: Module, length: int) -> bool:

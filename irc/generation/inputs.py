@@ -20,17 +20,17 @@ from ..ir.types import TensorType
 
 Array: TypeAlias = np.ndarray[Any, Any]
 Arrays: TypeAlias = dict[str, Array]
+Range: TypeAlias = tuple[int, int]
 
 _CACHE_NDIMS = (4, 5)  # [B, heads, C, head size], and with keys and values stacked behind B
 _ROUND = 64  # the capacity of a cache is a multiple, so that several lengths share a plan
 
 
-def complete(ports: Ports, inputs: Mapping[str, object], capacity: int = 0) -> Arrays:
+def complete(ports: Ports, inputs: Mapping[str, object], slots: Range = (0, 0)) -> Arrays:
     """Every input and state of a program, in its dtype.
 
     A language model needs `input_ids` only: by default the cache is empty, positions are
-    consecutive, and all logits are computed. `capacity` is the most tokens a cache may hold (0:
-    any number).
+    consecutive, and all logits are computed. `slots` is the `cache_range` of the model.
     """
     known = {port.name: port for port in (*ports.inputs, *ports.states)}
     for name in inputs:
@@ -42,7 +42,7 @@ def complete(ports: Ports, inputs: Mapping[str, object], capacity: int = 0) -> A
     arrays = {name: converted(known[name], _array(name, value)) for name, value in inputs.items()}
     if "input_ids" in arrays and len(known["input_ids"].shape) == 2:
         _check_ids(arrays["input_ids"], vocabulary(ports))
-        _fill(ports, arrays, capacity)
+        _fill(ports, arrays, slots)
     missing = [name for name in known if name not in arrays]
     if missing:
         raise Error(f"the inputs lack {', '.join(missing)}; the model takes {', '.join(known)}")
@@ -186,7 +186,7 @@ def converted(port: Port, array: Array) -> Array:
     raise Error(f"the input {port.name} is {array.dtype}, but it must be {port.dtype}; convert it")
 
 
-def _fill(ports: Ports, arrays: Arrays, capacity: int) -> None:
+def _fill(ports: Ports, arrays: Arrays, slots: Range) -> None:
     ids = arrays["input_ids"]
     _check_multiples(ports, ids)
     batch, count = ids.shape
@@ -208,20 +208,21 @@ def _fill(ports: Ports, arrays: Arrays, capacity: int) -> None:
     absent = [state for state in ports.states if state.name not in arrays]
     if absent and needed > count:
         raise Error("past_lengths is not 0, so the caches are required too")
-    if absent and capacity and needed > capacity:
+    if absent and slots[1] and needed > slots[1]:
         raise Error(
-            f"input_ids has {count} tokens per row, but the cache of this model holds {capacity}; "
+            f"input_ids has {count} tokens per row, but the cache of this model holds {slots[1]}; "
             "compile it with a larger --dims C=min:typical:max"
         )
-    slots = rounded(needed, capacity)
+    count = rounded(needed, slots)
     for state in absent:
-        arrays[state.name] = np.zeros(state_shape(state, batch, slots), numpy_dtype(state.dtype))
+        arrays[state.name] = np.zeros(state_shape(state, batch, count), numpy_dtype(state.dtype))
 
 
-def rounded(count: int, capacity: int) -> int:
-    """A capacity for `count` tokens: a multiple of 64, at most `capacity` (0: no limit)."""
-    slots = -(-count // _ROUND) * _ROUND
-    return min(slots, capacity) if capacity else slots
+def rounded(count: int, slots: Range) -> int:
+    """A capacity for `count` tokens: a multiple of 64, within `cache_range`."""
+    least, most = slots
+    capacity = max(-(-count // _ROUND) * _ROUND, least)
+    return min(capacity, most) if most else capacity
 
 
 def state_shape(state: Port, batch: int, slots: int) -> tuple[int, ...]:
@@ -265,16 +266,17 @@ def multiple_of(dim: DimLike) -> tuple[str, int] | None:
     return (symbols[0], factor) if isinstance(factor, int) else None
 
 
-def cache_capacity(states: Iterable[Port], dims: Mapping[str, Any]) -> int:
-    """The capacity of caches in tokens: C, or the maximum of its range; 0: any number."""
-    limits: list[int] = []
+def cache_range(states: Iterable[Port], dims: Mapping[str, Any]) -> Range:
+    """The least and the most tokens of caches: C, or its range; (0, 0): any number."""
+    limits: list[Range] = []
     for state in states:
         if len(state.shape) not in _CACHE_NDIMS:
             continue
         dim = state.shape[-2]
         found = multiple_of(dim)
         if isinstance(dim, int):
-            limits.append(dim)
+            limits.append((dim, dim))
         elif found is not None and found[0] in dims:
-            limits.append(int(dims[found[0]][2]) * found[1])
-    return min(limits, default=0)
+            low, _, high = dims[found[0]]
+            limits.append((int(low) * found[1], int(high) * found[1]))
+    return max((low for low, _ in limits), default=0), min((high for _, high in limits), default=0)

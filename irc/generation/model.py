@@ -12,7 +12,7 @@ from ..ir.core import Module
 from .checks import checked
 from .decoding import Criteria, Decoding, Processor
 from .greedy import Summary, greedy
-from .inputs import Arrays, cache_capacity, check_ranges, complete
+from .inputs import Arrays, cache_range, check_ranges, complete
 from .sampling import GREEDY, Sampling, Words, random_of_row
 from .search import Beams, DecodingRules, Hypothesis, Sampled
 from .tokenizer import TextStream, Tokenizer
@@ -47,8 +47,7 @@ class Model:
         """
         check_arrays(inputs)
         ports = self.program.ports
-        capacity = cache_capacity(ports.states, self.dims)
-        arrays = complete(ports, inputs, capacity)
+        arrays = complete(ports, inputs, cache_range(ports.states, self.dims))
         given = [port for port in ports.states if port.name in inputs]
         check_ranges([*ports.inputs, *given], arrays, self.dims)
         results = checked(self.program, self.program.run(arrays), arrays)

@@ -11,7 +11,7 @@ from ..backends.base import ports_of
 from ..ir.core import Module
 from ..ir.dims import Dim
 from ..ir.dtypes import dtype
-from .inputs import cache_capacity, vocabulary
+from .inputs import cache_range, vocabulary
 
 Arrays: TypeAlias = dict[str, np.ndarray[Any, Any]]
 
@@ -40,7 +40,8 @@ def random_inputs(module: Module, seed: int) -> Arrays:
             continue
         kind, shape = dtype(port.dtype), tuple(map(sizes.dim, port.shape))
         if is_language_model and len(shape) == 2:
-            shape = (shape[0], min(shape[1], cache_capacity(ports.states, module.dims) or shape[1]))
+            most = cache_range(ports.states, module.dims)[1]
+            shape = (shape[0], min(shape[1], most or shape[1]))
         drawn: Any = random.standard_normal(shape) if kind.is_float else None
         if drawn is None:
             drawn = random.integers(0, rows.get(port.name, 2), shape)

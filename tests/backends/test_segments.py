@@ -171,6 +171,6 @@ def test_threads_of_all_sessions_are_bounded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("irc.backends.onnxruntime.session.MOST_THREADS", 10)
-    program = loaded(TWICE, tmp_path, threads=64)
+    program = loaded(TWICE, tmp_path, threads=8)
     for session in sessions(program.models[1].parts):
         assert session.get_session_options().intra_op_num_threads == 2  # 5 steps, 2 ranks

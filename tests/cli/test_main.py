@@ -13,7 +13,7 @@ from types import ModuleType, SimpleNamespace
 import pytest
 
 from irc import __version__, backends
-from irc.cli.arguments import MOST_THREADS
+from irc.argument_checks import MOST_THREADS
 from irc.cli.main import COMMANDS
 from irc.cli.rank import Process
 from irc.errors import Error

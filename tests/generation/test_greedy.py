@@ -83,6 +83,8 @@ def test_the_capacity_of_the_cache() -> None:
     program = Counting()
     greedy(program, [3] * 60, 10, dims={"C": (1, 4, 1000)})
     assert program.sizes["C"] == 128
+    greedy(program, [3], 10, dims={"C": (80, 80, 1000)})
+    assert program.sizes["C"] == 80
 
 
 def test_a_long_prompt_is_split_over_steps() -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from irc.backends.base import Port, Ports
 from irc.errors import Error
-from irc.generation.inputs import cache_capacity, complete, rounded
+from irc.generation.inputs import cache_range, complete, rounded
 from irc.ir.dims import symbol
 
 B, S, T, C = map(symbol, "BSTC")
@@ -63,9 +63,10 @@ def test_wrong_past_lengths_are_refused() -> None:
 
 
 def test_more_tokens_than_the_cache_holds_are_refused() -> None:
-    assert complete(LANGUAGE, {"input_ids": np.zeros((1, 20), int)}, 20)["k0"].shape[2] == 20
+    assert complete(LANGUAGE, {"input_ids": np.zeros((1, 20), int)}, (1, 20))["k0"].shape[2] == 20
+    assert complete(LANGUAGE, {"input_ids": [[7]]}, (80, 96))["k0"].shape[2] == 80
     with pytest.raises(Error, match="has 21 tokens per row, but the cache of this model holds 20"):
-        complete(LANGUAGE, {"input_ids": np.zeros((1, 21), int)}, 20)
+        complete(LANGUAGE, {"input_ids": np.zeros((1, 21), int)}, (1, 20))
 
 
 def test_unknown_and_missing_inputs_are_named() -> None:
@@ -106,10 +107,11 @@ def test_other_conversions_are_refused(name: str, value: np.ndarray, message: st
 
 
 def test_the_capacity_of_caches() -> None:
-    assert cache_capacity(CACHES, {"C": [1, 8, 100]}) == 100
-    assert cache_capacity(CACHES, {}) == 0
-    assert cache_capacity((Port("k", "f32", (1, 2, 32, 8), True),), {}) == 32
-    assert (rounded(1, 0), rounded(64, 0), rounded(65, 0), rounded(65, 100)) == (64, 64, 128, 100)
+    assert cache_range(CACHES, {"C": [1, 8, 100]}) == (1, 100)
+    assert cache_range(CACHES, {}) == (0, 0)
+    assert cache_range((Port("k", "f32", (1, 2, 32, 8), True),), {}) == (32, 32)
+    assert [rounded(count, (0, 0)) for count in (1, 64, 65)] == [64, 64, 128]
+    assert (rounded(65, (1, 100)), rounded(1, (80, 96))) == (100, 80)
 
 
 @pytest.mark.parametrize("ids", [[1, 2, 3], [[[1]]], [[], []], np.zeros((0, 3), int)])

@@ -95,6 +95,8 @@ def test_options_of_loading(tmp_path: Path) -> None:
     irc.compile(doubled(), tmp_path / "out")
     program = irc.load(tmp_path / "out", threads=1).program
     assert session_of(program).get_session_options().intra_op_num_threads == 1
+    with pytest.raises(irc.Error, match="threads is 1000000; give a whole number from 1 to"):
+        _ = irc.load(tmp_path / "out", threads=10**6).program
     with pytest.raises(irc.Error, match="the reference backend has no option threads"):
         open_model(tmp_path / "out", "reference", threads=1)
     irc.compile(doubled(), tmp_path / "numpy", backend="reference")
