@@ -43,6 +43,7 @@ def sharing_problem(path: str | os.PathLike[str]) -> str:
         return f"{path} belongs to another user"
     reached = parent.st_mode & (stat.S_IXGRP | stat.S_IXOTH)
     if reached and facts.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        folder = path if stat.S_ISDIR(facts.st_mode) else os.path.dirname(path)
-        return f"other users can write {path} (delete it, then chmod go-rwx {folder})"
+        is_folder = stat.S_ISDIR(facts.st_mode)  # irc makes it again, for this user alone
+        then = "" if is_folder else f", then chmod go-rwx {os.path.dirname(path)}"
+        return f"other users can write {path} (delete it{then})"
     return ""

@@ -54,6 +54,6 @@ def find_place(environment: Mapping[str, str] = os.environ) -> Place | None:
 
 def _numbers(environment: Mapping[str, str], names: tuple[str, ...]) -> list[int]:
     """The values of all these variables as numbers; empty where one is missing."""
-    found = [whole_number_in(environment.get(name, "")) for name in names]
-    known = [number for number in found if number is not None]
-    return known if len(known) == len(found) else []
+    values = [whole_number_in(environment.get(name, "")) for name in names]
+    numbers = [number for number in values if number is not None]
+    return numbers if len(numbers) == len(values) else []

@@ -41,10 +41,10 @@ class ConfigReader:
         self._read: set[str] = set()
 
     def integer(self, key: str, default: Any = _REQUIRED, most: int = _LARGEST) -> Any:
-        """An int of at most `most`, which has 32 bits."""
+        """An int of at most `most` in magnitude, by default of 32 bits."""
         value = self._take(key, default, (int,), "a whole number")
         if isinstance(value, int) and not -most <= value <= most:
-            raise self.error(key, f"expected a number of at most {most}")
+            raise self.error(key, f"expected a number of at most {most} in magnitude")
         return value
 
     def number(self, key: str, default: Any = _REQUIRED) -> Any:
@@ -66,8 +66,8 @@ class ConfigReader:
 
     def numbers(self, key: str) -> tuple[float, ...]:
         """A list of numbers, empty by default."""
-        found = self._list(key, (int, float), "a list of numbers")
-        return tuple(self._float(key, each) for each in found)
+        values = self._list(key, (int, float), "a list of numbers")
+        return tuple(self._float(key, value) for value in values)
 
     def inner(self, key: str) -> dict[str, Any]:
         """A nested object, empty by default."""
@@ -94,7 +94,7 @@ class ConfigReader:
             )
 
     def _float(self, key: str, value: Any) -> Any:
-        """A number as a float; what is none stays."""
+        """An int as a float; other values as they are."""
         try:
             return float(value) if isinstance(value, int) else value
         except OverflowError:

@@ -116,12 +116,12 @@ def test_a_damaged_journal_begins_anew(
     with pytest.raises(KeyboardInterrupt):
         irc.compile(module(), folder / "out")
     path = unfinished_folder(folder / "out") / "finished.json"
-    known = json.loads(path.read_text())
-    journal = json.dumps(known | {"count": -5}) if journal == "COUNT" else journal
-    path.write_text(journal.replace("IT", json.dumps(known["identity"])))
-    made = irc.compile(module(), folder / "out")
+    written = json.loads(path.read_text())
+    journal = json.dumps(written | {"count": -5}) if journal == "COUNT" else journal
+    path.write_text(journal.replace("IT", json.dumps(written["identity"])))
+    artifact = irc.compile(module(), folder / "out")
     assert computed == [3 * COUNT] * 2
-    assert list(made.opened.problems(whole=True)) == []
+    assert list(artifact.opened.problems(whole=True)) == []
 
 
 def test_other_weights_begin_anew(

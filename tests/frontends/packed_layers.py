@@ -177,11 +177,11 @@ def static8(rng: Any, n: int, k: int) -> Packed:
 
 def static_of(rng: Any, n: int, k: int, weight: str, input: str) -> Packed:
     """FP8 with one scale for the weight and one for the input, of these names."""
-    made = float8(rng, n, k, weight, (n, k))
-    made.tensors[weight] = made.tensors[weight].reshape(())
-    made.tensors[input] = scale = scales_like(rng, ())
-    made.inputs = by_tensor(scale, F8, 448)
-    return made
+    layer = float8(rng, n, k, weight, (n, k))
+    layer.tensors[weight] = layer.tensors[weight].reshape(())
+    layer.tensors[input] = scale = scales_like(rng, ())
+    layer.inputs = by_tensor(scale, F8, 448)
+    return layer
 
 
 def nvfp4(rng: Any, n: int, k: int, library: str, inputs: bool = True) -> Packed:

@@ -24,12 +24,17 @@ def test_examples_round_trip(path: str) -> None:
     module = load_script(path)
     text = str(module)
     assert str(irc.parse(text)) == text and "unbound(" in text
-    if path == RECOMMENDER:
-        with pytest.raises(irc.Error, match=r"the weight table.index.* random keys or positions"):
-            random_weights(module, 3)
-        return
-    text = str(random_weights(module, 3))
+
+
+@pytest.mark.parametrize("path", [LLAMA, TOWERS])
+def test_random_weights_round_trip(path: str) -> None:
+    text = str(random_weights(load_script(path), 3))
     assert str(irc.parse(text)) == text and "unbound(" not in text
+
+
+def test_keys_of_an_index_are_not_random() -> None:
+    with pytest.raises(irc.Error, match=r"the weight table.index.* random keys or positions"):
+        random_weights(load_script(RECOMMENDER), 3)
 
 
 @pytest.mark.parametrize("backend", ["reference", "onnx"])

@@ -100,7 +100,10 @@ REFUSED = {
     "gemv": (AWQ | {"version": "gemv"}, "version='gemv': irc reads the layout gemm"),
     "3 bits": (GPTQ | {"bits": 3}, "bits=3: irc reads GPTQ with 4 and 8 bits"),
     "auto-round": (ROUND | {"packing_format": "auto_round:itrex"}, "irc reads awq, auto_awq, gptq"),
-    "extra": (ROUND | {"extra_config": {"proj": {"bits": 8}}}, "proj has other bits or groups"),
+    "extra": (ROUND | {"extra_config": {"proj": {"bits": 8}}}, "proj has other bits, groups or"),
+    "zeros": (ROUND | {"extra_config": {"proj": {"sym": False}}}, "groups or zero points"),
+    "inputs": (ROUND | {"act_bits": 8}, "act_bits=8: irc reads weights alone"),
+    "no object": (GPTQ | {"quantization": 5}, "quantization_config: quantization is 5; expected"),
     "marlin": (GPTQ | {"checkpoint_format": "marlin"}, "irc reads gptq and gptq_v2"),
     "modelopt": (
         MODELOPT | {"quant_algo": "W4A8_MXFP4_FP8"},

@@ -230,11 +230,11 @@ def test_caches_have_the_scales_of_the_checkpoint(
     compiled = irc.compile(path, tmp_path / "out", kv_cache=kind, **options).module
     code, most = numpy_dtype("i8" if kind == "int8" else "f8e4m3"), 127 if kind == "int8" else 448
     empty = {name: np.zeros(array.shape, code) for name, array in inputs.items() if name[1:] == "0"}
-    found = irc.evaluate(compiled, inputs | empty)
+    results = irc.evaluate(compiled, inputs | empty)
     for part, scale in scales.items():
         numbers = np.clip(plain[f"{part}0"] / np.float32(scale), -most - (kind == "int8"), most)
         wanted = (np.rint(numbers) if kind == "int8" else numbers).astype(code)
-        np.testing.assert_array_equal(found[f"{part}0"].astype("f4"), wanted.astype("f4"))
+        np.testing.assert_array_equal(results[f"{part}0"].astype("f4"), wanted.astype("f4"))
     if kind == "fp8":
         with pytest.raises(irc.Error, match="a cache in int8 needs statistics"):
             irc.compile(path, tmp_path / "other", kv_cache="int8", **options)

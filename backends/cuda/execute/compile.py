@@ -48,7 +48,7 @@ def unshared(folder: Path | None) -> Path | None:
     """The folder; None, with a warning, where other users could have written into it."""
     problem = "" if folder is None else sharing_problem(folder)
     if problem:
-        advice = f"or set {VARIABLE} to another folder"
+        advice = f"to use one, set {VARIABLE} to a folder of your own"
         warnings.warn(f"the cache of kernels is not used: {problem}; {advice}", stacklevel=2)
     return None if problem else folder
 

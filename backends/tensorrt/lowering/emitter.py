@@ -135,26 +135,26 @@ class TensorRTEmitter(Emitter):
         """The initializer or input of a matrix, stored as its transpose, as `stored_as` does."""
         turn: tuple[Step, ...] = (Transpose((1, 0)),)
         dtype = "" if dtype == weight.type.dtype else dtype
-        made = turn if dtype in ("", "u8") else (Cast(dtype), *turn)
+        steps = turn if dtype in ("", "u8") else (Cast(dtype), *turn)
         return self.cached(
-            ("transposed", weight, dtype), lambda: self._converted(weight, made, dtype, turn)
+            ("transposed", weight, dtype), lambda: self._converted(weight, steps, dtype, turn)
         )
 
     def _converted(
-        self, weight: Weight, made: Sequence[Step], dtype: str = "", steps: Sequence[Step] = ()
+        self, weight: Weight, steps: Sequence[Step], dtype: str = "", back: Sequence[Step] = ()
     ) -> str:
-        """A new initializer or input of a weight after the steps `made`; `steps` lead back."""
+        """A new initializer or input of a weight after `steps`; the steps `back` lead back."""
         form = self.storage.form(weight, self.compute)
         ref = self.storage.reader.complete(form.ref)
-        for step in made:
+        for step in steps:
             ref = ref.then(step)
         shape = self.storage.reader.shape(ref)
         form = replace(form, ref=ref, dtype=dtype or form.dtype, shape=shape)
         name = self._input(form, weight.name)
-        back: Ref = UnboundRef(name, shape if steps else None)
-        for step in steps:
-            back = back.then(step)
-        self.other_forms.setdefault(weight, back)
+        original: Ref = UnboundRef(name, shape if back else None)
+        for step in back:
+            original = original.then(step)
+        self.other_forms.setdefault(weight, original)
         return name
 
     def held(self, weight: Weight) -> Ref:

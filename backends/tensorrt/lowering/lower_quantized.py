@@ -220,27 +220,27 @@ def _blocks_of_columns(op: ops.Dequantize) -> bool:
 
 
 def _stored_scale(op: ops.Dequantize) -> Value:
-    made = op.scale.producer
-    return made.x if isinstance(made, ops.Dequantize) else op.scale
+    """The scales of a weight as the checkpoint has them: codes, where they have a scale."""
+    level = op.scale.producer
+    return level.x if isinstance(level, ops.Dequantize) else op.scale
 
 
 def _turned(e: TensorRTEmitter, op: ops.Dequantize, dtype: str) -> str:
     """The numbers of a weight whose codes and scales are stored transposed."""
-    scale, made = _stored_scale(op), op.scale.producer
+    scale, level = _stored_scale(op), op.scale.producer
     assert isinstance(op.x, Weight) and isinstance(scale, Weight)
     codes = e.stored_transposed(op.x)
     if scale.type.dtype == "f8e8m0" and op.x.type.dtype == "f8e4m3":
-        found = _mxfp8(e, dtype, codes, e.stored_transposed(scale, "u8"))
+        numbers = _mxfp8(e, dtype, codes, e.stored_transposed(scale, "u8"))
+        return e.add("Transpose", numbers, perm=[1, 0])
+    if isinstance(level, ops.Dequantize):
+        factor, to = _number(e, level.scale, "f32"), {"output_dtype": DTYPES[dtype]}
+        scales = e.add("DequantizeLinear", e.stored_transposed(scale), factor, **to)
     else:
-        if isinstance(made, ops.Dequantize):
-            factor = _number(e, made.scale, "f32")
-            to = {"output_dtype": DTYPES[dtype]}
-            scales = e.add("DequantizeLinear", e.stored_transposed(scale), factor, **to)
-        else:
-            scales = e.stored_transposed(scale, dtype)
-        block = int(str(block_sizes(op.x.type.shape, op.scale.type.shape)[0]))
-        found = e.add("DequantizeLinear", codes, scales, axis=-1, block_size=block)
-    return e.add("Transpose", found, perm=[1, 0])
+        scales = e.stored_transposed(scale, dtype)
+    block = int(str(block_sizes(op.x.type.shape, op.scale.type.shape)[0]))
+    numbers = e.add("DequantizeLinear", codes, scales, axis=-1, block_size=block)
+    return e.add("Transpose", numbers, perm=[1, 0])
 
 
 def _scales(e: TensorRTEmitter, op: Scaled, dtype: str) -> str:

@@ -82,13 +82,9 @@ def method_of(config: Mapping[str, Any]) -> Method | None:
 
 def _described(config: Mapping[str, Any]) -> dict[str, Any]:
     """The object of a config that describes its quantization; empty if there is none."""
-    found: Any = next((config[key] for key in KEYS if config.get(key)), None)
-    if found is None and "quantization" in config:
-        found = {"quantization": config["quantization"]}
-    if not isinstance(found or {}, dict):
-        raise Error(f"quantization_config is {found!r}; expected an object")
-    values = cast("dict[str, Any]", found or {})
-    return {**values, **values.get("quantization", {})}  # ModelOpt nests its own
+    key = next((key for key in KEYS if config.get(key)), "quantization")
+    values = ConfigReader(config).inner(key)
+    return values | ConfigReader(values, key).inner("quantization")  # ModelOpt nests its own
 
 
 def find_layers(
@@ -131,11 +127,11 @@ def cache_scales(folder: str | os.PathLike[str], kind: str) -> dict[str, float]:
         return {}
     checkpoint = Checkpoint(folder)
     places = {key: _CACHE_PLACE.search(key) for key in checkpoint if key.endswith(_CACHE)}
-    found = {f"{place[2]}{place[1]}": key for key, place in places.items() if place is not None}
-    if not found or _cache_kind(folder) != kind:
+    keys = {f"{place[2]}{place[1]}": key for key, place in places.items() if place is not None}
+    if not keys or _cache_kind(folder) != kind:
         return {}
     tensors = Tensors(checkpoint, str)
-    return {name: tensors.number(key) for name, key in found.items()}
+    return {name: tensors.number(key) for name, key in keys.items()}
 
 
 def _cache_kind(folder: str | os.PathLike[str]) -> str:

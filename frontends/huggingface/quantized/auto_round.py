@@ -22,16 +22,21 @@ class AutoRound(Method):
         layout = packing.removeprefix("auto_round:")
         if layout not in _LAYOUTS or config.word("data_type", "int") != "int":
             raise config.error("packing_format", f"irc reads {', '.join(_LAYOUTS)}, of integers")
+        if config.integer("act_bits", 16) < 16:
+            raise config.error("act_bits", "irc reads weights alone; compile with --quantize")
         self._layout = _LAYOUTS[layout](config)
         bits, group = config.integer("bits"), config.integer("group_size")
+        symmetric = config.flag("sym", True)
         ignored: list[str] = []
         extra = ConfigReader(config.inner("extra_config"), "extra_config")
         for name in config.inner("extra_config"):
             own = ConfigReader(extra.inner(name), f"extra_config of {name}")
             if own.integer("bits", bits) >= 16:
                 ignored.append(name)
-            elif (own.integer("bits", bits), own.integer("group_size", group)) != (bits, group):
-                raise config.error("extra_config", f"{name} has other bits or groups than the rest")
+                continue
+            kind = own.integer("bits", bits), own.integer("group_size", group)
+            if (*kind, own.flag("sym", symmetric)) != (bits, group, symmetric):
+                raise config.error("extra_config", f"{name} has other bits, groups or zero points")
         self.ignored = ignored
 
     def layer(self, name: str, tensors: Tensors, shape: Sizes) -> Layer:
