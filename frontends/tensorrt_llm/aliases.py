@@ -12,10 +12,10 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
-from ...errors import Error, did_you_mean
-from ...source import here
+from ...errors import did_you_mean
 from .api import RELEASES, ROOT, find, is_module, modules, names_of, release, status, suggestion
 from .context import current_session
+from .errors import ScriptError
 from .sources import Definitions, source_spec
 from .torch_ops import register
 
@@ -181,7 +181,7 @@ class _Unsupported(type):
     refusal: str
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
-        raise Error(cls.refusal, loc=here())
+        raise ScriptError(cls.refusal)
 
     __iter__ = __getitem__ = __call__
 
@@ -198,7 +198,7 @@ def unsupported(path: str, why: str) -> type:
     """A class that raises an Error with the alternative when it is used."""
 
     def refuse(cls: Any, **_: Any) -> None:
-        raise Error(cls.refusal, loc=here())
+        raise ScriptError(cls.refusal)
 
     refusal = f"{path} is not supported: {why}"
     body = {"refusal": refusal, "__init_subclass__": classmethod(refuse)}

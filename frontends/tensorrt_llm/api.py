@@ -21,9 +21,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal, TypeVar, cast
 
-from ...errors import Error, did_you_mean
-from ...source import here
+from ...errors import did_you_mean
 from .context import current_session, minor
+from .errors import ScriptError
 
 Kind = Literal["supported", "without effect", "refused", "unknown"]
 Bound = TypeVar("Bound", bound=Callable[..., Any])
@@ -448,14 +448,13 @@ class Call:
         by_position, by_keyword = self.row.of(release())
         names = [arg.name for arg in by_position]
         if len(args) > len(names):
-            raise Error(
+            raise ScriptError(
                 f"{self.title} takes {len(names)} positional arguments in TensorRT-LLM "
-                f"{RELEASES[release()]}, found {len(args)}: expected {', '.join(names) or 'none'}",
-                loc=here(),
+                f"{RELEASES[release()]}, found {len(args)}: expected {', '.join(names) or 'none'}"
             )
         given = dict(zip(names, args, strict=False))
         if twice := given.keys() & kwargs:
-            raise Error(f"{self.title}: the argument {min(twice)} is given twice", loc=here())
+            raise ScriptError(f"{self.title}: the argument {min(twice)} is given twice")
         given |= kwargs
         arguments = {arg.name: arg for arg in (*by_position, *by_keyword)}
         bound = {n: value for n, value in given.items() if self._takes(n, value, arguments.get(n))}
@@ -472,7 +471,7 @@ class Call:
             elif name in names:
                 needed.insert(0, name)
         if missing := [name for name in needed if name not in bound]:
-            raise Error(f"{self.title} needs {', '.join(missing)}", loc=here())
+            raise ScriptError(f"{self.title} needs {', '.join(missing)}")
         return bound
 
     def _takes(self, name: str, value: Any, argument: Argument | None) -> bool:
@@ -483,7 +482,7 @@ class Call:
             if self.row.takes_any and self.takes_fields:
                 return True
             near = did_you_mean(name, sorted(self.row.names | set(self.parameters)))
-            raise Error(f"{self.title} has no argument {name!r}{near}", loc=here())
+            raise ScriptError(f"{self.title} has no argument {name!r}{near}")
         if _is_off(value, _EMPTY if argument is None else argument.value):
             return False
         note = self.status(name)
@@ -491,7 +490,7 @@ class Call:
             current_session().note(f"{self.title}: {name} has no effect: {note.why}")
             return False
         why = note.why or "irc has no counterpart; leave it out"
-        raise Error(f"{self.title}: {name} is not supported: {why}", loc=here())
+        raise ScriptError(f"{self.title}: {name} is not supported: {why}")
 
 
 def _is_required(parameter: inspect.Parameter) -> bool:

@@ -9,12 +9,10 @@ from typing import Any, cast
 
 import numpy as np
 
-from ...errors import Error
 from ...ir.core import Op
 from ...ir.dims import Dim, DimLike
 from ...ir.dtypes import DTYPES, is_float
 from ...ops import FloorDiv, Iota, Ne
-from ...source import here
 from ..onnx.entry import Entry, Node
 from ..onnx.fold import folded
 from ..onnx.readings import TABLE
@@ -23,6 +21,7 @@ from ..tensor import kind_name, located
 from .api import border
 from .context import current_network
 from .dtypes import dim_resolve_negative
+from .errors import ScriptError
 from .module import Parameter
 from .tensor import Operand, Tensor, shape_of, tensor_of_sizes, type_of, wrap
 
@@ -62,9 +61,8 @@ def entry_of(x: Operand) -> Entry:
         return tensor_of_sizes(shape_of(x), "i64").entry
     operand = tensor(x)
     if operand.network is not current_network():
-        raise Error(
-            f"{operand!r} belongs to another network; build each network from inputs of its own",
-            loc=here(),
+        raise ScriptError(
+            f"{operand!r} belongs to another network; build each network from inputs of its own"
         )
     return operand.entry
 
@@ -79,7 +77,7 @@ def tensor(x: Any, dtype: str | None = None) -> Tensor:
         return tensor_of_sizes(x, dtype or "i32")
     number = _number(x)
     if number is None:
-        raise Error(f"expected a tensor or a number, found {kind_name(x)}", loc=here())
+        raise ScriptError(f"expected a tensor or a number, found {kind_name(x)}")
     own = "bool" if isinstance(number, bool) else "i32" if isinstance(number, int) else "f32"
     kind = dtype or own
     held = float(number) if is_float(kind) else number if kind == "bool" else int(number)

@@ -9,15 +9,14 @@ from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
-from ...errors import Error
 from ...json_files import read_object
-from ...source import here
 from .aliases import WithoutEffect
 from .api import RELEASES, api, fields, implemented, release
 from .context import current_session
 from .dimensions import OptimizationProfile
 from .engines import Engine as Engine
 from .engines import EngineBuffer, register
+from .errors import ScriptError
 from .network import Network, net_guard
 from .settings import BuildConfig as BuildConfig
 from .settings import EngineConfig as EngineConfig
@@ -80,9 +79,8 @@ class Builder:
     def build_engine(self, network: Network, builder_config: BuilderConfig) -> EngineBuffer:
         """Bytes that name the engine of this rank; its artifact is compiled with the last rank."""
         if not network.outputs:
-            raise Error(
-                "expected a network with outputs, found none; call mark_output() on a tensor",
-                loc=here(),
+            raise ScriptError(
+                "expected a network with outputs, found none; call mark_output() on a tensor"
             )
         builder_config.plugin_config = network.plugin_config
         network.add_profiles(builder_config.trt_builder_config.profiles)
@@ -194,7 +192,7 @@ def _input_options(prepare: Any, config: BuildConfig) -> dict[str, Any]:
         if arguments or name in _HERE or row.use == "ignored" or not _asks(value):
             continue
         if row.use == "refused":
-            raise Error(f"BuildConfig: {name} is not supported; {row.why}", loc=here())
+            raise ScriptError(f"BuildConfig: {name} is not supported; {row.why}")
         own = ("max_seq_len", "max_output_len", "kv_cache_type")  # which build() sets
         if value != initial.get(name) and name not in own:
             current_session().note(f"{name} has no effect: prepare_inputs does not take it")

@@ -15,8 +15,7 @@ from threading import RLock
 from typing import TYPE_CHECKING, Any
 
 from ...errors import Error
-from ...source import here
-from .errors import NetworkError
+from .errors import NetworkError, ScriptError
 
 if TYPE_CHECKING:
     from .network import Network
@@ -80,7 +79,7 @@ class Session:
         """Keep the network of one rank of an engine, with the values of its parameters."""
         record = self.engines.setdefault(engine, EngineRecord(engine, network.mapping, config))
         if record.networks.setdefault(rank, network) is not network:
-            raise Error(f"engine {engine!r} has two networks for rank {rank}", loc=here())
+            raise ScriptError(f"engine {engine!r} has two networks for rank {rank}")
         network.finish()
 
     @property
@@ -131,8 +130,7 @@ def current_network() -> Network:
     network = _network.get()
     if network is None:
         raise NetworkError(
-            "expected a network in progress; write this inside `with net_guard(network):`",
-            loc=here(),
+            "expected a network in progress; write this inside `with net_guard(network):`"
         )
     return network
 

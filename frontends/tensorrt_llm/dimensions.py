@@ -6,8 +6,7 @@ import re
 from collections.abc import Sequence
 from typing import Any, NamedTuple, TypeAlias
 
-from ...errors import Error
-from ...source import here
+from .errors import ScriptError
 
 Sizes = int | Sequence[int]
 Ranges: TypeAlias = tuple[tuple[int, int, int], ...]  # (min, opt, max) per profile
@@ -40,11 +39,10 @@ def ranges_of(name: str, shape: Sequence[int], dim_range: Any) -> list[Range | N
         if len(counts) != 1 or 0 in counts or static != [size >= 0 for size in shape]:
             raise ValueError
     except (AttributeError, TypeError, ValueError):
-        raise Error(
+        raise ScriptError(
             f"the input {name} of shape {list(shape)}: expected a dim_range such as "
             "OrderedDict(batch=[(1, 4, 8)], hidden=[64]), with a size or (min, opt, max) in rising "
-            f"order per dimension and profile, found {dim_range}",
-            loc=here(),
+            f"order per dimension and profile, found {dim_range}"
         ) from None
     return [row if size < 0 else None for row, size in zip(rows, shape, strict=True)]
 
@@ -88,5 +86,5 @@ def per_dimension(sizes: Any, count: int, least: int = 0) -> tuple[int, ...]:
     numbers: tuple[Any, ...] = (sizes,) * count if isinstance(sizes, (int, float)) else tuple(sizes)
     if len(numbers) != count or min(numbers) < least:
         expected = f"expected {count} numbers of at least {least}, or one for all"
-        raise Error(f"{expected}, found {sizes}", loc=here())
+        raise ScriptError(f"{expected}, found {sizes}")
     return numbers

@@ -12,10 +12,10 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from ...errors import Error, did_you_mean
+from ...errors import did_you_mean
 from ...ir.dtypes import DTYPES, numpy_dtype
-from ...source import here
 from .api import api, register
+from .errors import ScriptError
 
 # the element types of TensorRT, with its numbers
 DataType = Enum("DataType", "FLOAT HALF INT8 INT32 BOOL UINT8 FP8 BF16 INT64 INT4 FP4", start=0)
@@ -43,7 +43,7 @@ def irc_dtype(dtype: Any) -> str:
     kind = _NAMES.get(name.lower(), name)
     if kind not in DTYPES:
         near = did_you_mean(name, [*_NAMES, *DTYPES])
-        raise Error(f"expected a dtype such as 'float16', found {name!r}{near}", loc=here())
+        raise ScriptError(f"expected a dtype such as 'float16', found {name!r}{near}")
     return kind
 
 
@@ -51,7 +51,7 @@ def data_type(dtype: Any) -> DataType:
     """The DataType of anything that `irc_dtype` takes."""
     name = irc_dtype(dtype)
     if name not in _DATA_TYPES:
-        raise Error(f"TensorRT has no type for {name}; cast it to another first", loc=here())
+        raise ScriptError(f"TensorRT has no type for {name}; cast it to another first")
     return _DATA_TYPES[name]
 
 
@@ -95,7 +95,7 @@ def numpy_to_torch(x: np.ndarray[Any, Any]) -> Any:
 
 def _torch() -> Any:
     if "torch" not in sys.modules:
-        raise Error("PyTorch is not imported; expected `import torch` in the script", loc=here())
+        raise ScriptError("PyTorch is not imported; expected `import torch` in the script")
     return sys.modules["torch"]
 
 
@@ -115,7 +115,7 @@ def dim_resolve_negative(dim: int | Sequence[int], ndim: int) -> tuple[int, ...]
     for axis in dims:
         if not -ndim <= axis < ndim:
             expected = f"expected a dimension from {-ndim} to {ndim - 1}"
-            raise Error(f"{expected}, found {axis}", loc=here())
+            raise ScriptError(f"{expected}, found {axis}")
     return tuple(axis % ndim for axis in dims)
 
 

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 from ...artifact.manifest import is_artifact
 from ...errors import Error, did_you_mean
 from ...ir.core import Module
-from ...source import here
 from .aliases import originals
 from .api import api
 from .context import EngineRecord, current_session
+from .errors import ScriptError
 from .mapping import Mapping
 from .merge import merge
 from .settings import EngineConfig
@@ -116,7 +116,7 @@ class Engine:
         folder = Path(engine_dir)
         path = folder / f"rank{rank}.engine"
         if not path.is_file():
-            raise Error(f"expected {path}, which Engine.save writes; there is none", loc=here())
+            raise ScriptError(f"expected {path}, which Engine.save writes; there is none")
         buffer = EngineBuffer.read(path.read_bytes(), str(path))
         place = folder.absolute() / _FOLDER  # the folder may have been moved
         moved = EngineBuffer(buffer.engine, rank, place if place.is_dir() else buffer.folder)
@@ -209,7 +209,7 @@ def _record(name: str) -> EngineRecord:
     engines = current_session().engines
     if name not in engines:
         near = did_you_mean(name, engines)
-        raise Error(f"no engine called {name!r} was built in this process{near}", loc=here())
+        raise ScriptError(f"no engine called {name!r} was built in this process{near}")
     return engines[name]
 
 

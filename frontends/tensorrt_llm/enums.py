@@ -5,8 +5,8 @@ from __future__ import annotations
 from enum import IntEnum
 from typing import Any
 
-from ...errors import Error, did_you_mean
-from ...source import here
+from ...errors import did_you_mean
+from .errors import ScriptError
 
 
 class _Named(IntEnum):
@@ -17,7 +17,7 @@ class _Named(IntEnum):
         """The member of this name."""
         if s not in cls.__members__:
             near, names = did_you_mean(s, cls.__members__), ", ".join(cls.__members__)
-            raise Error(f"no {cls.__name__} {s!r}{near}; expected one of {names}", loc=here())
+            raise ScriptError(f"no {cls.__name__} {s!r}{near}; expected one of {names}")
         return cls.__members__[s]
 
     @classmethod

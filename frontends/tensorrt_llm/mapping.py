@@ -9,12 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from ...errors import Error
 from ...ir.mesh import Mesh
-from ...source import here
 from .api import api
 from .context import current_session
-from .errors import ArgumentError
+from .errors import ArgumentError, ScriptError
 
 _SIZES = ("world_size", "rank", "gpus_per_node", "cp_size", "tp_size", "pp_size")
 _KINDS = ("tp", "pp", "cp", "moe_tp", "moe_ep")  # of groups
@@ -67,8 +65,7 @@ class Mapping:
             if prod(parts.values()) != size or min(parts.values()) < 1:
                 raise ArgumentError(
                     f"{whole} is {size}, but {' * '.join(parts)} is "
-                    f"{' * '.join(map(str, parts.values()))}; give sizes whose product it is",
-                    loc=here(),
+                    f"{' * '.join(map(str, parts.values()))}; give sizes whose product it is"
                 )
         sizes = {"pp": pp_size, "cp": cp_size, "tp": tp_size}
         if moe_tp_size > 1 and moe_ep_size > 1:
@@ -96,8 +93,7 @@ class Mapping:
     def rank(self, rank: int) -> None:
         if not -1 <= rank < self.world_size:  # -1: of no rank
             raise ArgumentError(
-                f"there is no rank {rank} in a world of {self.world_size}; ranks count from 0",
-                loc=here(),
+                f"there is no rank {rank} in a world of {self.world_size}; ranks count from 0"
             )
         self._rank = rank
 
@@ -138,11 +134,10 @@ class Mapping:
                 if sorted(members) == sorted(ranks):
                     return axes, tuple(members.index(rank) for rank in ranks)
         shown = [f"{'.'.join(a)}: {groups}" for a, groups in choices.items() if len(groups[0]) > 1]
-        raise Error(
+        raise ScriptError(
             f"the group {ranks} has the ranks of no axis of this world ({self.mesh}); expected one "
             f"of {'; '.join(shown) or 'a single rank'}; take tp_group, pp_group, cp_group, "
-            "moe_tp_group or moe_ep_group of the Mapping",
-            loc=here(),
+            "moe_tp_group or moe_ep_group of the Mapping"
         )
 
     # -- stages, layers and experts
@@ -172,8 +167,7 @@ class Mapping:
         if num_experts % self.moe_ep_size:
             raise ArgumentError(
                 f"{num_experts} experts cannot be distributed over moe_ep_size={self.moe_ep_size} "
-                "ranks; choose a divisor, or shard every expert with moe_tp_size",
-                loc=here(),
+                "ranks; choose a divisor, or shard every expert with moe_tp_size"
             )
         return _part(num_experts, self.moe_ep_size, self.moe_ep_rank)
 

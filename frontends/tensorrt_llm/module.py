@@ -13,7 +13,7 @@ from ...ir.mesh import Mesh
 from ...ir.types import TensorType
 from ...ops import Full
 from ...ops.control import LARGEST_CONSTANT
-from ...source import current_scope, here, scope
+from ...source import current_scope, scope
 from ...weights import Cast, Ref, Shard, UnboundRef, ref_dtype, ref_shape
 from .. import module as base
 from ..onnx.builder import numbers
@@ -22,6 +22,7 @@ from ..tensor import Tensor as Inner
 from .api import api
 from .context import current_network, current_session
 from .dtypes import DataType, as_array, data_type, irc_dtype
+from .errors import ScriptError
 from .tensor import Tensor, wrap
 
 
@@ -54,7 +55,7 @@ class Parameter:
     ) -> None:
         array = None if value is None or isinstance(value, Ref) else as_array(value)
         if shape is None and array is None:
-            raise Error("a parameter needs a value or a shape", loc=here())
+            raise ScriptError("a parameter needs a value or a shape")
         own = "f32" if array is None else dtype_of(array)
         kind = own if dtype is None else irc_dtype(dtype)
         sizes = tuple(int(size) for size in (shape if array is None else array.shape) or ())
@@ -94,17 +95,15 @@ class Parameter:
             return
         array = as_array(value)
         if array.shape != self.shape:
-            raise Error(
+            raise ScriptError(
                 f"the parameter {self.name or self.type} has the shape {list(self.shape)}, but "
-                f"its new value has {list(array.shape)}; expected the shape on one rank",
-                loc=here(),
+                f"its new value has {list(array.shape)}; expected the shape on one rank"
             )
         if is_float(dtype_of(array)) and not is_float(self.type.dtype):
-            raise Error(
+            raise ScriptError(
                 f"the parameter {self.name or self.type} holds codes of {self.type.dtype}, but its "
                 f"new value has floats of {dtype_of(array)}; quantize them first, as "
-                "torch.ops.trtllm.symmetric_quantize_last_axis_of_batched_matrix does",
-                loc=here(),
+                "torch.ops.trtllm.symmetric_quantize_last_axis_of_batched_matrix does"
             )
         if dtype_of(array) in ("f16", "bf16") and not self._has_dtype:
             self.inner = Weight(self.shape, dtype_of(array), self)
@@ -120,7 +119,7 @@ class Parameter:
     def raw_value(self) -> np.ndarray[Any, Any]:
         """The array that was set; an Error where there is none."""
         if not isinstance(self.bound, np.ndarray):
-            raise Error(f"the parameter {self.name or self.type} has no array", loc=here())
+            raise ScriptError(f"the parameter {self.name or self.type} has no array")
         return self.bound
 
     def is_inited(self) -> bool:

@@ -10,7 +10,6 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 from weakref import WeakSet
 
-from ...errors import Error
 from ...ir.core import Function, Op, Value, Weight
 from ...ir.dims import Dim, DimLike, bind, symbol
 from ...ir.types import TensorType
@@ -28,6 +27,7 @@ from .api import api, register
 from .context import building, current_network
 from .dimensions import OptimizationProfile, Range, Ranges, ranges_of
 from .dtypes import irc_dtype
+from .errors import ScriptError
 from .settings import PluginConfig
 from .tensor import Tensor
 
@@ -163,7 +163,7 @@ class Network:
         `add_profiles` gives the ranges. A shape may also have sizes of other inputs.
         """
         if name in self.inputs:
-            raise Error(f"the network has two inputs called {name!r}; rename one", loc=here())
+            raise ScriptError(f"the network has two inputs called {name!r}; rename one")
         check_input_name(name)
         if any(isinstance(size, Dim) for size in shape):
             sizes = tuple(shape)
@@ -244,19 +244,18 @@ class Network:
         profiles, other = self._ranges.setdefault(row.name, (row.profiles, what))
         if profiles == row.profiles:
             return
-        raise Error(
+        raise ScriptError(
             f"the dimension {row.name!r} has different ranges (min, opt, max):\n"
             f"  {other}, {row.name} in {', '.join(map(str, profiles))}\n"
             f"  {what}, {row.name} in {', '.join(map(str, row.profiles))}\n"
-            "give sizes that are equal one range, and others another name",
-            loc=here(),
+            "give sizes that are equal one range, and others another name"
         )
 
     def mark_output(self, tensor: Tensor, name: str | None = None, dtype: Any = None) -> None:
         """Make a tensor an output, converted to `dtype`."""
         chosen = re.sub(r"\W", "_", name or tensor.name or f"output_{len(self.outputs)}")
         if chosen in self.outputs:
-            raise Error(f"the network has two outputs called {chosen!r}; rename one", loc=here())
+            raise ScriptError(f"the network has two outputs called {chosen!r}; rename one")
         value = tensor.ir if dtype is None else self._cast(tensor.ir, irc_dtype(dtype))
         self.outputs[chosen] = Output(value, tensor)
         self.suggest(tensor, chosen)
@@ -287,10 +286,9 @@ class Network:
         elif not self.is_input(tensor):
             tensor.convert(dtype)
         elif tensor.ir.users:
-            raise Error(
+            raise ScriptError(
                 f"the input {tensor.name} is {tensor.type} and in use; set its dtype before, or "
-                "cast it",
-                loc=here(),
+                "cast it"
             )
         else:
             tensor.ir.type, tensor.entry.dtype = TensorType(dtype, tensor.ir.type.shape), dtype
@@ -329,10 +327,9 @@ class Network:
             return _PARTS[f"{what}s"](self).__getitem__
         if verb != "add":
             raise AttributeError(f"Network has no attribute called {name!r}")
-        raise Error(
+        raise ScriptError(
             f"{name} of TensorRT's network does not exist in irc; write the operation with "
-            "tensorrt_llm.functional",
-            loc=here(),
+            "tensorrt_llm.functional"
         )
 
     def get_inputs(self) -> list[Tensor]:
@@ -370,10 +367,9 @@ class Network:
         """The input `tensor`, which is received from another rank."""
         value = tensor.ir
         if value.owner is not self.function or any(other.value is value for other in self.received):
-            raise Error(
+            raise ScriptError(
                 "expected recv() of an input of the network, which gives the shape and dtype, and "
-                f"of another one each time; found {tensor.name or tensor}",
-                loc=here(),
+                f"of another one each time; found {tensor.name or tensor}"
             )
         self.received.append(Transfer(value, rank, here()))
         return tensor
@@ -445,7 +441,7 @@ Kept = TypeVar("Kept")
 def _renamed(table: dict[str, Kept], old: str, new: str) -> dict[str, Kept]:
     """A table with another key, in the same place."""
     if new != old and new in table:
-        raise Error(f"the network has two inputs or outputs called {new!r}; rename one", loc=here())
+        raise ScriptError(f"the network has two inputs or outputs called {new!r}; rename one")
     return {new if key == old else key: entry for key, entry in table.items()}
 
 

@@ -74,8 +74,7 @@ class QuantMode(IntFlag):
         if is_scaled and not (weights and activations):
             raise ArgumentError(
                 "quantize_activations needs quantize_weights, and per_token and per_channel, which "
-                "say how scales are shared, need both",
-                loc=here(),
+                "say how scales are shared, need both"
             )
         flags = [kind] * weights + ["ACTIVATIONS"] * activations
         flags += [name.removeprefix("use_").upper() for name in asked if asked[name]]
@@ -114,9 +113,7 @@ class QuantMode(IntFlag):
         cache = _called(kv_cache_quant_algo)
         if cache not in KV_CACHE_QUANT_ALGO_LIST:
             expected = ", ".join(KV_CACHE_QUANT_ALGO_LIST)
-            raise ArgumentError(
-                f"KV caches cannot be quantized as {cache}; expected {expected}", loc=here()
-            )
+            raise ArgumentError(f"KV caches cannot be quantized as {cache}; expected {expected}")
         return mode | QuantMode[f"{cache}_KV_CACHE"]
 
     is_int8_weight_only = _only("INT8_WEIGHTS")
@@ -212,7 +209,7 @@ def _called(name: str) -> Any:
     upper = str(getattr(name, "value", name)).upper()
     if upper not in _ALGORITHMS:
         near = did_you_mean(str(name), _ALGORITHMS)
-        raise ArgumentError(f"there is no QuantAlgo {name!r}{near}", loc=here())
+        raise ArgumentError(f"there is no QuantAlgo {name!r}{near}")
     return QuantAlgo[upper]
 
 
@@ -251,8 +248,7 @@ class QuantConfig:
         if isinstance(self.exclude_modules, str):
             raise ArgumentError(
                 "exclude_modules: expected a list of globs of module names, found the string "
-                f"{self.exclude_modules!r}; put it into a list",
-                loc=here(),
+                f"{self.exclude_modules!r}; put it into a list"
             )
 
     @property

@@ -10,14 +10,13 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal, cast
 
-from ...errors import Error, did_you_mean
+from ...errors import did_you_mean
 from ...json_files import read_object
-from ...source import here
 from .api import api, release, rows
 from .api import fields as fields_of
 from .context import current_session
 from .dtypes import DataType, str_dtype
-from .errors import ArgumentError
+from .errors import ArgumentError, ScriptError
 
 Use = Literal["honoured", "ignored", "refused", "fixed"]
 _DTYPES = ("auto", "float16", "float32", "bfloat16", "int32", "fp8", "nvfp4", "disable")
@@ -47,9 +46,9 @@ class Setting:
             value = {"enable": True, "disable": off}.get(value, value)
             if value not in (None, False, *values):
                 expected = " or ".join(self.words)
-                raise ArgumentError(f"{self.name} is {value!r}; expected {expected}", loc=here())
+                raise ArgumentError(f"{self.name} is {value!r}; expected {expected}")
         if self.use == "refused" and value:
-            raise Error(f"{self.name} is not supported; {self.why}", loc=here())
+            raise ScriptError(f"{self.name} is not supported; {self.why}")
         return value
 
 
@@ -113,7 +112,7 @@ class _Settings:
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name not in self._values:
-            raise ArgumentError(self._unknown(name), loc=here())
+            raise ArgumentError(self._unknown(name))
         self._values[name] = value
 
     def _unknown(self, name: str) -> str:
@@ -156,7 +155,7 @@ class PluginConfig(_Settings):
             self.context_fmha, self.context_fmha_fp32_acc = bool(value), int(value) == 2
             return
         if name == "dtype" and value in (None, False, "auto"):
-            raise ArgumentError(f"dtype is {value!r}; expected that of the model", loc=here())
+            raise ArgumentError(f"dtype is {value!r}; expected that of the model")
         row = settings("plugin").get(name)
         if row is not None and row.use == "fixed" and value:
             current_session().note(f"{name} has no effect: {row.why}")
@@ -220,7 +219,7 @@ class KVCacheType(StrEnum):
         """The member of a name in any case."""
         if text.lower() not in [*cls]:
             near = did_you_mean(text, cls, f"expected {', '.join(cls)}")
-            raise ArgumentError(f"no KV cache type is called {text!r}{near}", loc=here())
+            raise ArgumentError(f"no KV cache type is called {text!r}{near}")
         return cls(text.lower())
 
 
@@ -247,7 +246,7 @@ class BuildConfig(_Settings):
         if name == "plugin_config" and not isinstance(value, PluginConfig):
             if value is not None and not isinstance(value, Mapping):
                 expected = "expected a PluginConfig, or a table of switches"
-                raise ArgumentError(f"plugin_config is {value!r}; {expected}", loc=here())
+                raise ArgumentError(f"plugin_config is {value!r}; {expected}")
             value = PluginConfig.from_dict(cast("Mapping[str, Any]", value or {}))
         if name == "kv_cache_type" and isinstance(value, str):
             value = KVCacheType.from_string(value)

@@ -7,18 +7,17 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias, cast
 
 import numpy as np
 
-from ...errors import Error
 from ...ir.core import Value
 from ...ir.dims import Dim, DimLike
 from ...ir.dtypes import DTYPES
 from ...ir.types import TensorType
-from ...source import here
 from ..onnx.entry import Entry, sizes
 from ..tensor import Tensor as Inner
 from .api import api
 from .context import current_network
 from .dtypes import DataType, data_type, irc_dtype
 from .enums import OF_TENSORRT
+from .errors import ScriptError
 
 if TYPE_CHECKING:
     from .network import Network
@@ -49,10 +48,9 @@ class Tensor:
     ) -> None:
         is_input = fields.get("is_network_input", True)
         if not is_input or name is None or dtype is None or shape is None:
-            raise Error(
+            raise ScriptError(
                 "an input needs a name, a dtype and a shape, as in "
-                "Tensor(name='x', dtype=trt.float16, shape=[-1, 64], dim_range=...)",
-                loc=here(),
+                "Tensor(name='x', dtype=trt.float16, shape=[-1, 64], dim_range=...)"
             )
         network: Network = fields.get("network") or current_network()
         value = network.add_input(name, irc_dtype(dtype), shape, dim_range)
@@ -165,18 +163,16 @@ class Tensor:
 
     def __bool__(self) -> bool:
         if self.entry.dtype == "bool":
-            raise Error(
+            raise ScriptError(
                 "a comparison of tensors has no truth value while a network is built; choose "
-                "elements with where(), and compare with None by `is`",
-                loc=here(),
+                "elements with where(), and compare with None by `is`"
             )
         return True
 
     def _no_value(self, *args: Any) -> NoReturn:
-        raise Error(
+        raise ScriptError(
             "a tensor has no value while a network is built; its static sizes are in .shape, "
-            "others in shape(x, dim)",
-            loc=here(),
+            "others in shape(x, dim)"
         )
 
     __int__ = __float__ = __index__ = __array__ = __iter__ = __len__ = _no_value
@@ -238,9 +234,8 @@ def shape_of(sizes: Operand) -> tuple[DimLike, ...]:
     """A target shape, in which one size may be -1; an Error where a size comes from data."""
     content = content_of(sizes)
     if content is None:
-        raise Error(
+        raise ScriptError(
             f"expected a shape made of numbers and of sizes such as shape(x, 0), found {sizes!r}; "
-            "a shape cannot depend on the elements of a tensor",
-            loc=here(),
+            "a shape cannot depend on the elements of a tensor"
         )
     return content

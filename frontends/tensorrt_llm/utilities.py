@@ -14,10 +14,10 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from ...errors import Error, did_you_mean
-from ...source import here
+from ...errors import did_you_mean
 from .api import api, register, release
 from .context import current_session
+from .errors import ScriptError
 
 # -- the logger
 
@@ -49,7 +49,7 @@ class Logger:
         """Print messages from this severity on."""
         if min_severity not in _LEVELS:
             near = did_you_mean(min_severity, _LEVELS)
-            raise Error(f"no log level is called {min_severity!r}{near}", loc=here())
+            raise ScriptError(f"no log level is called {min_severity!r}{near}")
         self.level = min_severity
 
     def log(self, severity: str, msg: object = "") -> None:
@@ -91,7 +91,7 @@ def stop(tag: str) -> float:
     times = current_session().times
     if tag not in times:
         near = did_you_mean(tag, times)
-        raise Error(f"profiler.stop({tag!r}) without profiler.start({tag!r}){near}", loc=here())
+        raise ScriptError(f"profiler.stop({tag!r}) without profiler.start({tag!r}){near}")
     times[tag].append(time.perf_counter() - times[tag][0])
     return times[tag][-1]
 

@@ -21,8 +21,6 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any, cast
 
-from ....errors import Error
-from ....source import here
 from ... import functional as F
 from ...layers import BlockSparse, RelativePositions
 from ...layers.caches import CacheQuantization, Heads, grow, write
@@ -35,6 +33,7 @@ from ..api import api, fields
 from ..arithmetic import unwrapped
 from ..context import current_network, current_session
 from ..enums import AttentionMaskType, PositionEmbeddingType, RotaryScalingType
+from ..errors import ScriptError
 from ..tensor import wrap
 from .packed import PackedRows, packed_rows
 from .positions import rope_of
@@ -85,13 +84,12 @@ def attend_with(
     kind, heads = settings.mask_type, settings.heads
     keys = k.shape[2 if k.ndim == 4 else 1]
     if kind is AttentionMaskType.sliding_window_causal and isinstance(window, int) and window < 1:
-        raise Error(
+        raise ScriptError(
             "sliding_window_causal attention needs its window: give "
-            "host_max_attention_window_sizes, the number of keys per layer",
-            loc=here(),
+            "host_max_attention_window_sizes, the number of keys per layer"
         )
     if kind is AttentionMaskType.custom_mask and mask is None:
-        raise Error("custom_mask attention needs attention_mask", loc=here())
+        raise ScriptError("custom_mask attention needs attention_mask")
     prefix = None
     if kind.name.startswith("bidirectional"):
         prefix = (size_tensor(keys) if prompt is None else prompt) - 1
@@ -142,7 +140,7 @@ def self_attention(
     (q, k, v), kind = qkv, settings.mask_type
     heads, codes = settings.heads, settings.codes
     if plugin and past is not None and filled is None:
-        raise Error("a KV cache needs host_past_key_value_lengths i32 [batch]", loc=here())
+        raise ScriptError("a KV cache needs host_past_key_value_lengths i32 [batch]")
     if plugin and mask is not None and kind is not AttentionMaskType.custom_mask:
         current_session().note(
             f"attention_mask has no effect on {kind} attention with gpt_attention_plugin; "
@@ -216,10 +214,9 @@ def relative_rule(table: Tensor | None, max_distance: int, bidirectional: bool) 
         return {"table": table}
     buckets = table.shape[-1]
     if table.ndim != 2 or not isinstance(buckets, int):
-        raise Error(
+        raise ScriptError(
             "expected a table [heads, buckets] of relative biases with max_distance, found "
-            f"{table.type}",
-            loc=here(),
+            f"{table.type}"
         )
     return {"table": table, "relative": RelativePositions(buckets, max_distance, bidirectional)}
 
@@ -229,10 +226,9 @@ def cache_codes(mode: Any, scale: Tensor | None) -> CacheQuantization:
     if mode is None or not mode.has_kv_cache_quant():
         return CacheQuantization()
     if scale is None:
-        raise Error(
+        raise ScriptError(
             f"a KV cache of {mode!r} is not supported; expected INT8_KV_CACHE or FP8_KV_CACHE, "
-            "with its scale",
-            loc=here(),
+            "with its scale"
         )
     return CacheQuantization(scale, "i8" if mode.has_int8_kv_cache() else "f8e4m3")
 
@@ -260,13 +256,12 @@ def gpt_attention(
     given = SimpleNamespace(**fields("functional.gpt_attention", every=True) | arguments)
     x: Any = given.tensor if qkv is None else qkv
     if x is None:
-        raise Error("gpt_attention needs qkv, found none", loc=here())
+        raise ScriptError("gpt_attention needs qkv, found none")
     kind = given.position_embedding_type or PositionEmbeddingType.learned_absolute
     if kind.is_alibi() and given.alibi_slopes is None:
-        raise Error(
+        raise ScriptError(
             f"gpt_attention: {kind} needs alibi_slopes, which generate_alibi_slopes makes; found "
-            "none",
-            loc=here(),
+            "none"
         )
     prompt, types = given.context_lengths, given.host_request_types
     filled = filled_keys(given.host_past_key_value_lengths, types)
@@ -316,10 +311,9 @@ def _rotation(
         return None
     if (table is None and inverse is None) or stretch is RotaryScalingType.dynamic:
         if stretch.name in _BY_TABLE or kind.name in _BY_TABLE:
-            raise Error(
+            raise ScriptError(
                 f"gpt_attention: rotary scaling {stretch} of {kind} needs rotary_cos_sin, which "
-                "RopeEmbeddingUtils.create_sinusoidal_positions_for_attention_plugin makes",
-                loc=here(),
+                "RopeEmbeddingUtils.create_sinusoidal_positions_for_attention_plugin makes"
             )
         rope = rope_of(
             kind,

@@ -8,16 +8,15 @@ from functools import partial
 from itertools import accumulate
 from typing import Any
 
-from ....errors import Error
 from ....ir.core import Op
 from ....ir.dims import Dim, DimLike, exact_divide, product
 from ....ir.dtypes import is_float
 from ....ops import Flip, FloorDiv, Gather, Ne, QuickGelu, Repeat, Silu, SquaredRelu
-from ....source import here
 from ..api import release
 from ..arithmetic import at, binary, count_up_to, matched, node, nodes, retyped, size_of, tensor
 from ..context import current_network, current_session
 from ..dtypes import dim_resolve_negative, irc_dtype
+from ..errors import ScriptError
 from ..module import constant_tensor
 from ..tensor import Operand, Tensor, content_of, shape_of, tensor_of_sizes
 
@@ -177,7 +176,7 @@ def reduce(input: Operand, op: Any, dim: Dims, keepdim: bool = False) -> Tensor:
     """A reduction by a member of TensorRT's ReduceOperation or its name."""
     name = str(getattr(op, "name", op)).upper()
     if name not in _REDUCTIONS:
-        raise Error(f"expected the reduction {', '.join(_REDUCTIONS)}, found {op!r}", loc=here())
+        raise ScriptError(f"expected the reduction {', '.join(_REDUCTIONS)}, found {op!r}")
     return _REDUCTIONS[name](input, dim, keepdim)
 
 
@@ -216,10 +215,9 @@ def categorical_sample(probs: Tensor, rand_data: Tensor | None = None) -> Tensor
     none itself.
     """
     if rand_data is None:
-        raise Error(
+        raise ScriptError(
             "categorical_sample: expected rand_data, an input of random numbers from 0 to 1, found "
-            "none; a compiled network draws no numbers",
-            loc=here(),
+            "none; a compiled network draws no numbers"
         )
     total = cumsum(probs / sum(probs, -1, keepdim=True), -1)
     before = total < view(rand_data, (*rand_data.type.shape, 1))
@@ -258,7 +256,7 @@ def _affine(
     x, gain = matched(input, 1 if weight is None else weight)
     shape = (sizes,) if isinstance(sizes, int) else tuple(sizes)
     if not shape or x.type.shape[x.rank() - len(shape) :] != shape:
-        raise Error(f"expected {x.type} to end in the sizes {list(shape)}", loc=here())
+        raise ScriptError(f"expected {x.type} to end in the sizes {list(shape)}")
     return x, gain, None if bias is None else matched(x, bias)[1], len(shape)
 
 
@@ -287,7 +285,7 @@ def rms_norm(
     outer, size = x.type.shape[:-count], product(x.type.shape[-count:])
     part = exact_divide(size, num_groups) if num_groups > 0 else None
     if part is None:
-        raise Error(f"rms_norm: {num_groups} groups do not divide {size} features", loc=here())
+        raise ScriptError(f"rms_norm: {num_groups} groups do not divide {size} features")
     parts = view(x, (*outer, num_groups, part), zero_is_placeholder=False)
     parts = node("RMSNormalization", parts, matched(x, 1)[1], axis=-1, epsilon=eps)
     return view(parts, x.type.shape, zero_is_placeholder=False) * gain
@@ -392,12 +390,10 @@ def slice(input: Operand, starts: Operand, sizes: Operand, strides: Operand = No
     counts = shape_of(sizes)
     begins, steps = content_of(starts), shape_of([1] * len(counts) if strides is None else strides)
     if not x.rank() == len(counts) == len(steps) or len(begins or counts) != len(counts):
-        raise Error(
-            f"slice: expected {x.rank()} starts, sizes and strides for {x.type}", loc=here()
-        )
+        raise ScriptError(f"slice: expected {x.rank()} starts, sizes and strides for {x.type}")
     for dim, (size, step) in enumerate(zip(counts, steps, strict=True)):
         if isinstance(step, Dim):
-            raise Error(f"slice: expected a number as stride, found {step}", loc=here())
+            raise ScriptError(f"slice: expected a number as stride, found {step}")
         if begins is not None:
             x = _sliced(x, dim, begins[dim], size, step)
         elif (size, step) != (x.type.shape[dim], 1):
@@ -414,7 +410,7 @@ def _sliced(x: Tensor, dim: int, start: DimLike, size: DimLike, step: int = 1) -
     last = start + (size - 1) * step
     for place in (start, last) if size != 0 else ():
         if isinstance(place, int) and (place < 0 or (isinstance(total, int) and place >= total)):
-            raise Error(f"slice: element {place} lies beyond the {total} of {x.type}", loc=here())
+            raise ScriptError(f"slice: element {place} lies beyond the {total} of {x.type}")
     stop = last + 1 if step > 0 else last - 1
     return node("Slice", x, [start], [-_FAR if stop == -1 else stop], [dim], [step])
 
@@ -427,7 +423,7 @@ def split(
     if isinstance(sizes, int):
         total = size_of(x, dim)
         if isinstance(total, Dim) or sizes < 1 or total % sizes:
-            raise Error(f"split: {total} elements are no multiple of {sizes}", loc=here())
+            raise ScriptError(f"split: {total} elements are no multiple of {sizes}")
         sizes = [sizes] * (total // sizes)
     if x.content is None:
         return nodes("Split", x, list(sizes), outputs=len(sizes), axis=dim)
@@ -440,7 +436,7 @@ def chunk(tensor: Operand, chunks: int, dim: int = 0) -> list[Tensor]:
     (x,) = matched(tensor)
     total = size_of(x, dim)
     if isinstance(total, Dim) or total % chunks:
-        raise Error(f"chunk: {total} elements do not make {chunks} equal pieces", loc=here())
+        raise ScriptError(f"chunk: {total} elements do not make {chunks} equal pieces")
     return split(x, total // chunks, dim)
 
 
@@ -454,7 +450,7 @@ def repeat(input: Operand, sizes: Sequence[int]) -> Tensor:
     x, more = tensor(input), len(sizes) - tensor(input).rank()
     if more < 0:
         expected = f"repeat: expected {x.rank()} numbers or more for {x.type}"
-        raise Error(f"{expected}, found {sizes}", loc=here())
+        raise ScriptError(f"{expected}, found {sizes}")
     return node("Tile", expand_dims(x, list(range(more))) if more else x, list(sizes))
 
 
@@ -477,10 +473,10 @@ def pad(input: Operand, pad: Operand, mode: str = "constant", value: float | Non
     Negative numbers remove elements, as in PyTorch.
     """
     if mode != "constant":
-        raise Error(f"pad: expected the mode 'constant', found {mode!r}", loc=here())
+        raise ScriptError(f"pad: expected the mode 'constant', found {mode!r}")
     x, ends = tensor(input), shape_of(pad)
     if len(ends) % 2 or len(ends) > 2 * x.rank():
-        raise Error(f"pad: expected two numbers for each padded dimension of {x.type}", loc=here())
+        raise ScriptError(f"pad: expected two numbers for each padded dimension of {x.type}")
     axes = [x.rank() - 1 - i for i in range(len(ends) // 2)]
     return node("Pad", x, (*ends[::2], *ends[1::2]), value or 0, axes)
 
@@ -509,7 +505,7 @@ def _taken(x: Tensor, dim: int, places: Tensor) -> Tensor:
     axis, size = at(dim, x), size_of(x, dim)
     for place in content_of(places) or ():
         if isinstance(place, int) and isinstance(size, int) and not -size <= place < size:
-            raise Error(f"expected indices below {size}, found {place}", loc=here())
+            raise ScriptError(f"expected indices below {size}, found {place}")
     is_known = x.entry.content is not None
     return node("Gather", x, places, axis=axis) if is_known else node(Gather, x, places, dim=axis)
 
@@ -524,7 +520,7 @@ def index_select(input: Operand, dim: int, index: Operand) -> Tensor:
     """The slices of x along `dim` at the indices of a vector, one after the other."""
     x, places = tensor(input), tensor(index)
     if places.rank() != 1 and x.content is None:
-        raise Error(f"expected a vector of indices, found {places.type}", loc=here())
+        raise ScriptError(f"expected a vector of indices, found {places.type}")
     return _taken(x, dim, places)
 
 
@@ -579,10 +575,9 @@ def gather_last_token_logits(
     if remove_input_padding and batches in ([], [1]):
         return index_select(view(hidden_states, (tokens, hidden)), 0, ids - 1)
     if not batches:
-        raise Error(
+        raise ScriptError(
             f"expected padded states [batch, tokens, hidden], found {hidden_states.type}; give "
-            "remove_input_padding=True for packed ones",
-            loc=here(),
+            "remove_input_padding=True for packed ones"
         )
     (batch,) = batches
     current_network().unify(batch, ids.type.shape[0], named=True)

@@ -7,14 +7,12 @@ from dataclasses import dataclass
 from enum import IntEnum, IntFlag
 from typing import Any
 
-from ....errors import Error
-from ....source import here
 from ... import functional as F
 from ...tensor import Tensor as Inner
 from ..arithmetic import data, wrapped
 from ..context import current_network, current_session
 from ..dtypes import dim_resolve_negative
-from ..errors import ArgumentError
+from ..errors import ArgumentError, ScriptError
 from ..mapping import Mapping
 from ..tensor import Tensor, wrap
 
@@ -85,10 +83,9 @@ def group_of(ranks: Sequence[int]) -> Group:
     if mapping is None and sorted(group) == list(range(len(group))):
         mapping = Mapping(len(group), tp_size=len(group))  # an old script with one group only
     if mapping is None:
-        raise Error(
+        raise ScriptError(
             f"the group {group} needs a Mapping, which says how the world is divided; make a "
-            "Mapping(world_size=..., rank=..., tp_size=..., pp_size=...) first",
-            loc=here(),
+            "Mapping(world_size=..., rank=..., tp_size=..., pp_size=...) first"
         )
     axes, order = mapping.axis_of(group)
     return Group(".".join(axes), len(group), order)
@@ -109,14 +106,13 @@ def allreduce(
     params = all_reduce_params or reduce_fusion_params or AllReduceFusionParams()
     op, bias, eps = AllReduceFusionOp(params.fusion_op), params.bias, params.eps
     if op is AllReduceFusionOp.LAST_PROCESS_FOR_UB:
-        raise Error(
+        raise ScriptError(
             "allreduce: LAST_PROCESS_FOR_UB is not supported; use RESIDUAL_RMS_NORM, and quantize "
-            "the result by the options of the build",
-            loc=here(),
+            "the result by the options of the build"
         )
     fused = op is AllReduceFusionOp.RESIDUAL_RMS_NORM
     if fused and params.residual is None:
-        raise ArgumentError("allreduce: RESIDUAL_RMS_NORM needs a residual", loc=here())
+        raise ArgumentError("allreduce: RESIDUAL_RMS_NORM needs a residual")
     in_one = fused and bias is None and over.size > 1
     total = x if over.size == 1 or in_one else F.all_reduce(x, over.axis, group_size=over.size)
     total = total if bias is None else total + data(bias)

@@ -6,10 +6,9 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from ....errors import Error
-from ....source import here
 from ..arithmetic import node, tensor
 from ..dimensions import Sizes, per_dimension
+from ..errors import ScriptError
 from ..tensor import Operand, Tensor
 from .basic import squeeze, unsqueeze
 
@@ -76,13 +75,12 @@ def interpolate(
     ways = {"nearest": floor, "nearest-exact": floor, linear: centers | {"mode": "linear"}}
     ways["bicubic"] = centers | {"mode": "cubic"}
     if mode not in ways:
-        raise Error(f"interpolate: expected one of {[*ways]}, found {mode!r} {x.type}", loc=here())
+        raise ScriptError(f"interpolate: expected one of {[*ways]}, found {mode!r} {x.type}")
     sizes = [n for n in x.type.shape[2:] if isinstance(n, int)]
     if (size is None) == (scale_factor is None) or not 0 < len(sizes) == x.rank() - 2:
-        raise Error(
+        raise ScriptError(
             "interpolate: expected either size or scale_factor, and known sizes of positions, "
-            f"found {x.type}",
-            loc=here(),
+            f"found {x.type}"
         )
     if scale_factor is not None:
         factors = zip(sizes, per_dimension(scale_factor, len(sizes)), strict=True)

@@ -6,14 +6,12 @@ from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
-from ....errors import Error
 from ....ops.table_rows import own_rows
-from ....source import here
 from ... import functional as F
 from ...tensor import Tensor as Inner
 from ..arithmetic import data
 from ..context import current_network
-from ..errors import ArgumentError
+from ..errors import ArgumentError, ScriptError
 from ..tensor import Tensor, wrap
 from .collectives import allgather, allreduce
 
@@ -38,22 +36,20 @@ def embedding(
     """
     ids, table = data(input), data(weight)
     if table.ndim != 2:
-        raise Error(f"embedding: expected a weight [rows, width], found {table.type}", loc=here())
+        raise ScriptError(f"embedding: expected a weight [rows, width], found {table.type}")
     scale = None if per_token_scale is None else data(per_token_scale)
     if tp_size == 1 or tp_group is None:
         return wrap(_rows(ids, ids, table, scale))
     if len(tp_group) != tp_size:
         raise ArgumentError(
-            f"embedding: expected a tp_group of tp_size={tp_size} ranks, found {list(tp_group)}",
-            loc=here(),
+            f"embedding: expected a tp_group of tp_size={tp_size} ranks, found {list(tp_group)}"
         )
     if sharding_dim == 1:
         return allgather(wrap(_rows(ids, ids, table, scale)), tp_group, gather_dim=-1)
     if sharding_dim != 0:
         raise ArgumentError(
             "embedding: expected sharding_dim 0 (rows: the vocabulary) or 1 (columns: the hidden "
-            f"size), found {sharding_dim}",
-            loc=here(),
+            f"size), found {sharding_dim}"
         )
     own = _own_rows(ids, table, tp_group, tp_rank, vocab_size)
     return allreduce(wrap(_rows(ids, own, table, scale)), tp_group)
@@ -73,8 +69,7 @@ def _rows(ids: Inner, own: Inner, table: Inner, scale: Inner | None) -> Inner:
     if isinstance(rows, int) and isinstance(count, int) and count < rows:
         raise ArgumentError(
             f"embedding: expected a per_token_scale of the {rows} rows of the weight, or of all "
-            f"ranks' rows, found {scale.type}",
-            loc=here(),
+            f"ranks' rows, found {scale.type}"
         )
     scaled = codes.cast(scale.dtype) * F.embedding(own if count == rows else ids, factors)
     return F.where(is_row.unsqueeze(-1), scaled, F.full(0.0, dtype=scale.dtype))
@@ -87,15 +82,13 @@ def _own_rows(
     if tp_rank is None:
         raise ArgumentError(
             "embedding: a table sharded by rows (sharding_dim=0) needs tp_rank, found None; give "
-            "mapping.tp_rank",
-            loc=here(),
+            "mapping.tp_rank"
         )
     size, part = len(group), table.shape[0]
     if not isinstance(part, int) or not 0 <= tp_rank < size:
         raise ArgumentError(
             f"embedding: expected a table with a number of rows and a tp_rank from 0 to {size - 1},"
-            f" found {table.type} and {tp_rank}",
-            loc=here(),
+            f" found {table.type} and {tp_rank}"
         )
     network = current_network()
     to: Any = SimpleNamespace(add=network.builder.value, constant=network.builder.number)

@@ -10,9 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from ....errors import Error
 from ....ops.rope import inverse_frequencies
-from ....source import here
 from ... import functional as F
 from ...layers import Rope
 from ...models.config_reader import ConfigReader
@@ -21,6 +19,7 @@ from ...tensor import located
 from ..api import api, release
 from ..arithmetic import data
 from ..enums import PositionEmbeddingType, RotaryScalingType
+from ..errors import ScriptError
 from ..module import constant_tensor
 from ..tensor import shape_of, wrap
 
@@ -36,9 +35,8 @@ def scaling_type(scaling: Mapping[str, Any] | None) -> RotaryScalingType:
         return RotaryScalingType.none
     kind = scaling.get("rope_type", scaling.get("type"))
     if kind is None:
-        raise Error(
-            f"rotary_scaling: expected the key 'type' or 'rope_type', found {dict(scaling)}",
-            loc=here(),
+        raise ScriptError(
+            f"rotary_scaling: expected the key 'type' or 'rope_type', found {dict(scaling)}"
         )
     name = str(getattr(kind, "name", kind))
     return RotaryScalingType.from_string(_KINDS.get(name, name))  # pyright: ignore[reportReturnType]
@@ -61,9 +59,9 @@ def rope_of(
     """
     settings, stretch = dict(scaling or {}), scaling_type(scaling).name
     if "mrope" in (kind.name, stretch):
-        raise Error("mrope positions, of images and videos, are not supported", loc=here())
+        raise ScriptError("mrope positions, of images and videos, are not supported")
     if kind is PositionEmbeddingType.yarn and stretch != "yarn":
-        raise Error("yarn positions need a rotary_scaling of the type yarn", loc=here())
+        raise ScriptError("yarn positions need a rotary_scaling of the type yarn")
     original = settings.get("original_max_position_embeddings", original_positions)
     if kind is PositionEmbeddingType.long_rope or stretch == "longrope":
         stretch = "longrope"
@@ -71,10 +69,9 @@ def rope_of(
             factor = settings.get(name, own)
             settings[name] = factor and [*factor]
         if None in (settings["short_factor"], settings["long_factor"], original):
-            raise Error(
+            raise ScriptError(
                 "long_rope needs rope_scaling_short_factors, rope_scaling_long_factors and "
-                "original_max_position_embeddings",
-                loc=here(),
+                "original_max_position_embeddings"
             )
         settings["factor"] = max_positions / (original or 1)
         settings["attention_factor"] = None

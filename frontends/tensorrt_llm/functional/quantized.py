@@ -9,9 +9,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from ....errors import Error
 from ....ir.dtypes import dtype_of, numpy_dtype
-from ....source import here
 from ....weights import Ref
 from ... import functional as F
 from ...checkpoints.mixed_gemm import pack, unpack
@@ -20,6 +18,7 @@ from ..api import api
 from ..arithmetic import unwrapped
 from ..context import current_network
 from ..dtypes import as_array, irc_dtype
+from ..errors import ScriptError
 from ..module import Parameter, Weight
 from . import layer_norm, rms_norm
 
@@ -60,12 +59,11 @@ class PackedWeight(Parameter):
             codes = np.swapaxes(unpack(packed, self.bits), -1, -2)
             self.bound = np.ascontiguousarray(codes, numpy_dtype(self.type.dtype))
             return
-        raise Error(
+        raise ScriptError(
             f"the parameter {self.name or 'weight'} holds packed codes of {self.bits} bits, "
             f"{list(self.packed)}; found {dtype_of(array)} {list(array.shape)}: quantize and pack "
             "the weight first, as "
-            "torch.ops.trtllm.symmetric_quantize_last_axis_of_batched_matrix does",
-            loc=here(),
+            "torch.ops.trtllm.symmetric_quantize_last_axis_of_batched_matrix does"
         )
 
     @property
@@ -91,7 +89,7 @@ def code_tensor(weights: Tensor, bits: int) -> Tensor:
         packed.value = owner.bound
         return packed.inner
     if weights.dtype != "i8":
-        raise Error(f"expected packed codes i8, found {weights.type}", loc=here())
+        raise ScriptError(f"expected packed codes i8, found {weights.type}")
     inputs, outputs = weights.shape[-2], weights.shape[-1] * 8 // bits
     if bits == 8:
         return weights.reshape((outputs, inputs))

@@ -6,8 +6,6 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from ....errors import Error
-from ....source import here
 from ... import functional as F
 from ...layers import BlockSparse
 from ...layers.caches import Heads, grow
@@ -17,7 +15,7 @@ from ..api import api, fields, release
 from ..arithmetic import unwrapped
 from ..context import current_network
 from ..enums import AttentionMaskType, LayerNormType, PositionEmbeddingType
-from ..errors import ArgumentError
+from ..errors import ArgumentError, ScriptError
 from ..functional.attention import (
     AttentionSettings,
     Rotation,
@@ -61,14 +59,13 @@ class AttentionBase(Module):
         if heads < 1 or (not self.attention_head_size and hidden % heads):
             raise ArgumentError(
                 f"hidden_size={hidden} is no multiple of num_attention_heads={heads}; give "
-                "attention_head_size",
-                loc=here(),
+                "attention_head_size"
             )
         kv = heads if self.num_kv_heads is None else self.num_kv_heads
         width = self.attention_head_size or hidden // heads
         self.heads = Heads.of_rank(heads, kv, width, self.tp_rank, tp)
         if tp > 1 and self.tp_group is None:
-            raise ArgumentError(f"attention: tp_size={tp} needs a tp_group", loc=here())
+            raise ArgumentError(f"attention: tp_size={tp} needs a tp_group")
         self.dense_bias = self.bias if self.dense_bias is None else self.dense_bias
         self.quant_mode: Any = self.quant_mode or NO_MODE
         self.use_fp8_qdq = self.quant_mode.has_fp8_qdq() and release() < 8
@@ -93,10 +90,9 @@ class AttentionBase(Module):
     def settings(self, bidirectional: bool, **more: Any) -> AttentionSettings:
         """The settings of a call; `bidirectional` is of relative biases."""
         if self.relative_attention and self.rel_attn_table is None:
-            raise Error(
+            raise ScriptError(
                 "relative attention needs num_buckets and max_distance, or a table by "
-                "set_rel_attn_table",
-                loc=here(),
+                "set_rel_attn_table"
             )
         if self.relative_attention and self.rel_attn_table is not None:
             table = self.rel_attn_table.inner
@@ -121,12 +117,12 @@ class Attention(AttentionBase):
         super().__init__(hidden_size, num_attention_heads, **given)
         self.attention_mask_type = self.attention_mask_type or AttentionMaskType.padding
         if not self.enable_qkv:
-            raise ArgumentError("attention always has the projection qkv", loc=here())
+            raise ArgumentError("attention always has the projection qkv")
         if not self.layernorm_share:
-            raise ArgumentError("attention has one norm for all heads", loc=here())
+            raise ArgumentError("attention has one norm for all heads")
         kind = self.position_embedding_type or PositionEmbeddingType.learned_absolute
         if kind is PositionEmbeddingType.chatglm:
-            raise ArgumentError("attention: chatglm positions are not supported", loc=here())
+            raise ArgumentError("attention: chatglm positions are not supported")
         self.position_embedding_type = kind
         self.layer_idx = self.local_layer_idx = self.local_layer_idx or 0
         self.scale_alibi_bias = kind is PositionEmbeddingType.alibi_with_scale
@@ -160,8 +156,7 @@ class Attention(AttentionBase):
             if norm is None:
                 raise ArgumentError(
                     "attention: expected LayerNormType.LayerNorm or RmsNorm, found "
-                    f"{self.layernorm_type!r}",
-                    loc=here(),
+                    f"{self.layernorm_type!r}"
                 )
             self.q_layernorm = norm(width, eps=self.eps, dtype=self.dtype)
             self.k_layernorm = norm(width, eps=self.eps, dtype=self.dtype)
@@ -218,10 +213,9 @@ class Attention(AttentionBase):
         host_past_key_value_lengths says how much of it is filled.
         """
         if attention_packed_mask is not None and attention_mask is None:
-            raise Error(
+            raise ScriptError(
                 "attention_packed_mask has the bits of attention_mask, which irc reads: give "
-                "attention_mask, one number per query and key",
-                loc=here(),
+                "attention_mask, one number per query and key"
             )
         caches = kv_cache_params or KeyValueCacheParams()
         sizes = attention_params or AttentionParams()
@@ -296,7 +290,7 @@ class Attention(AttentionBase):
         """(context, cache [B, 2, kv_heads, T, head_size]) over the keys of the encoder's output,
         `lengths` i32 [B] of each row."""
         if encoder_output is None:
-            raise Error("cross attention needs encoder_output, found None", loc=here())
+            raise ScriptError("cross attention needs encoder_output, found None")
         _, k, v = self._projected(encoder_output)
         unify_rows(q, k, v, lengths, mask)
         settings = self._settings(AttentionMaskType.padding)

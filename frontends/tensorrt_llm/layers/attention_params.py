@@ -9,9 +9,8 @@ from inspect import Parameter as Argument
 from inspect import Signature
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
-from ....errors import Error
-from ....source import here
 from ..api import api, fields, rows
+from ..errors import ScriptError
 
 
 class Fields:
@@ -132,10 +131,9 @@ def refuse_lora(*given: Any) -> None:
     """An Error where there are LoRA weights at run time."""
     if all(adapter is None or getattr(adapter, "is_off", bool)() for adapter in given):
         return
-    raise Error(
+    raise ScriptError(
         "LoRA weights at run time are not supported; add them to the weights of the model before "
-        "it is compiled",
-        loc=here(),
+        "it is compiled"
     )
 
 

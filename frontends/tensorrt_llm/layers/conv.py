@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from ....errors import Error
-from ....source import here
 from ..api import api, fields
 from ..dimensions import per_dimension
+from ..errors import ScriptError
 from ..functional import avg_pool2d, cast, conv1d, conv2d, conv_transpose2d, softplus, tanh
 from ..module import Module, Parameter
 
@@ -43,13 +42,12 @@ class Conv2d(LayerOfFields):
     def make_parameters(self) -> None:
         channels = self.weight_channels()
         if self.groups < 1 or any(count % self.groups for count in channels):
-            raise Error(
+            raise ScriptError(
                 f"expected groups that divide {self.in_channels} and {self.out_channels} channels, "
-                f"found {self.groups}",
-                loc=here(),
+                f"found {self.groups}"
             )
         if self.padding_mode != "zeros":
-            raise Error(f"expected padding_mode 'zeros', found {self.padding_mode!r}", loc=here())
+            raise ScriptError(f"expected padding_mode 'zeros', found {self.padding_mode!r}")
         shape = channels[0], channels[1] // self.groups, *self.kernel_shape()
         has_bias, biases = vars(self).pop("bias"), (self.out_channels,)
         self.weight = Parameter(shape=shape, dtype=self.dtype)

@@ -6,13 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
-from ....errors import Error
-from ....source import here
 from ... import functional as F
 from ...tensor import Tensor
 from ..api import api
 from ..arithmetic import unwrapped
-from ..errors import ArgumentError
+from ..errors import ArgumentError, ScriptError
 from ..functional.lookup import embedding
 from ..module import Module
 from .linear import shard_size, sharded_parameter
@@ -39,7 +37,7 @@ class Embedding(Module):
         self.tp_group = None if self.tp_size == 1 else self.tp_group
         if self.sharding_dim not in (0, 1):
             raise ArgumentError(
-                f"Embedding: expected sharding_dim 0 or 1, found {self.sharding_dim}", loc=here()
+                f"Embedding: expected sharding_dim 0 or 1, found {self.sharding_dim}"
             )
         parts = 1 if self.tp_group is None else self.tp_size
         rows, columns = self.num_embeddings, self.embedding_dim
@@ -108,8 +106,6 @@ def _per_token(tasks: Tensor, ids: Tensor) -> Tensor:
         return tasks.unsqueeze(-1)
     if tasks.ndim == ids.ndim:
         return tasks
-    raise Error(
-        f"PromptTuningEmbedding: expected a task per row or token of {ids.type}, found "
-        f"{tasks.type}",
-        loc=here(),
+    raise ScriptError(
+        f"PromptTuningEmbedding: expected a task per row or token of {ids.type}, found {tasks.type}"
     )

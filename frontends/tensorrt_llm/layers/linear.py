@@ -8,7 +8,6 @@ from typing import Any, ClassVar, cast
 
 import numpy as np
 
-from ....source import here
 from ... import functional as F
 from ...tensor import Tensor
 from ..api import api, register
@@ -33,8 +32,7 @@ def shard_size(layer: str, what: str, size: int, parts: int) -> int:
     if size % parts:
         raise ArgumentError(
             f"{layer}: {what}={size} is no multiple of tp_size={parts}; pad it to "
-            f"{-(-size // parts) * parts}, or choose another tp_size",
-            loc=here(),
+            f"{-(-size // parts) * parts}, or choose another tp_size"
         )
     return size // parts
 
@@ -84,8 +82,7 @@ class LinearBase(Module):
         if self.tp_group is not None and len(self.tp_group) != self.tp_size:
             raise ArgumentError(
                 f"{name}: expected a tp_group of tp_size={self.tp_size} ranks, found "
-                f"{list(self.tp_group)}",
-                loc=here(),
+                f"{list(self.tp_group)}"
             )
         if self.shard_dim == 0:
             self.out_features = shard_size(name, "out_features", self.out_features, parts)

@@ -6,11 +6,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from ....errors import Error
-from ....source import here
 from ...layers.mlp import find_activation
 from ..api import api, release
 from ..arithmetic import unwrapped
+from ..errors import ScriptError
 from ..functional.basic import ACT2FN, GATED_ACT_2_ACT
 from ..module import Module
 from ..quantization import QuantMode
@@ -96,10 +95,9 @@ class FusedGatedMLP(GatedMLP):
 
     def make_branches(self, column: Callable[[int], Any]) -> None:
         if self.hidden_act not in ("silu", "gelu"):
-            raise Error(
+            raise ScriptError(
                 f"FusedGatedMLP: expected the activation silu or gelu, found {self.hidden_act!r}; "
-                "use GatedMLP, which irc fuses where it can",
-                loc=here(),
+                "use GatedMLP, which irc fuses where it can"
             )
         if release() < 8:
             super().make_branches(column)

@@ -8,9 +8,7 @@ from dataclasses import asdict, dataclass
 from enum import IntEnum
 from typing import Any, ClassVar
 
-from ....errors import Error
 from ....ir.dims import product
-from ....source import here
 from ... import functional as F
 from ...layers.mlp import find_activation
 from ...layers.moe import mix_experts, route
@@ -18,7 +16,7 @@ from ...tensor import Tensor
 from ..api import api, register, release
 from ..arithmetic import unwrapped
 from ..context import current_session
-from ..errors import ArgumentError
+from ..errors import ArgumentError, ScriptError
 from ..functional.basic import ACT2FN
 from ..functional.collectives import group_of
 from ..functional.quantized import PackedWeight
@@ -64,15 +62,13 @@ class MoeConfig:
         if (self.num_experts == 0) != (self.top_k == 0) or self.top_k > self.num_experts:
             raise ArgumentError(
                 f"expected top_k from 1 to num_experts, or both 0; found top_k={self.top_k}, "
-                f"num_experts={self.num_experts}",
-                loc=here(),
+                f"num_experts={self.num_experts}"
             )
         modes = ExpertScaleNormalizationMode
         if self.normalization_mode not in (modes.NONE, modes.RENORMALIZE):
-            raise Error(
+            raise ScriptError(
                 f"normalization_mode {modes(self.normalization_mode).name} is not supported; use "
-                "NONE or RENORMALIZE",
-                loc=here(),
+                "NONE or RENORMALIZE"
             )
         return self
 
@@ -143,10 +139,9 @@ class MixtureOfExperts(Module):
     def __post_init__(self) -> None:
         mode, config = self.quant_mode, self.moe_config.validate()
         if mode.has_any_quant(exclude_kv_cache=True) and not mode.is_weight_only():
-            raise Error(
+            raise ScriptError(
                 "MixtureOfExperts: experts are quantized weight-only, or by the options of the "
-                f"build; leave {mode!r} out",
-                loc=here(),
+                f"build; leave {mode!r} out"
             )
         self.num_experts, self.top_k = config.num_experts, config.top_k
         self.tp_group = None if self.tp_size == 1 else self.tp_group
@@ -154,8 +149,7 @@ class MixtureOfExperts(Module):
         if self.num_experts % ep:
             raise ArgumentError(
                 f"{self.num_experts} experts cannot be distributed over {ep} ranks; choose a "
-                "moe_ep_size that divides them",
-                loc=here(),
+                "moe_ep_size that divides them"
             )
         self.act = find_activation(self.hidden_act, ACT2FN)
         self.experts_per_node = self.num_experts // ep
@@ -186,8 +180,7 @@ class MixtureOfExperts(Module):
         if mapping.tp_size != self.tp_size:
             raise ArgumentError(
                 f"MixtureOfExperts: tp_size is {self.tp_size}, but that of the mapping "
-                f"{mapping.tp_size}; give the mapping of the group",
-                loc=here(),
+                f"{mapping.tp_size}; give the mapping of the group"
             )
         if release() > 10:
             axes = mapping.axes_of("moe_tp"), mapping.axes_of("moe_ep")

@@ -6,10 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ....errors import Error
-from ....source import here
 from ..api import api
 from ..arithmetic import unwrapped
+from ..errors import ScriptError
 from ..functional import group_norm, layer_norm, rms_norm
 from ..module import Module, Parameter
 
@@ -73,10 +72,9 @@ class GroupNorm(Module):
 
     def __post_init__(self) -> None:
         if self.num_groups < 1 or self.num_channels % self.num_groups:
-            raise Error(
+            raise ScriptError(
                 f"expected groups that divide the {self.num_channels} channels, found "
-                f"{self.num_groups}",
-                loc=here(),
+                f"{self.num_groups}"
             )
         shape = (self.num_channels,)
         self.weight = Parameter(shape=shape, dtype=self.dtype) if self.affine else None

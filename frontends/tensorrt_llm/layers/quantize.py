@@ -5,12 +5,11 @@ from __future__ import annotations
 from inspect import signature
 from typing import Any
 
-from ....errors import Error
-from ....source import here
 from ....weights import Ref
 from ..aliases import of_sources
 from ..api import api
 from ..context import current_session
+from ..errors import ScriptError
 from ..quantization import QuantConfig, QuantMode
 from . import quantized as q
 from .attention import Attention
@@ -43,9 +42,7 @@ def quantize_model(
         config.has_zero_point, config.pre_quant_scale = zero, pre_quant_scale
         config.exclude_modules = exclude_modules
     if config.use_meta_recipe:
-        raise Error(
-            "use_meta_recipe is not supported; give clamp_val and exclude_modules", loc=here()
-        )
+        raise ScriptError("use_meta_recipe is not supported; give clamp_val and exclude_modules")
     if mode.has_act_and_weight_quant():
         return _smoothed(model, given)
     model.quant_mode = mode
@@ -65,11 +62,10 @@ quantize = api("quantization.quantize.quantize")(quantize_model)
 def _smoothed(model: Any, how: Any) -> Any:
     """The model with layers of SmoothQuant, as the user's copy of TensorRT-LLM makes them."""
     if current_session().sources is None:
-        raise Error(
+        raise ScriptError(
             "layers of SmoothQuant come from your copy of TensorRT-LLM: --tensorrt-llm-sources "
             "DIR; or give the folder of transformers to irc compile FOLDER --quantize w8a8_sq "
-            "--calibration PATH",
-            loc=here(),
+            "--calibration PATH"
         )
     if hasattr(model, "transformer"):  # a model of a config
         return of_sources("quantization.quantize.quantize")(model, how)
@@ -116,10 +112,9 @@ def _classes(mode: QuantMode) -> tuple[Any, Any]:
         return q.Fp8RowwiseLinear, q.Fp8RowwiseRowLinear
     if mode.has_fp8_qdq():
         return q.FP8Linear, q.FP8RowLinear
-    raise Error(
+    raise ScriptError(
         f"no layers for {mode!r}; compile with --quantize SCHEME (`irc compile --help` lists the "
-        "schemes)",
-        loc=here(),
+        "schemes)"
     )
 
 
@@ -139,10 +134,9 @@ def _replaced(old: Any, kind: Any, options: dict[str, Any]) -> Any:
     layer.bias = old.bias
     weight: Any = old.weight.bound
     if isinstance(weight, Ref):
-        raise Error(
+        raise ScriptError(
             "the weight is a reference to a checkpoint; quantize by the options of the build, such "
-            "as --quantize w8a16",
-            loc=here(),
+            "as --quantize w8a16"
         )
     if weight is not None:
         layer.load(weight)

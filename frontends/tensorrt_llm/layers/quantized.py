@@ -12,15 +12,14 @@ from typing import Any, cast
 
 import numpy as np
 
-from ....errors import Error
 from ....ir.dtypes import numpy_dtype
 from ....quantization.formats import encode
-from ....source import here
 from ... import functional as F
 from ...checkpoints.mixed_gemm import pack, quantize_columns
 from ...tensor import Tensor
 from ..api import api, register, release
 from ..dtypes import irc_dtype
+from ..errors import ScriptError
 from ..functional import quantized as q
 from ..module import Parameter
 from ..quantization import QuantMode
@@ -49,10 +48,9 @@ class QuantizedLinear(LinearBase):
 
     def load(self, weight: Any) -> None:
         """Quantize an array, this rank's weight in floats, to the nearest codes."""
-        raise Error(
+        raise ScriptError(
             f"{type(self).__name__} gets codes and scales, which need a calibration: load those of "
-            "a quantized checkpoint, or give irc compile --quantize SCHEME --calibration PATH",
-            loc=here(),
+            "a quantized checkpoint, or give irc compile --quantize SCHEME --calibration PATH"
         )
 
     def packed(self, bits: int, dtype: str = "int8") -> q.PackedWeight:
@@ -109,10 +107,9 @@ class Groupwise(QuantizedLinear):
     def make_parameters(self) -> None:
         inputs, size = self.in_features, self.group_size
         if inputs % size:
-            raise Error(
+            raise ScriptError(
                 f"{type(self).__name__}: groups of {size} do not divide the {inputs} inputs of one "
-                "rank; choose a group_size that does, or a smaller tp_size",
-                loc=here(),
+                "rank; choose a group_size that does, or a smaller tp_size"
             )
         group, bits = (inputs // size, self.out_features), 8 if self.use_int8_weight else 4
         factors, zeros = vars(self).pop("pre_quant_scale"), vars(self).pop("zero")

@@ -15,13 +15,13 @@ from typing import Any
 
 from ....errors import Error, did_you_mean
 from ....json_files import read_object
-from ....source import here
 from ...checkpoints.tensorrt_llm import FIXED, WITHOUT_MEANING
 from ...models.config_reader import MOST_LAYERS
 from ..api import ROOT, api, fields, release
 from ..context import current_session
 from ..dtypes import str_dtype
 from ..enums import PositionEmbeddingType
+from ..errors import ScriptError
 from ..layers import MoeConfig
 from ..mapping import Mapping
 from ..quantization import QuantConfig, QuantMode
@@ -62,7 +62,7 @@ class PretrainedConfig:
             setattr(self, name, value)
         for name in _NEEDED:
             if getattr(self, name) is None:
-                raise Error(f"expected the key {name} in the config, found none", loc=here())
+                raise ScriptError(f"expected the key {name} in the config, found none")
         layers: Any = self.num_hidden_layers
         if isinstance(layers, int) and layers > MOST_LAYERS:
             raise Error(f"num_hidden_layers is {layers}; expected at most {MOST_LAYERS}")
@@ -194,10 +194,9 @@ class LLaMAConfig(PretrainedConfig):
         if self.position_embedding_type is PositionEmbeddingType.learned_absolute:
             self.position_embedding_type = PositionEmbeddingType.rope_gpt_neox
         if self.rotary_embedding_dim != self.head_size:
-            raise Error(
+            raise ScriptError(
                 f"LLaMAConfig: rotary_embedding_dim is {self.rotary_embedding_dim}; expected "
-                f"{self.head_size}, the size of a head",
-                loc=here(),
+                f"{self.head_size}, the size of a head"
             )
 
     @classmethod
@@ -222,17 +221,15 @@ class LLaMAConfig(PretrainedConfig):
         names |= WITHOUT_MEANING
         for key, value in keys.items():
             if key in _FIXED and value not in (None, _FIXED[key]):
-                raise Error(
+                raise ScriptError(
                     f"LLaMAConfig: {key}={value!r}: expected {_FIXED[key]}, since "
                     "LLaMAForCausalLM computes without it; write a model of your own that reads "
-                    "the key, or compile the Hugging Face folder with irc compile",
-                    loc=here(),
+                    "the key, or compile the Hugging Face folder with irc compile"
                 )
             if key not in names:
-                raise Error(
+                raise ScriptError(
                     f"LLaMAConfig has no key {key!r}{did_you_mean(key, sorted(names))}; a key of "
-                    "your own model belongs into a subclass of PretrainedConfig or LLaMAConfig",
-                    loc=here(),
+                    "your own model belongs into a subclass of PretrainedConfig or LLaMAConfig"
                 )
 
     def to_dict(self) -> dict[str, Any]:

@@ -7,10 +7,9 @@ from copy import copy
 from inspect import signature
 from typing import Any, ClassVar
 
-from ....errors import Error
-from ....source import here
 from ..api import api, release
 from ..context import current_network
+from ..errors import ScriptError
 from ..functional import gather_last_token_logits, tanh
 from ..layers import (
     AttentionParams,
@@ -82,9 +81,7 @@ def layer_caches(params: KeyValueCacheParams | None, layers: int) -> list[Any]:
     caches = params.past_key_value or [None] * layers
     windows = params.host_max_attention_window_sizes
     if len(caches) != layers:
-        raise Error(
-            f"expected a KV cache for each of {layers} layers, found {len(caches)}", loc=here()
-        )
+        raise ScriptError(f"expected a KV cache for each of {layers} layers, found {len(caches)}")
     of_layers = [copy(params) for _ in caches]
     for index, (own, cache) in enumerate(zip(of_layers, caches, strict=True)):
         own.past_key_value = [cache]
@@ -147,10 +144,9 @@ class TopModelMixin(Module):
     @classmethod
     def from_hugging_face(cls, *folder: Any, **options: Any) -> Any:
         """Models that read Hugging Face folders override it."""
-        raise Error(
+        raise ScriptError(
             f"{cls.__name__} does not read Hugging Face folders; set its parameters, or give irc "
-            "compile the folder",
-            loc=here(),
+            "compile the folder"
         )
 
     def use_lora(self, lora_config: Any) -> None:

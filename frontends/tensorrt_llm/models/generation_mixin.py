@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections import OrderedDict
 from typing import Any
 
-from ....errors import Error
 from ....ir.dims import symbol
-from ....source import here
 from ..api import api, fields, release
 from ..context import current_session
 from ..dtypes import irc_dtype
+from ..errors import ScriptError
 from ..mapping import Mapping
 from ..settings import KVCacheType
 from ..tensor import Tensor
@@ -83,7 +82,7 @@ class GenerationMixin:
             states = _input("hidden_states_input", kind, **dims, hidden_size=hidden)
             inputs["hidden_states_input"] = states
         else:
-            raise Error("a pipeline stage needs hidden_size, or num_heads", loc=here())
+            raise ScriptError("a pipeline stage needs hidden_size, or num_heads")
         inputs["position_ids"] = _input("position_ids", "i32", **dims)
         all_tokens = given["gather_context_logits"] or given["gather_all_token_logits"]
         if world.is_last_pp_rank() and not all_tokens:

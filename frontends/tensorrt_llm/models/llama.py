@@ -5,12 +5,11 @@ from __future__ import annotations
 from copy import copy
 from typing import Any
 
-from ....errors import Error
-from ....source import here
 from ..api import api
 from ..context import current_session
 from ..dtypes import data_type, numpy_to_torch
 from ..enums import AttentionMaskType
+from ..errors import ScriptError
 from ..functional.collectives import recv, send
 from ..layers import (
     MOE,
@@ -178,7 +177,7 @@ class Transformer(Module):
             self.register_network_output("embd", x)
         else:
             if hidden_states is None:
-                raise Error("this pipeline stage needs the input hidden_states", loc=here())
+                raise ScriptError("this pipeline stage needs the input hidden_states")
             x = recv(hidden_states, self.mapping.prev_pp_rank())
         result = self.layers(x, use_cache=use_cache, **inputs)
         states, caches = result if use_cache else (result, None)

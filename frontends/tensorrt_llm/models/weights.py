@@ -13,7 +13,6 @@ import numpy as np
 
 from ....errors import Error, did_you_mean
 from ....ir.core import Module as IrcModule
-from ....source import here
 from ....weights import Cast, Ref, Transpose
 from ....weights.checkpoint import Reader
 from ...checkpoints import meta
@@ -29,6 +28,7 @@ from ..api import api
 from ..arrays import ArrayFile
 from ..context import current_session
 from ..dtypes import as_array, irc_dtype, numpy_to_torch, str_dtype
+from ..errors import ScriptError
 from ..functional.quantized import PackedWeight
 from ..layers.quantized import QuantizedLinear
 from ..mapping import Mapping as RankMapping
@@ -61,17 +61,16 @@ def _bind(model: Any, tensors: Tensors) -> None:
         elif name in tensors:
             part = tensors.take(name, *(FLOATS if kind in FLOATS else (kind,)))
             if part.shape != parameter.shape:
-                raise Error(
+                raise ScriptError(
                     f"{name} is {list(part.shape)} in the checkpoint, but the model expects "
-                    f"{list(parameter.shape)}; give the mapping of the checkpoint's config.json",
-                    loc=here(),
+                    f"{list(parameter.shape)}; give the mapping of the checkpoint's config.json"
                 )
             parameter.value = _cast(part, kind)
         elif isinstance(tensors, RankShards) and "kv_" in end:
             parameter.value = np.ones(parameter.shape, np.float32)
         else:
             near = did_you_mean(name, tensors.checkpoint)
-            raise Error(f"{tensors.checkpoint.folder} lacks {name}{near}", loc=here())
+            raise ScriptError(f"{tensors.checkpoint.folder} lacks {name}{near}")
     read = _reader(model)
     for layer, part in floats.items():
         layer.load(read(_cast(part, irc_dtype(layer.dtype))))
@@ -125,10 +124,9 @@ def _of_quantized(tensors: Tensors, path: str, layer: QuantizedLinear, end: str)
         if end != "weight" or (stored.dtype == np.int8 and not is_interleaved(stored, bits)):
             return stored
     if how.zero or is_packed:
-        raise Error(
+        raise ScriptError(
             f"{path}.weight has codes in the order that a kernel reads; compile the original "
-            "checkpoint with irc compile --quantize",
-            loc=here(),
+            "checkpoint with irc compile --quantize"
         )
     if end == "weight" and how.format == "int4":
         return pairs_of_rows(tensors, key, parameter.type.shape).ref
@@ -150,7 +148,7 @@ def arrays_of(model: Any) -> Iterator[tuple[str, Array]]:
     missing = [name for name, parameter in model.named_parameters() if parameter.bound is None]
     if missing:
         listed = ", ".join(missing[:5]) + (", ..." if len(missing) > 5 else "")
-        raise Error(f"parameters without values cannot be saved: {listed}", loc=here())
+        raise ScriptError(f"parameters without values cannot be saved: {listed}")
     read = _reader(model)
     for name, parameter in model.named_parameters():
         if isinstance(parameter.bound, Ref) and isinstance(parameter, PackedWeight):
@@ -176,10 +174,9 @@ def read_llama(source: Source, dtype: Any = "auto") -> dict[str, Any]:
     config = _config_of(source)
     sizes = model_of(config).config
     if type(sizes) is not DecoderConfig or sizes.sliding_window or sizes.qk_norm:
-        raise Error(
+        raise ScriptError(
             f"{config.get('architectures')} has experts, windows or norms of heads that "
-            "from_hugging_face does not read; compile the folder itself with irc compile",
-            loc=here(),
+            "from_hugging_face does not read; compile the folder itself with irc compile"
         )
     rope: dict[str, Any] = config.get("rope_parameters") or {}
     stretched = rope if rope.get("rope_type", "default") != "default" else None
@@ -206,10 +203,9 @@ def _config_of(source: Source) -> dict[str, Any]:
         return read_config(cast("str", source))
     config = getattr(source, "config", source)
     if not hasattr(config, "to_dict"):
-        raise Error(
+        raise ScriptError(
             "expected the folder of a checkpoint, a model of transformers or its config, found an "
-            f"object of {type(source).__name__}",
-            loc=here(),
+            f"object of {type(source).__name__}"
         )
     return cast("dict[str, Any]", config.to_dict())
 
@@ -374,10 +370,9 @@ def _check_calibration(quant_config: Any) -> None:
     scheme = quant_config.scheme()
     options = "" if scheme is None else f" --quantize {scheme}"
     options += "" if cache is None else " --kv-cache int8"
-    raise Error(
+    raise ScriptError(
         f"{algorithm or cache} needs a calibration with data, which scripts do not run; give the "
-        f"folder of transformers to irc compile FOLDER{options} --calibration PATH",
-        loc=here(),
+        f"folder of transformers to irc compile FOLDER{options} --calibration PATH"
     )
 
 

@@ -14,10 +14,10 @@ from irc.errors import Error, did_you_mean
 from irc.generation.sampling import Sampling, random_of_row
 from irc.generation.words import WordLists, word_array
 from irc.json_files import read_object
-from irc.source import here
 
 from ..api import api, fields
 from ..dtypes import as_array
+from ..errors import ScriptError
 from ..quantization import QuantMode
 
 
@@ -140,7 +140,7 @@ def decode_words_list(
         if not isinstance(word, str | bytes):
             return list(word)
         if tokenizer is None:
-            raise Error("the words are texts; give a tokenizer to encode them", loc=here())
+            raise ScriptError("the words are texts; give a tokenizer to encode them")
         text = word.decode() if isinstance(word, bytes) else word
         return list(tokenizer.encode(text, add_special_tokens=add_special_tokens))
 

@@ -24,10 +24,10 @@ from irc.generation.inputs import split_prompts, vocabulary
 from irc.generation.rows import check_language_model
 from irc.generation.search import Beams, DecodingRules, Sampled
 from irc.generation.words import WordLists, words_of
-from irc.source import here
 
 from ..api import api, release
 from ..dtypes import as_array, torch_of
+from ..errors import ScriptError
 from .configs import ModelConfig, SamplingConfig
 from .session import Session, like, open_engine
 
@@ -129,7 +129,7 @@ class GenerationSession:
         lengths = {"max_context_length": (max_context_length, 1), "beam_width": (beam_width, 1)}
         for name, (value, least) in {**lengths, "max_new_tokens": (max_new_tokens, 0)}.items():
             if int(value) < least:
-                raise Error(f"{name} is {value}; expected {least} or more", loc=here())
+                raise ScriptError(f"{name} is {value}; expected {least} or more")
         self.max_new_tokens, self.beam_width = int(max_new_tokens), int(beam_width)
         self.max_context_length, self._limits = int(max_context_length), {}
         longest = max_context_length + max_new_tokens
@@ -144,10 +144,9 @@ class GenerationSession:
             size = int(np.prod([int(str(dim)) for dim in port.shape]))
             self._limits[port.name] = np.resize(values[at % len(values) :], size)
         if not ports and (values < off if off else values != 0).any():
-            raise Error(
+            raise ScriptError(
                 f"this engine has no input {begin}, so that it attends to all tokens; build it "
-                f"with that input, or leave out the argument, which is {given}",
-                loc=here(),
+                f"with that input, or leave out the argument, which is {given}"
             )
 
     def decode(
@@ -181,18 +180,16 @@ class GenerationSession:
                 setattr(config, name, value)
         given = {n: as_array(x) for n, x in {**fields, **(inputs or {})}.items() if x is not None}
         if unknown := given.keys() - {*_MAY_BE_UNUSED, *(port.name for port in self.ports.inputs)}:
-            raise Error(
+            raise ScriptError(
                 f"the engine has no input called {', '.join(sorted(unknown))}; leave it out, or "
-                "build the engine with it",
-                loc=here(),
+                "build the engine with it"
             )
         prompts = split_prompts(as_array(input_ids), as_array(context_lengths).reshape(-1).tolist())
         is_masked = any(port.name == "attention_mask" for port in self.ports.inputs)
         if is_masked and any(config.pad_id in prompt[1:] for prompt in prompts):
-            raise Error(
+            raise ScriptError(
                 f"a prompt has the token {config.pad_id}, which is pad_id: leave padding out of "
-                "context_lengths, or give SamplingConfig another pad_id",
-                loc=here(),
+                "context_lengths, or give SamplingConfig another pad_id"
             )
         lists = (config.stop_words_list, config.bad_words_list)
         words = (words_of(as_array(x) if hasattr(x, "shape") else x, len(prompts)) for x in lists)
