@@ -32,7 +32,11 @@ def check_path(what: str, value: object) -> None:
 
 def check_count(what: str, value: object, least: int = 1, most: float = inf) -> None:
     """An Error unless `value` is a whole number from `least` to `most`."""
-    if isinstance(value, bool) or not isinstance(value, Integral) or not least <= value <= most:
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, Integral)
+        or not least <= int(value) <= most
+    ):
         wanted = f"of at least {least}" if most == inf else f"from {least} to {most}"
         raise Error(f"{what} is {_shown(value)}; give a whole number {wanted}")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import zipfile
-from collections.abc import Generator, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -125,9 +125,12 @@ def _free_memory() -> int:
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
-def read_npz(path: Path) -> Arrays:
-    """All arrays of a file."""
+def read_npz(
+    path: Path, check: Callable[[Mapping[str, Sequence[int]]], None] = lambda shapes: None
+) -> Arrays:
+    """All arrays of a file; `check` gets their shapes before they are read."""
     with open_npz(path) as members:
+        check({name: member.shape for name, member in members.items()})
         return read_whole(path, members.values())
 
 

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ..ir.dtypes import widened
 from ..npz import Arrays, read_npz, write_npz
 from .arguments import whole_number
+
+if TYPE_CHECKING:
+    from ..artifact.folder import ArtifactFolder
 
 
 def add_inputs(parser: ArgumentParser, required: bool) -> None:
@@ -25,7 +30,7 @@ def add_inputs(parser: ArgumentParser, required: bool) -> None:
 def given_inputs(args: Namespace) -> Arrays:
     """The arrays of `--inputs`, else random ones (by default with the seed 0)."""
     if args.inputs is not None:
-        return read_npz(Path(args.inputs))
+        return read_npz(Path(args.inputs), partial(_check_shapes, args.artifact))
     from ..artifact.folder import ArtifactFolder
     from ..driver.sources import read_text
     from ..generation.random_inputs import random_inputs
@@ -35,6 +40,23 @@ def given_inputs(args: Namespace) -> Arrays:
         return {}  # it cannot be run, and loading it says why
     module = read_text(path if path.is_file() else ArtifactFolder.open(path).module)
     return random_inputs(module, args.random or 0)
+
+
+def _check_shapes(artifact: ArtifactFolder | None, shapes: Mapping[str, Sequence[int]]) -> None:
+    """An Error where arrays of some shapes are no inputs of an artifact."""
+    from ..backends.base import Port
+    from ..generation.inputs import check_names, sizes_of_shapes
+    from ..text.cursor import Cursor
+    from ..text.literals import parse_type
+
+    facts: Mapping[str, Any] = {} if artifact is None else artifact.manifest
+    texts = {**facts.get("inputs", {}), **facts.get("states", {})}
+    if artifact is None or not texts:  # no artifact, or one of an older irc
+        return
+    check_names(shapes, texts)
+    types = {name: parse_type(Cursor(text, str(artifact.path))) for name, text in texts.items()}
+    ports = [Port(name, type.dtype, type.shape) for name, type in types.items()]
+    sizes_of_shapes(ports, shapes, facts["dims"])
 
 
 def write_arrays(path: Path, arrays: Arrays) -> None:

@@ -7,7 +7,7 @@ Language models follow frontends/models/language_model.py: `input_ids` [B, S], `
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias, cast
 
 import numpy as np
@@ -33,12 +33,7 @@ def complete(ports: Ports, inputs: Mapping[str, object], slots: Range = (0, 0)) 
     consecutive, and all logits are computed. `slots` is the `cache_range` of the model.
     """
     known = {port.name: port for port in (*ports.inputs, *ports.states)}
-    for name in inputs:
-        if name not in known:
-            raise Error(
-                f"the model has no input {name!r}{did_you_mean(name, known)}; "
-                f"it has {', '.join(known)}"
-            )
+    check_names(inputs, known)
     arrays = {name: converted(known[name], _array(name, value)) for name, value in inputs.items()}
     if "input_ids" in arrays and len(known["input_ids"].shape) == 2:
         _check_ids(arrays["input_ids"], vocabulary(ports))
@@ -47,6 +42,16 @@ def complete(ports: Ports, inputs: Mapping[str, object], slots: Range = (0, 0)) 
     if missing:
         raise Error(f"the inputs lack {', '.join(missing)}; the model takes {', '.join(known)}")
     return {name: arrays[name] for name in known}
+
+
+def check_names(names: Iterable[str], known: Collection[str]) -> None:
+    """An Error about a name that is none of the inputs of a model."""
+    for name in names:
+        if name not in known:
+            raise Error(
+                f"the model has no input {name!r}{did_you_mean(name, known)}; "
+                f"it has {', '.join(known)}"
+            )
 
 
 def check_ranges(

@@ -7,6 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from irc.driver import load
+from irc.errors import Error
 from irc.ir.mesh import Mesh
 from tests.cli.runner import npz_files, refused, run_arrays, works
 from tests.layout import ROOT
@@ -250,5 +252,6 @@ def test_rows_that_do_not_divide_are_named(checkpoint: Path, tmp_path: Path) -> 
     files = npz_files(tmp_path, input_ids=np.array([[5, 6, 7]]))
     for mesh, what in (("dp=2", "1 rows"), ("tp=2 --sequence", "3 tokens")):
         works("compile", checkpoint, "-o", tmp_path / "a", "--mesh", *mesh.split())
-        said = refused("run", tmp_path / "a", *files)
-        assert f"input_ids has {what}" in said and "expected a multiple of 2: pad them" in said
+        assert "must be a multiple of 2; pad it" in refused("run", tmp_path / "a", *files)
+        with pytest.raises(Error, match=f"has {what}, .* expected a multiple of 2: pad them"):
+            load(tmp_path / "a").run({"input_ids": [[5, 6, 7]]})

@@ -16,6 +16,7 @@ from irc.backends.onnxruntime import OnnxRuntimeStream
 from irc.cli.arrays import Difference, differences
 from irc.driver import load
 from irc.generation.random_inputs import random_inputs
+from irc.npz import Member
 from irc.text import parse_module
 from tests.cli.runner import PROGRAM, irc, npz_files, refused, run_arrays, works
 from tests.fresh import fresh
@@ -139,6 +140,22 @@ def test_wrong_inputs(
     words = ["--inputs", tmp_path / "in.npz", "--outputs", tmp_path / "out.npz"]
     assert message in refused("run", artifact, *words)
     assert [p.name for p in tmp_path.iterdir() if p.name != "in.npz"] == []
+
+
+@pytest.mark.parametrize(
+    ("arrays", "message"),
+    [
+        ({"input_ids": np.zeros((9, 3))}, "input_ids has B=9, but the model was compiled for B=1"),
+        ({"input_ids": np.zeros((1, 3, 2))}, "input_ids has the shape [1, 3, 2], but it must be i"),
+        ({"input_ids": IDS, "k0": np.zeros((2, 2, 9, 9))}, "k0 has the shape [2, 2, 9, 9], but it"),
+        ({"input_ids": IDS, "huge": np.zeros(9)}, "no input 'huge'"),
+    ],
+)
+def test_arrays_that_do_not_fit_are_not_read(
+    arrays: Any, message: str, artifact: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Member, "read", lambda *_: pytest.fail("the array was read"))
+    assert message in refused("run", artifact, *npz_files(tmp_path, **arrays))
 
 
 def test_outputs_that_cannot_be_written(artifact: Path, tmp_path: Path) -> None:
