@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from math import log2
+from math import gcd, log2
 from typing import Any, Literal
 
 import numpy as np
@@ -26,6 +26,9 @@ from .shapes import dim_names, rule_text, shape_text
 FLOAT_CODES = ("f8e4m3", "f8e5m2", "f4e2m1")
 QUANTIZED = ("i4", "u4", "i8", "u8", *FLOAT_CODES)
 FLOATS = ("f32", "f16", "bf16")
+# Elements of the blocks that `shard` makes of larger ones of weights, at least; smaller ones cost
+# more in scales than they save.
+LEAST_BLOCK = 8
 SCALES = (*FLOATS, "f8e8m0", "f8e4m3")
 # The code that symmetric scales map the largest number to.
 LARGEST = {"i4": 7.0, "i8": 127.0} | {
@@ -72,7 +75,9 @@ def _cut_block(op: Op, size: int, axes: Axes, group_size: int, block: int) -> st
     """The message about shards that cut a block, with the choices."""
     x, part = op.operands[0], -(-size // group_size)
     name = f"@{x.name}" if isinstance(x, Weight) else f"%{x.name or '_'}"
-    counts = [str(n) for n in range(2, 2 * group_size + 1) if -(-size // n) % block == 0]
+    least = LEAST_BLOCK if isinstance(x, Weight) else block
+    common = {n: gcd(block, -(-size // n)) for n in range(2, 2 * group_size + 1)}
+    counts = [str(n) for n, elements in common.items() if elements >= min(block, least)]
     ranks = f"{' or '.join(counts)} ranks" if counts else "one rank"
     fitting = [n for n in range(2, block) if size % n == 0 and part % n == 0]
     groups = f"quantize it in blocks of {fitting[-1]} or with" if fitting else "quantize it with"

@@ -44,7 +44,8 @@ def _even(
     if block is None or not block.allows(layout):
         stats.explain(
             f"{what} do not divide over {group_size} ranks, and an operation that makes or uses "
-            "them is shared or no plain projection; attention is replicated"
+            "them is shared, is no plain projection, or has scales that two heads share; attention "
+            "is replicated"
         )
         return False
     block.rewrite(layout)

@@ -7,6 +7,7 @@ from math import gcd
 from irc.ir.core import Module, Op, Value, Weight
 from irc.ir.types import TensorType
 from irc.ops import Attention, CacheUpdate, Dequantize, Linear
+from irc.ops.quant import LEAST_BLOCK
 from irc.pipeline import Stats
 from irc.weights import RepeatedRef, pinned
 
@@ -16,11 +17,9 @@ from .place import planned_axes
 from .rows import Row
 from .segments import Projection
 
-LEAST = 8  # elements of a block; smaller ones cost more in scales than they save
-
 
 def smaller_blocks(module: Module, rows: list[Row], origins: dict[str, str], stats: Stats) -> None:
-    """Let every shard of a weight hold complete blocks, where blocks of `LEAST` allow it."""
+    """Let every shard of a weight hold complete blocks, where blocks of `LEAST_BLOCK` allow it."""
     for op in module.ops():
         if not isinstance(op, Dequantize) or not isinstance(op.x, Weight):
             continue
@@ -74,7 +73,7 @@ def _fit(op: Op | None, dim: int, part: int, stats: Stats) -> bool:
     scale = level.x if isinstance(level, Dequantize) else op.scale
     given = [each for each in (scale, op.zero) if each is not None]
     weights = [each for each in given if isinstance(each, Weight) and used_once(each)]
-    if common == block or common < LEAST or len(weights) < len(given):
+    if common == block or common < LEAST_BLOCK or len(weights) < len(given):
         return False
     for weight in weights:
         _repeat(weight, dim, block // common)

@@ -272,6 +272,19 @@ def test_a_block_that_cannot_be_padded_is_never_cut() -> None:
     ) in str(caught.value)
 
 
+def test_the_numbers_of_ranks_for_which_blocks_can_be_smaller() -> None:
+    """At least 8 elements have a scale: of blocks of 32, and shards of 12, 4 would."""
+    text = str(mlp("i4", 96, 32)).replace("mul %s, %u", "add %s, %u")
+    text = text.replace("silu %g", "softmax %g")
+    with pytest.raises(Error, match="use 2 or 3 or 4 or 6 or 12 or 13 ranks along tp"):
+        run_pipeline(irc.parse(text), 'shard{mesh="tp=8"}')
+    for ranks in (2, 3, 4, 6, 12, 13):
+        run_pipeline(irc.parse(text), f'shard{{mesh="tp={ranks}"}}')
+    for ranks in (5, 7):
+        with pytest.raises(Error, match="cut a block of 32"):
+            run_pipeline(irc.parse(text), f'shard{{mesh="tp={ranks}"}}')
+
+
 def test_a_shard_boundary_within_a_block_is_an_error() -> None:
     text = """module @m mesh(tp=4) {
       func @forward(%x: i8[3, 16@tp], %s: f32[3, 2@tp]) -> (y: f32[3, 16@tp]) {
