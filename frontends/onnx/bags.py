@@ -51,12 +51,12 @@ def with_bags(model: ModelProto, files: Files) -> None:
     new: dict[str, list[NodeProto]] = {}
     for loop in graph.node:
         if loop.op_type == "Loop" and loop.output and loop.attribute:
-            found = _bags(_Body(graph, loop, files), loop, joins)
-            new |= {loop.output[-1]: found} if found else {}
+            nodes = _bags(_Body(graph, loop, files), loop, joins)
+            new |= {loop.output[-1]: nodes} if nodes else {}
     if not new:
         return
-    made = {name for nodes in new.values() for node in nodes for name in node.output}
-    old = [n for n in graph.node if n.op_type != "ConcatFromSequence" or n.output[0] not in made]
+    bags = {name for nodes in new.values() for node in nodes for name in node.output}
+    old = [n for n in graph.node if n.op_type != "ConcatFromSequence" or n.output[0] not in bags]
     nodes = list(chain(*(new.get(n.output[-1], [n]) if n.output else [n] for n in old)))
     used = {name for node in nodes for name in node.input}
     del graph.node[:]
@@ -75,12 +75,12 @@ def _bags(body: _Body, loop: NodeProto, joins: Mapping[str, NodeProto]) -> list[
         return []
     starts, stops = (body.names[int(n)] for n in ends.groups())
     cut = body.outside.get(stops)
-    given = [] if cut is None else [cut.input[0], *(body.text(name) for name in cut.input[1:])]
-    if given != [starts, "1", str((1 << 63) - 1), "0", "1"]:
+    slice_ = [] if cut is None else [cut.input[0], *(body.text(name) for name in cut.input[1:])]
+    if slice_ != [starts, "1", str((1 << 63) - 1), "0", "1"]:
         return []
     row = texts[1].replace(f"Gather(@{ends[1]},i)", "s").replace(f"Gather(@{ends[2]},i)", "e")
-    found = re.fullmatch(_SCANNED, row)
-    return _looked_up(body, loop, found, starts) if found else []
+    match = re.fullmatch(_SCANNED, row)
+    return _looked_up(body, loop, match, starts) if match else []
 
 
 def _appended(
@@ -95,40 +95,40 @@ def _appended(
         return []
     row = texts[at].replace(start[0], "s")
     row = row.replace(f"Slice(@{start[1]},Add(i,1),Add(i,2))", "e")
-    for mode, each in _APPENDED.items():
-        found = re.fullmatch(rf"SequenceInsert\(q,If\(Equal\(s,e\),zeros,{each}\)\)", row)
-        if found:
-            rows, offsets = (body.names[int(n)] for n in (found["rows"], start[1]))
-            return _made(loop, mode, [rows, offsets, going.input[1]], join.output[0])
+    for mode, reduced in _APPENDED.items():
+        match = re.fullmatch(rf"SequenceInsert\(q,If\(Equal\(s,e\),zeros,{reduced}\)\)", row)
+        if match:
+            rows, offsets = (body.names[int(n)] for n in (match["rows"], start[1]))
+            return [_bag_node(loop, mode, [rows, offsets, going.input[1]], join.output[0])]
     return []
 
 
-def _made(loop: NodeProto, mode: str, operands: list[str], out: str) -> list[NodeProto]:
+def _bag_node(loop: NodeProto, mode: str, operands: list[str], out: str) -> NodeProto:
     from onnx import helper
 
-    made = helper.make_node(f"EmbeddingBag{mode}", operands, [out], loop.name, domain=DOMAIN)
-    made.metadata_props.extend(loop.metadata_props)
-    return [made]
+    node = helper.make_node(f"EmbeddingBag{mode}", operands, [out], loop.name, domain=DOMAIN)
+    node.metadata_props.extend(loop.metadata_props)
+    return node
 
 
-def _looked_up(body: _Body, loop: NodeProto, found: re.Match[str], starts: str) -> list[NodeProto]:
+def _looked_up(body: _Body, loop: NodeProto, match: re.Match[str], starts: str) -> list[NodeProto]:
     """The rows of all bags, times their weights, and the node for the bags."""
     from onnx import helper
 
     out, rows = loop.output[0], f"{loop.output[0]}.rows"
-    table, ids = (body.names[int(found[n])] for n in ("table", "ids"))
+    table, ids = (body.names[int(match[n])] for n in ("table", "ids"))
     nodes = [helper.make_node("Gather", [table, ids], [rows])]
-    if found["by"] is not None:
+    if match["by"] is not None:
         axis: Any = {"value_ints": [1]}
         nodes += [
             helper.make_node("Constant", [], [f"{out}.one"], **axis),
             helper.make_node(
-                "Unsqueeze", [body.names[int(found["by"])], f"{out}.one"], [f"{out}.by"]
+                "Unsqueeze", [body.names[int(match["by"])], f"{out}.one"], [f"{out}.by"]
             ),
             helper.make_node("Mul", [rows, f"{out}.by"], [f"{out}.scaled"]),
         ]
         rows = f"{out}.scaled"
-    return [*nodes, *_made(loop, found["mode"], [rows, starts, loop.input[0]], out)]
+    return [*nodes, _bag_node(loop, match["mode"], [rows, starts, loop.input[0]], out)]
 
 
 class _Body:
@@ -141,12 +141,12 @@ class _Body:
         self.tensors = {tensor.name: tensor for tensor in graph.initializer}
         self.inside: dict[str, NodeProto] = {}
         self._enter(self.graph)
-        given = [value.name for value in self.graph.input]
-        known = ["i", "c"] if len(given) == 2 else ["k", "c", "i", "q"]
+        parameters = [value.name for value in self.graph.input]
+        letters = ["i", "c"] if len(parameters) == 2 else ["k", "c", "i", "q"]
         self.place = 1 if len(loop.input) == 4 and self._is_empty(loop.input[3]) else 2
         if self.place == 2:  # torch writes the number of the bag and the sequence in any order
-            known[2:] = known[:1:-1]
-        self.texts = dict(zip(given, known, strict=False))
+            letters[2:] = letters[:1:-1]
+        self.texts = dict(zip(parameters, letters, strict=False))
 
     def _is_empty(self, name: str) -> bool:
         return name in self.outside and self.outside[name].op_type == "SequenceEmpty"
@@ -171,7 +171,7 @@ class _Body:
         kind, parts = node.op_type, [self.text(name, depth) for name in node.input]
         first = parts[0] if parts else ""
         if kind == "Constant":
-            return self._number(node.attribute[0].t)
+            return self._constant(node)
         if kind == "Identity" or (kind == "CastLike" and first.isdecimal()):
             return first
         if (kind, first, parts[1:]) == ("Reshape", "i", ["-1"]) or (
@@ -182,8 +182,8 @@ class _Body:
             ends = {a.name: value.name for a in node.attribute for value in a.g.output}
             parts += [self.text(ends.get(f"{n}_branch", ""), depth) for n in ("then", "else")]
         else:
-            given = [f"{a.name}={a.i if a.type == _INT else list(a.ints)}" for a in node.attribute]
-            parts += [text for text in given if text not in _DEFAULTS]
+            words = [f"{a.name}={a.i if a.type == _INT else list(a.ints)}" for a in node.attribute]
+            parts += [text for text in words if text not in _DEFAULTS]
         text = f"{kind}({','.join(parts)})"
         return text if len(text) < 1000 else "?"
 
@@ -192,15 +192,20 @@ class _Body:
         while node is not None and node.op_type == "Identity":
             name = node.input[0]
             node = self.outside.get(name)
-        tensor = self.tensors.get(name)
-        if tensor is None and node is not None and node.op_type == "Constant":
-            tensor = node.attribute[0].t
-        number = "?" if tensor is None else self._number(tensor)
+        number = "?"
+        if name in self.tensors:
+            number = self._number(self.tensors[name])
+        elif node is not None and node.op_type == "Constant":
+            number = self._constant(node)
         if number != "?":
             return number
         if name not in self.names:
             self.names.append(name)
         return f"@{self.names.index(name)}"
+
+    def _constant(self, node: NodeProto) -> str:
+        """What `_number` says of a node Constant."""
+        return next((self._number(attribute.t) for attribute in node.attribute), "?")
 
     def _number(self, tensor: TensorProto) -> str:
         """An integer, or zeros."""
@@ -239,16 +244,16 @@ def embedding_bag(b: Builder, node: Node) -> Made:
     least = float("-inf") if mode == "Max" else 0.0
     blank = b.value(ops.Full(value=least, shape=(bags + 2, width), dtype=rows.dtype))
     how = "max" if mode == "Max" else "add"
-    found = b.op(ops.ScatterElements, blank, bag, rows, dim=0, reduction=how)
-    found = b.op(ops.Slice, found, dim=0, start=1, stop=bags + 1)
+    joined = b.op(ops.ScatterElements, blank, bag, rows, dim=0, reduction=how)
+    joined = b.op(ops.Slice, joined, dim=0, start=1, stop=bags + 1)
     ends = b.op(ops.Slice, places, dim=0, start=1, stop=bags + 1)
     sizes = b.op(ops.Sub, ends, b.op(ops.Slice, places, dim=0, start=0, stop=bags))
     sizes = b.op(ops.Unsqueeze, sizes, dims=(1,))
     if mode == "Max":
-        return b.where(b.op(ops.Eq, sizes, 0), 0.0, found)
+        return b.where(b.op(ops.Eq, sizes, 0), 0.0, joined)
     if mode == "Sum":
-        return found
-    return b.op(ops.Div, found, b.cast(b.op(ops.Maximum, sizes, 1), rows.dtype))
+        return joined
+    return b.op(ops.Div, joined, b.cast(b.op(ops.Maximum, sizes, 1), rows.dtype))
 
 
 def _size(offsets: Entry, count: DimLike) -> DimLike | None:
@@ -263,6 +268,6 @@ def _size(offsets: Entry, count: DimLike) -> DimLike | None:
         return size if content.tolist() == [i * size for i in range(len(content))] else None
     if joined is None or ranged is None:
         return None
-    known = [content_of(ranged.input(0)), content_of(ranged.input(2)), content_of(joined.input(1))]
-    numbers = [None if each is None or each.size != 1 else each.item() for each in known]
+    ends = [content_of(ranged.input(0)), content_of(ranged.input(2)), content_of(joined.input(1))]
+    numbers = [None if end is None or end.size != 1 else end.item() for end in ends]
     return size if numbers == [0, size, count] else None

@@ -11,7 +11,7 @@ from irc.frontends.onnx.builder import Builder
 from irc.frontends.onnx.entry import Entry, Node, sizes
 from irc.frontends.onnx.rules import Made, reads
 from irc.ir.core import Op
-from irc.ir.dims import exact_divide
+from irc.ir.dims import DimLike, exact_divide
 from irc.ir.dtypes import dtype as dtype_called
 from irc.ir.dtypes import is_float
 
@@ -22,16 +22,16 @@ _ARC_TANGENT = (8.05374449538e-2, -1.38776856032e-1, 1.99777106478e-1, -3.333294
 
 def _odd(b: Builder, x: Entry, rule: Callable[[Builder, Entry], Entry]) -> Entry:
     """A function of |x|, with the sign of x."""
-    found = rule(b, b.op(ops.Abs, x))
-    return b.where(b.op(ops.Lt, x, 0), b.op(ops.Neg, found), found)
+    positive = rule(b, b.op(ops.Abs, x))
+    return b.where(b.op(ops.Lt, x, 0), b.op(ops.Neg, positive), positive)
 
 
 def _log1p(b: Builder, x: Entry) -> Entry:
     """log(1 + x), of small x too: the error of u = 1 + x is that of u - 1 (Kahan)."""
     u = b.op(ops.Add, x, 1)
-    found = b.op(ops.Mul, b.op(ops.Log, u), b.op(ops.Div, x, b.op(ops.Sub, u, 1)))
+    logarithm = b.op(ops.Mul, b.op(ops.Log, u), b.op(ops.Div, x, b.op(ops.Sub, u, 1)))
     usable = b.op(ops.And, b.op(ops.Ne, u, 1), b.op(ops.Lt, u, math.inf))
-    return b.where(usable, found, x)
+    return b.where(usable, logarithm, x)
 
 
 def _far(b: Builder, x: Entry, near: Entry) -> Entry:
@@ -79,17 +79,22 @@ def _atan(b: Builder, x: Entry) -> Entry:
     for factor in _ARC_TANGENT[1:]:
         total = b.op(ops.Mul, b.op(ops.Add, total, factor), z)
     eighths = b.op(ops.Add, b.cast(middle, x.dtype), b.cast(far, x.dtype))
-    found = b.op(ops.Add, t, b.op(ops.Mul, t, total))
-    return b.op(ops.Add, b.op(ops.Mul, eighths, math.pi / 4), found)
+    near = b.op(ops.Add, t, b.op(ops.Mul, t, total))
+    return b.op(ops.Add, b.op(ops.Mul, eighths, math.pi / 4), near)
+
+
+def _from_ends(b: Builder, x: Entry) -> tuple[Entry, Entry]:
+    """1 - x and 1 + x."""
+    return b.op(ops.Add, b.op(ops.Neg, x), 1), b.op(ops.Add, x, 1)
 
 
 def _asin(b: Builder, x: Entry) -> Entry:
-    below, above = (b.op(ops.Add, each, 1) for each in (b.op(ops.Neg, x), x))
+    below, above = _from_ends(b, x)
     return _odd(b, b.op(ops.Div, x, b.op(ops.Sqrt, b.op(ops.Mul, below, above))), _atan)
 
 
 def _acos(b: Builder, x: Entry) -> Entry:
-    below, above = (b.op(ops.Add, each, 1) for each in (b.op(ops.Neg, x), x))
+    below, above = _from_ends(b, x)
     return b.op(ops.Mul, _atan(b, b.op(ops.Sqrt, b.op(ops.Div, below, above))), 2)
 
 
@@ -134,15 +139,15 @@ def bitwise(b: Builder, node: Node) -> Made:
     x, count, signed = _integer(node)
     last = count - signed  # floor_div by 2 ** last would be by a negative number
     powers = [2**i for i in range(last)]
-    many = [b.entry(b.constant(sizes(*each), x.dtype, (count,)))
-            for each in (powers + powers[-1:] * signed, [1] * last + [2] * signed,
-                         powers + [-(2**last)] * signed)]  # fmt: skip
+    rows = (powers + powers[-1:] * signed, [1] * last + [2] * signed,
+            powers + [-(2**last)] * signed)  # fmt: skip
+    first, second, worth = (b.entry(b.constant(sizes(*row), x.dtype, (count,))) for row in rows)
     operands: list[Entry] = []
     for entry in (x, node.input(1)):
         apart = b.op(ops.Unsqueeze, entry, dims=(entry.ndim,))
-        digits = b.op(ops.FloorDiv, b.op(ops.FloorDiv, apart, many[0]), many[1])
+        digits = b.op(ops.FloorDiv, b.op(ops.FloorDiv, apart, first), second)
         operands.append(b.op(ops.Ne, b.op(ops.Mod, digits, 2), 0))
-    kept = b.where(b.op(_LOGIC[node.kind.removeprefix("Bitwise")], *operands), many[2], 0)
+    kept = b.where(b.op(_LOGIC[node.kind.removeprefix("Bitwise")], *operands), worth, 0)
     return b.op(ops.ReduceSum, kept, dims=(kept.ndim - 1,))
 
 
@@ -178,9 +183,9 @@ def hardmax(b: Builder, node: Node) -> Made:
     x = node.shaped(0, 1)
     axis = node.axis(x.ndim, -1)
     place = b.op(ops.Argmax, x, dim=axis, keep=True)
-    many = b.value(ops.Iota(size=x.shape[axis], dtype=place.dtype))
-    many = b.reshaped(many, (x.shape[axis], *(1,) * (x.ndim - axis - 1)))
-    return b.cast(b.op(ops.Eq, place, many), x.dtype)
+    numbers = b.value(ops.Iota(size=x.shape[axis], dtype=place.dtype))
+    numbers = b.reshaped(numbers, (x.shape[axis], *(1,) * (x.ndim - axis - 1)))
+    return b.cast(b.op(ops.Eq, place, numbers), x.dtype)
 
 
 @reads("LpNormalization", known="axis p")
@@ -204,17 +209,24 @@ def blocks(b: Builder, node: Node) -> Made:
     """
     x, n, mode = node.shaped(0, 4, 4), node.integer("blocksize", 0), node.text("mode", "DCR")
     batch, channels, rows, columns = x.shape
-    parts = [channels] if node.kind == "DepthToSpace" else [rows, columns]
-    whole = [exact_divide(size, n * n if len(parts) == 1 else n) for size in parts] if n else []
-    found = [size for size in whole if size is not None]
-    if n < 1 or len(found) != len(parts) or mode not in ("DCR", "CRD"):
-        raise Error(f"{node.kind} of {x.shape} by blocksize={n}, mode={mode} does not divide")
+    if n < 1 or mode not in ("DCR", "CRD"):
+        raise Error(f"{node.kind} has blocksize={n}, mode={mode}; expected 1 or more, DCR or CRD")
     value, first = b.get(x), mode == "DCR"
     if node.kind == "DepthToSpace":
-        apart = (n, n, found[0]) if first else (found[0], n, n)
+        (left,) = _divided(node, [channels], n * n)
+        apart = (n, n, left) if first else (left, n, n)
         value = b.reshaped(value, (batch, *apart, rows, columns))
         value = b.transposed(value, (0, 3, 4, 1, 5, 2) if first else (0, 1, 4, 2, 5, 3))
-        return b.reshaped(value, (batch, found[0], rows * n, columns * n))
-    value = b.reshaped(value, (batch, channels, found[0], n, found[1], n))
+        return b.reshaped(value, (batch, left, rows * n, columns * n))
+    height, width = _divided(node, [rows, columns], n)
+    value = b.reshaped(value, (batch, channels, height, n, width, n))
     value = b.transposed(value, (0, 3, 5, 1, 2, 4) if first else (0, 1, 3, 5, 2, 4))
-    return b.reshaped(value, (batch, channels * n * n, *found))
+    return b.reshaped(value, (batch, channels * n * n, height, width))
+
+
+def _divided(node: Node, sizes: list[DimLike], by: int) -> list[DimLike]:
+    parts = [exact_divide(size, by) for size in sizes]
+    if None in parts:
+        shown = ", ".join(map(str, sizes))
+        raise Error(f"{node.kind} needs sizes that {by} divides; found {shown}")
+    return [part for part in parts if part is not None]

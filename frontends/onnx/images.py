@@ -12,7 +12,7 @@ from irc.errors import Error
 from irc.frontends.onnx.builder import Builder
 from irc.frontends.onnx.entry import Entry, Node
 from irc.frontends.onnx.fold import content_of
-from irc.frontends.onnx.reshaping import sizes_of
+from irc.frontends.onnx.reshaping import from_the_front, sizes_of
 from irc.frontends.onnx.rules import Made, only, reads
 from irc.ir.core import Value
 from irc.ir.dims import Dim, DimLike, exact_divide
@@ -193,9 +193,11 @@ def _resize_refusal(node: Node) -> str | None:
 def resize(b: Builder, node: Node) -> Made:
     """One dimension after the other, by places in x that are exact fractions."""
     x = node.shaped(0, 1)
-    axes = [axis % x.ndim for axis in node.ints("axes") or range(x.ndim)]
+    axes = from_the_front(node, node.ints("axes") or range(x.ndim), x.ndim)
     scales = content_of(node.optional(2)) if node.has(2) else None
     if scales is not None and scales.size:
+        if not all(2.0**-20 <= n < math.inf for n in scales.flat):
+            raise Error(f"Resize has the scales {scales.tolist()}; expected positive numbers")
         factors = [Fraction(float(n)).limit_denominator(1 << 20) for n in scales.flat]
         sizes = [_scaled(x.shape[a], n) for a, n in zip(axes, factors, strict=False)]
     elif node.has(3):
@@ -231,15 +233,15 @@ def _resized(
         place = b.op(ops.Div, b.cast(top, "f32"), b.cast(bottom, "f32"))
         return _weighted(b, node, x, axis, place, factor)
     first = b.op(ops.FloorDiv, top, bottom)
-    rest = b.op(ops.Div, *(b.cast(each, "f32") for each in (b.op(ops.Mod, top, bottom), bottom)))
+    rest = b.op(ops.Div, b.cast(b.op(ops.Mod, top, bottom), "f32"), b.cast(bottom, "f32"))
     total: Entry | None = None
     wide = mode == "cubic"
     for shift in range(-1, 3) if wide else range(2):
         distance = b.op(ops.Abs, b.op(ops.Sub, rest, shift))
         weight = cubic(b, node, distance, shift) if wide else linear(b, distance)
         column = b.reshaped(b.get(b.cast(weight, x.dtype)), (new, *(1,) * (x.ndim - axis - 1)))
-        each = b.op(ops.Mul, _taken(b, x, axis, b.op(ops.Add, first, shift)), column)
-        total = each if total is None else b.op(ops.Add, total, each)
+        term = b.op(ops.Mul, _taken(b, x, axis, b.op(ops.Add, first, shift)), column)
+        total = term if total is None else b.op(ops.Add, total, term)
     assert total is not None
     return total
 
@@ -252,15 +254,12 @@ def _weighted(
     Where a dimension shrinks, the weights of antialias are as many times wider.
     """
     old, new = x.shape[axis], place.shape[0]
-    many = b.op(ops.Unsqueeze, b.value(ops.Iota(size=old, dtype="f32")), dims=(1,))
-    distance = b.op(ops.Abs, b.op(ops.Sub, many, place))
+    elements = b.op(ops.Unsqueeze, b.value(ops.Iota(size=old, dtype="f32")), dims=(1,))
+    distance = b.op(ops.Abs, b.op(ops.Sub, elements, place))
     if node.integer("antialias", 0):
-        ratio = (
-            b.number(float(factor), "f32")
-            if factor is not None
-            else b.get(b.op(ops.Div, b.entry(b.number(new, "f32")), b.number(old, "f32")))
-        )
-        distance = b.op(ops.Mul, distance, b.op(ops.Minimum, ratio, 1))
+        sizes = (b.number(size, "f32") for size in (new, old))
+        ratio = b.op(ops.Div, *sizes) if factor is None else float(factor)
+        distance = b.op(ops.Mul, distance, b.op(ops.Minimum, b.number(1, "f32"), ratio))
     if node.text("mode", "") == "cubic":
         far = b.where(b.op(ops.Lt, distance, 2), cubic(b, node, distance, -1), 0)
         weight = b.where(b.op(ops.Lt, distance, 1), cubic(b, node, distance, 0), far)
@@ -268,8 +267,8 @@ def _weighted(
         weight = b.op(ops.Relu, linear(b, distance))
     weight = b.op(ops.Div, weight, b.op(ops.ReduceSum, weight, dims=(0,), keep=True))
     order = [i for i in range(x.ndim) if i != axis] + [axis]
-    found = b.op(ops.Matmul, b.transposed(b.get(x), order), b.cast(weight, x.dtype))
-    return b.entry(b.transposed(b.get(found), [order.index(i) for i in range(x.ndim)]))
+    resized = b.op(ops.Matmul, b.transposed(b.get(x), order), b.cast(weight, x.dtype))
+    return b.entry(b.transposed(b.get(resized), [order.index(i) for i in range(x.ndim)]))
 
 
 def _places(

@@ -20,11 +20,11 @@ from irc.frontends.onnx.manifest import Manifest, manifest_of
 from irc.frontends.onnx.model import STANDARD, expanded, opset_of, read_model
 from irc.frontends.onnx.plugins import Plugins, readings
 from irc.frontends.onnx.readings import TABLE
-from irc.frontends.onnx.rules import Table, is_wrong, misuse, refusal
+from irc.frontends.onnx.rules import Table, entries_of, is_wrong, misuse, refusal
 from irc.frontends.onnx.stored_text import stored_module
 from irc.frontends.onnx.tensors import DTYPES, Files
 from irc.frontends.onnx.unsupported import Unsupported
-from irc.ir.core import Function, Module, Op, Result, Value
+from irc.ir.core import Function, Module, Result, Value
 from irc.ir.dims import Dim, DimLike, Dims, bind, checked_ranges, symbol
 from irc.ir.mesh import Mesh
 from irc.ir.types import TensorType
@@ -268,11 +268,7 @@ class _Importer:
     def _results(self, node: Node) -> list[Entry | None]:
         """What a node gives, by the rule of its kind where it is not known while reading."""
         b = self.builder
-        made = folded(node) or self.table[node.domain, node.kind].rule(b, node)
-        if isinstance(made, Op):
-            made = made.results
-        many = [made] if isinstance(made, (Entry, Value)) else made
-        return [b.entry(each) if isinstance(each, Value) else each for each in many]
+        return entries_of(b, folded(node) or self.table[node.domain, node.kind].rule(b, node))
 
     def _finish(self, module: Module, function: Function) -> None:
         b, names = self.builder, [value.name for value in self.model.graph.output]

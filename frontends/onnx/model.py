@@ -176,19 +176,20 @@ def _aligned_at_the_end(model: ModelProto, path: Path) -> ModelProto:
     except onnx.shape_inference.InferenceError:
         inferred = model
     graph = inferred.graph
-    ranks = {
+    ndims = {
         value.name: len(value.type.tensor_type.shape.dim)
         for value in (*graph.input, *graph.value_info, *graph.output)
         if value.type.tensor_type.HasField("shape")
     }
-    ranks |= {tensor.name: len(tensor.dims) for tensor in graph.initializer}
+    ndims |= {tensor.name: len(tensor.dims) for tensor in graph.initializer}
     nodes = list(model.graph.node)
     del model.graph.node[:]
     for node in nodes:
-        axis = next((each for each in node.attribute if each.name == "axis"), None)
-        broadcast = any(each.name == "broadcast" and each.i for each in node.attribute)
-        if node.op_type == "PRelu" or (broadcast and axis is not None):
-            first, second = (ranks.get(name) for name in node.input)
+        written = {attribute.name: attribute for attribute in node.attribute}
+        axis = written.get("axis")
+        is_along = "broadcast" in written and written["broadcast"].i and axis is not None
+        if len(node.input) == 2 and (node.op_type == "PRelu" or is_along):
+            first, second = (ndims.get(name) for name in node.input)
             if first is None or second is None:
                 where = node.name or node.op_type
                 raise Error(

@@ -61,21 +61,21 @@ def _shifted(b: Builder, x: Value, dim: int, moves: Sequence[int], fill: float) 
 @reads("MaxPool", known=f"{MOVES} ceil_mode storage_order", refuses=known_padding)
 def max_pool(b: Builder, node: Node) -> Made:
     """The largest elements, one dimension after the other, and their places in x if wanted."""
-    found = node.shaped(0, 3)
-    moves, extra = _windows(node, found)
+    x = node.shaped(0, 3)
+    moves, extra = _windows(node, x)
     moves = moves._replace(after=tuple(map(sum, zip(moves.after, extra, strict=True))))
-    lowest = _lowest(found.dtype)
-    places = _places(b, node, found) if node.wants(1) else None
-    for dim in reversed(range(2, found.ndim)):  # so that the first of equals wins
-        each = [numbers[dim - 2] for numbers in moves]
-        found, *others = _shifted(b, b.get(found), dim, each, lowest)
-        spots = _shifted(b, b.get(places), dim, each, 0) if places is not None else []
+    lowest = _lowest(x.dtype)
+    places = _places(b, node, x) if node.wants(1) else None
+    for dim in reversed(range(2, x.ndim)):  # so that the first of equals wins
+        window = [numbers[dim - 2] for numbers in moves]
+        x, *others = _shifted(b, b.get(x), dim, window, lowest)
+        spots = _shifted(b, b.get(places), dim, window, 0) if places is not None else []
         places = spots[0] if spots else None
         for i, other in enumerate(others, 1):
             if places is not None:
-                places = b.where(b.op(ops.Gt, other, found), spots[i], places)
-            found = b.op(ops.Maximum, found, other)
-    return found if places is None else [found, places]
+                places = b.where(b.op(ops.Gt, other, x), spots[i], places)
+            x = b.op(ops.Maximum, x, other)
+    return x if places is None else [x, places]
 
 
 def _lowest(name: str) -> float:
@@ -100,8 +100,8 @@ def _sums(b: Builder, x: Entry, moves: Windows) -> Entry:
     """Sums of windows, as a convolution of every channel by ones."""
     ones = b.entry(b.value(ops.Full(value=1.0, shape=(1, 1, *moves.sizes), dtype=x.dtype)))
     alone = b.entry(b.reshaped(b.get(x), (product(x.shape[:2]), 1, *x.shape[2:])))
-    found = convolved(b, alone, ones, None, moves)
-    return b.entry(b.reshaped(b.get(found), (*x.shape[:2], *found.shape[2:])))
+    total = convolved(b, alone, ones, None, moves)
+    return b.entry(b.reshaped(b.get(total), (*x.shape[:2], *total.shape[2:])))
 
 
 @reads("AveragePool", known=f"{MOVES} ceil_mode count_include_pad", refuses=known_padding)

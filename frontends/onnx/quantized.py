@@ -15,10 +15,19 @@ from irc.errors import Error
 from irc.frontends.onnx.builder import Builder
 from irc.frontends.onnx.entry import Entry, Node
 from irc.frontends.onnx.fold import content_of
-from irc.frontends.onnx.rules import MICROSOFT, TABLE, Made, Refusal, only, reads, refusal
+from irc.frontends.onnx.rules import (
+    MICROSOFT,
+    TABLE,
+    Made,
+    Refusal,
+    entries_of,
+    only,
+    reads,
+    refusal,
+)
 from irc.frontends.onnx.tensors import DTYPES
 from irc.ir.core import Value
-from irc.ir.dims import Dim, Shape, exact_divide, product
+from irc.ir.dims import Shape, exact_divide, product
 from irc.ir.dtypes import integer_range, is_float
 from irc.ops.quant import QUANTIZED
 
@@ -75,12 +84,12 @@ def _codes(
     if kind in QUANTIZED:
         return b.op(ops.Quantize, x, scales, zero=zeros, dtype=kind)
     _without_blocks(node, x)
-    found = b.op(ops.Div, b.cast(x, "f32"), b.cast(b.entry(scales), "f32"))
-    found = b.op(ops.Round, found)
+    codes = b.op(ops.Div, b.cast(x, "f32"), b.cast(b.entry(scales), "f32"))
+    codes = b.op(ops.Round, codes)
     if zeros is not None:
-        found = b.op(ops.Add, found, b.cast(b.entry(zeros), "f32"))
+        codes = b.op(ops.Add, codes, b.cast(b.entry(zeros), "f32"))
     low, high = map(float, integer_range(kind))
-    return b.cast(b.op(ops.Clip, found, low=low, high=high), kind)
+    return b.cast(b.op(ops.Clip, codes, low=low, high=high), kind)
 
 
 def _without_blocks(node: Node, x: Entry) -> None:
@@ -121,8 +130,8 @@ def _scales(node: Node, x: Entry, scale: Entry, axis: int) -> Shape:
 def _moves(zero: Entry) -> bool:
     """Whether a zero point may differ from 0."""
     content = content_of(zero)
-    known = content is not None and not any(isinstance(n, Dim) for n in content.flat)
-    return not (is_float(zero.dtype) or (known and not any(content.flat)))  # type: ignore[union-attr]
+    is_zero = content is not None and not any(content.flat)
+    return not (is_float(zero.dtype) or is_zero)
 
 
 @reads("DynamicQuantizeLinear")
@@ -149,13 +158,9 @@ def _like(kind: str) -> Refusal:
 def _computed(b: Builder, node: Node, kind: str, inputs: Sequence[Entry | None]) -> Entry:
     """What the standard operator of a kind gives for numbers."""
     like = replace(node, kind=kind, domain="", inputs=list(inputs), outputs=node.outputs[:1])
-    made = TABLE["", kind].rule(b, like)
-    if isinstance(made, (Entry, Value)):
-        first: Entry | Value | None = made
-    else:
-        first = made.result if isinstance(made, ops.Op) else made[0]
+    first = entries_of(b, TABLE["", kind].rule(b, like))[0]
     assert first is not None
-    return b.entry(first) if isinstance(first, Value) else first
+    return first
 
 
 @reads("MatMulInteger")
@@ -214,8 +219,8 @@ def quantized_product(b: Builder, node: Node) -> Made:
         if factor.ndim > 1 or node.real("alpha", 1.0) != 1:
             raise Error(f"{node.kind} with a bias and an alpha, or scales of several dimensions")
         numbers.append(_numbers(b, node, given[8], factor, None, 0))
-    found = _computed(b, node, kind, numbers)
-    return found if given[6] is None else _codes(b, node, found, given[6], given[7])
+    result = _computed(b, node, kind, numbers)
+    return result if given[6] is None else _codes(b, node, result, given[6], given[7])
 
 
 @reads("QLinearAdd", "QLinearMul", domain=MICROSOFT)
@@ -234,5 +239,5 @@ def quantized_elements(b: Builder, node: Node) -> Made:
         _numbers(b, node, node.input(i), node.input(i + 1), node.optional(i + 2))
         for i in range(0, 3 * count, 3)
     ]
-    found = _computed(b, node, node.kind.removeprefix("QLinear"), many)
-    return _codes(b, node, found, node.input(3 * count), node.optional(3 * count + 1))
+    result = _computed(b, node, node.kind.removeprefix("QLinear"), many)
+    return _codes(b, node, result, node.input(3 * count), node.optional(3 * count + 1))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from irc import ops
 from irc.errors import Error
 from irc.frontends.onnx.builder import Builder
@@ -46,29 +48,31 @@ def recurrent(b: Builder, node: Node) -> Made:
         run = _Direction(b, node, way, hidden)
         mine = [run.part(state) for state in states]
         inputs = b.add(ops.Split(b.get(run.inputs(x)), dim=0, sizes=(1,) * steps)).results
-        found: list[Entry] = []
+        shown: list[Entry] = []
         for t in reversed(range(steps)) if backwards else range(steps):
             given = b.entry(b.reshaped(inputs[t], (batch, gates * hidden)))
             new = run.step(given, *mine)
-            shown = new[0]
-            if kept is not None:
+            if kept is None:
+                shown.append(new[0])
+            else:
+                shown.append(b.where(kept[t], new[0], 0.0))
                 new = [b.where(kept[t], n, old) for n, old in zip(new, mine, strict=True)]
-                shown = b.where(kept[t], new[0], 0.0)
-            found.append(shown)
             mine = new
-        ordered = found[::-1] if backwards else found
-        all_steps.append(b.entry(b.value(ops.Stack([b.get(each) for each in ordered], dim=0))))
+        all_steps.append(_stacked(b, shown[::-1] if backwards else shown, 0))
         last.append(mine)
-    results = [b.entry(b.value(ops.Stack([b.get(each) for each in all_steps], dim=1)))]
-    for i in range(len(states)):
-        results.append(b.entry(b.value(ops.Stack([b.get(mine[i]) for mine in last], dim=0))))
+    results = [
+        _stacked(b, all_steps, 1),
+        *(_stacked(b, state, 0) for state in zip(*last, strict=True)),
+    ]
     if node.integer("layout", 0):
         orders = [(2, 0, 1, 3), (1, 0, 2), (1, 0, 2)]
-        results = [
-            b.op(ops.Transpose, each, order=order)
-            for each, order in zip(results, orders, strict=False)
-        ]
+        pairs = zip(results, orders, strict=False)
+        results = [b.op(ops.Transpose, result, order=order) for result, order in pairs]
     return results[: len(node.outputs)]
+
+
+def _stacked(b: Builder, entries: Sequence[Entry], dim: int) -> Entry:
+    return b.entry(b.value(ops.Stack([b.get(entry) for entry in entries], dim=dim)))
 
 
 def _kept(b: Builder, node: Node, steps: int) -> list[Entry] | None:
@@ -97,8 +101,7 @@ class _Direction:
         self.gates = _GATES[node.kind]
         self.weight, self.recurrence = self.part(node.input(1)), self.part(node.input(2))
         bias, peephole = node.optional(3), node.optional(7)
-        both = None if bias is None else self.split(self.part(bias), 2 * self.gates)
-        self.biases = both
+        self.biases = None if bias is None else self.split(self.part(bias), 2 * self.gates)
         self.peephole = None if peephole is None else self.split(self.part(peephole), 3)
         names = node.attributes.get("activations") or _DEFAULT[node.kind] * (way + 1)
         count = len(_DEFAULT[node.kind])
@@ -115,8 +118,8 @@ class _Direction:
     def split(self, x: Entry, count: int) -> list[Entry]:
         """Equal parts of the last dimension."""
         sizes = (self.hidden,) * count
-        many = self.b.add(ops.Split(self.b.get(x), dim=-1, sizes=sizes)).results
-        return [self.b.entry(each) for each in many]
+        parts = self.b.add(ops.Split(self.b.get(x), dim=-1, sizes=sizes)).results
+        return [self.b.entry(part) for part in parts]
 
     def inputs(self, x: Entry) -> Entry:
         """What the inputs of all steps add to the gates: [steps, batch, gates * hidden].
@@ -124,13 +127,13 @@ class _Direction:
         The biases of the recurrence are in it too, but for the one that GRU multiplies.
         """
         b, bias = self.b, self.biases
-        found = b.op(ops.Linear, x, self.weight)
+        product = b.op(ops.Linear, x, self.weight)
         if bias is None:
-            return found
+            return product
         sums = [b.op(ops.Add, *pair) for pair in zip(bias, bias[self.gates :], strict=False)]
         if self._resets_last:
             sums[2] = bias[2]
-        return b.op(ops.Add, found, b.value(ops.Concat([b.get(each) for each in sums], dim=0)))
+        return b.op(ops.Add, product, b.value(ops.Concat([b.get(bias) for bias in sums], dim=0)))
 
     @property
     def _resets_last(self) -> bool:
@@ -148,9 +151,8 @@ class _Direction:
         i, o, f, new = self.split(total, 4)
         p = self.peephole
         if p is not None:
-            i, f = (
-                b.op(ops.Add, each, b.op(ops.Mul, c, by)) for each, by in ((i, p[0]), (f, p[2]))
-            )
+            i = b.op(ops.Add, i, b.op(ops.Mul, c, p[0]))
+            f = b.op(ops.Add, f, b.op(ops.Mul, c, p[2]))
         new = b.op(ops.Mul, b.op(first, i), b.op(second, new))
         c = b.op(ops.Add, b.op(ops.Mul, b.op(first, f), c), new)
         if p is not None:

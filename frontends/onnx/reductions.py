@@ -97,17 +97,17 @@ def running(b: Builder, node: Node) -> Made:
         return along(b, node, x, int(axis) % x.ndim)
     # an axis that the data name: the sums along all of them, of which that one is taken
     named = b.op(ops.Mod, b.reshaped(b.get(node.input(1)), ()), x.ndim)
-    found = along(b, node, x, 0)
+    result = along(b, node, x, 0)
     for i in range(1, x.ndim):
-        found = b.where(b.op(ops.Eq, named, i), along(b, node, x, i), found)
-    return found
+        result = b.where(b.op(ops.Eq, named, i), along(b, node, x, i), result)
+    return result
 
 
 def _sums(b: Builder, node: Node, x: Entry, axis: int) -> Entry:
     backwards = bool(node.integer("reverse", 0))
-    found = b.op(ops.Flip, x, dims=(axis,)) if backwards else x
-    found = b.op(ops.Cumsum, found, dim=axis, **PARTIAL[ops.Cumsum].to_irc(node.attributes))
-    return b.op(ops.Flip, found, dims=(axis,)) if backwards else found
+    x = b.op(ops.Flip, x, dims=(axis,)) if backwards else x
+    x = b.op(ops.Cumsum, x, dim=axis, **PARTIAL[ops.Cumsum].to_irc(node.attributes))
+    return b.op(ops.Flip, x, dims=(axis,)) if backwards else x
 
 
 def _products(b: Builder, node: Node, x: Entry, axis: int) -> Entry:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from irc import ops
 from irc.errors import Error
@@ -52,16 +53,19 @@ def written_axes(node: Node) -> list[int] | None:
 
 def axes_of(node: Node, ndim: int) -> list[int] | None:
     """The axes counted from the front."""
-    given = written_axes(node)
-    if given is None:
-        return None
-    for axis in given:
+    written = written_axes(node)
+    return None if written is None else from_the_front(node, written, ndim)
+
+
+def from_the_front(node: Node, axes: Sequence[int], ndim: int) -> list[int]:
+    """Axes of `ndim` dimensions counted from the front; an Error if one is named twice."""
+    for axis in axes:
         if not -ndim <= axis < ndim:
             raise Error(f"{node.kind} names axis {axis} of {ndim} dimensions")
-    found = [axis % ndim for axis in given]
-    if len(set(found)) != len(found):
-        raise Error(f"{node.kind} names one of the axes {given} twice")
-    return found
+    counted = [axis % ndim for axis in axes]
+    if len(set(counted)) != len(counted):
+        raise Error(f"{node.kind} names one of the axes {list(axes)} twice")
+    return counted
 
 
 def new_shape(node: Node) -> Shape:

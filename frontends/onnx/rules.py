@@ -42,6 +42,14 @@ Table: TypeAlias = Mapping[tuple[str, str], Reading]  # by domain and kind
 TABLE: dict[tuple[str, str], Reading] = {}
 
 
+def entries_of(b: Builder, result: Made) -> list[Entry | None]:
+    """What a rule gives, as an entry for each result of the node."""
+    if isinstance(result, Op):
+        result = result.results
+    many = [result] if isinstance(result, (Entry, Value)) else result
+    return [b.entry(one) if isinstance(one, Value) else one for one in many]
+
+
 def reads(
     *kinds: str, known: str = "", domain: str = "", refuses: Refusal | None = None
 ) -> Callable[[Rule], Rule]:
@@ -73,7 +81,7 @@ def refusal(node: Node, table: Table = TABLE) -> str | None:
     if reading is None and not node.attributes.keys().isdisjoint(_OF_PLUGINS):
         return "it is a plugin's; name the file that registers that with --load"
     if reading is None:
-        return "irc has no operation for it" + _HINTS.get(node.kind, "")
+        return node.misuse or "irc has no operation for it" + _HINTS.get(node.kind, "")
     if reading.known is not None and node.misuse is not None:
         return node.misuse
     for name, value in node.attributes.items():
@@ -124,7 +132,9 @@ def misuse(node: NodeProto, opset: int) -> str | None:
     if schema is None:
         return None
     given, least, most = len(node.input), schema.min_input, schema.max_input
-    if not least <= given <= most or "" in node.input[:least]:
+    optional = [formal.option == formal.option.Optional for formal in schema.inputs]
+    is_complete = all(name or may for name, may in zip(node.input, optional, strict=False))
+    if not least <= given <= most or not is_complete:
         more = "" if least == most else " or more" if most > 99 else f" to {most}"
         return f"it has {given} inputs, and the operator takes {least}{more}"
     if not schema.min_output <= len(node.output) <= schema.max_output:

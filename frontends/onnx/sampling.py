@@ -19,13 +19,10 @@ _SHIFTS = {"nearest": (0,), "linear": (0, 1), "cubic": (-1, 0, 1, 2)}
 
 
 def _refuses(node: Node) -> str | None:
-    if node.text("mode", "") in (
-        "cubic",
-        "bicubic",
-    ):  # at a border PyTorch, ONNX and its runtime differ
-        return only("padding_mode", "zeros", "reflection")(node)
-    mode = only("mode", "linear", "nearest", "bilinear")(node)
-    return mode or only("padding_mode", "zeros", "border", "reflection")(node)
+    is_cubic = _MODES.get(node.text("mode", ""), node.text("mode", "")) == "cubic"
+    border = () if is_cubic else ("border",)  # where PyTorch, ONNX and its runtime differ
+    mode = only("mode", "linear", "bilinear", "nearest", "cubic", "bicubic")(node)
+    return mode or only("padding_mode", "zeros", "reflection", *border)(node)
 
 
 @reads("GridSample", known="align_corners mode padding_mode", refuses=_refuses)
@@ -44,16 +41,16 @@ def grid_sample(b: Builder, node: Node) -> Made:
     taps = [_taps(b, node, b.entry(b.reshaped(place, (outer[0], 1, many))), size)
             for place, size in zip(places, positions, strict=True)]  # fmt: skip
     elements = b.reshaped(b.get(x), (*outer, product(positions)))
-    found: list[Entry] = []
+    terms: list[Entry] = []
     for chosen in combinations(*taps):
         index, weight = chosen[0]
         for size, (place, factor) in zip(positions[1:], chosen[1:], strict=True):
             index = b.op(ops.Add, b.op(ops.Mul, index, b.number(size, "i64")), place)
             weight = b.op(ops.Mul, weight, factor)
         index = b.op(ops.Expand, index, shape=(*outer, many))
-        each = b.op(ops.GatherElements, elements, index, dim=2)
-        found.append(b.op(ops.Mul, each, b.cast(weight, x.dtype)))
-    total = reduce(lambda one, other: b.op(ops.Add, one, other), found)
+        element = b.op(ops.GatherElements, elements, index, dim=2)
+        terms.append(b.op(ops.Mul, element, b.cast(weight, x.dtype)))
+    total = reduce(lambda one, other: b.op(ops.Add, one, other), terms)
     return b.reshaped(b.get(total), (*outer, *grid.shape[1:-1]))
 
 
@@ -75,7 +72,7 @@ def _taps(b: Builder, node: Node, place: Entry, size: DimLike) -> list[tuple[Ent
     place = b.where(outside, _inside(b, place, room, number, first, padding), place)
     start = b.op(ops.Floor, place)
     rest = b.op(ops.Sub, place, start)
-    found: list[tuple[Entry, Entry]] = []
+    taps: list[tuple[Entry, Entry]] = []
     for shift in _SHIFTS[mode]:
         index = b.op(ops.Add, start, shift)
         distance = b.op(ops.Abs, b.op(ops.Sub, rest, shift))
@@ -84,8 +81,8 @@ def _taps(b: Builder, node: Node, place: Entry, size: DimLike) -> list[tuple[Ent
             held = b.op(ops.And, b.op(ops.Ge, index, 0), b.op(ops.Lt, index, number))
             weight = b.where(held, weight, 0)
         index = _inside(b, index, room, number, first, "border" if padding == "zeros" else padding)
-        found.append((b.cast(index, "i64"), weight))
-    return found
+        taps.append((b.cast(index, "i64"), weight))
+    return taps
 
 
 def _inside(b: Builder, x: Entry, room: Entry, size: Entry, first: float, padding: str) -> Entry:

@@ -13,7 +13,7 @@ from irc.frontends.onnx.builder import Builder, numbers
 from irc.frontends.onnx.elementwise import scalar
 from irc.frontends.onnx.entry import Entry, Node
 from irc.frontends.onnx.fold import below, content_of
-from irc.frontends.onnx.reshaping import single, sizes_of, whole_numbers
+from irc.frontends.onnx.reshaping import from_the_front, single, sizes_of, whole_numbers
 from irc.frontends.onnx.rules import Made, only, reads
 from irc.frontends.onnx.tensors import DTYPES, Data
 from irc.ir.core import Op, Value
@@ -110,11 +110,11 @@ def concat(b: Builder, node: Node) -> Made:
 def pad(b: Builder, node: Node) -> Made:
     x, ends = node.input(0), sizes_of(node, 1, "padding")
     axes = whole_numbers(node, 3, "axes") if node.has(3) else list(range(x.ndim))
-    if len(ends) != 2 * len(axes) or not all(-x.ndim <= axis < x.ndim for axis in axes):
+    if len(ends) != 2 * len(axes):
         raise Error("this Pad has not two numbers for each of its axes")
     before: list[DimLike] = [0] * x.ndim
     after: list[DimLike] = [0] * x.ndim
-    for i, axis in enumerate(axes):
+    for i, axis in enumerate(from_the_front(node, axes, x.ndim)):
         before[axis], after[axis] = ends[i], ends[i + len(axes)]
     value = b.get(x)
     for i, size in enumerate(x.shape):  # negative padding removes elements
@@ -207,12 +207,16 @@ def range_(b: Builder, node: Node) -> Made:
     return b.cast(many, kind)
 
 
-def _count(start: Any, stop: Any, step: Any, dtype: str) -> int:
-    """The number of elements from start up to stop, as the dtype holds these numbers."""
+def _count(start: Any, stop: Any, step: Any, dtype: str) -> int | None:
+    """The number of elements from start up to stop, as the dtype holds these numbers.
+
+    None where that is not finite.
+    """
     if not is_float(dtype):
         return max(0, -((start - stop) // step))
     first, last, distance = (float(numpy_dtype(dtype).type(n)) for n in (start, stop, step))
-    return max(0, math.ceil((last - first) / distance))
+    count = (last - first) / distance if distance else math.inf
+    return max(0, math.ceil(count)) if math.isfinite(count) else None
 
 
 @reads("Tile")
@@ -249,8 +253,8 @@ def trilu(b: Builder, node: Node) -> Made:
     x = node.shaped(0, 2)
     k: DimLike | Value = 0
     if node.has(1):
-        known = content_of(node.input(1)) is not None
-        k = single(node, 1, "diagonal") if known else b.reshaped(b.get(node.input(1)), ())
+        is_known = content_of(node.input(1)) is not None
+        k = single(node, 1, "diagonal") if is_known else b.reshaped(b.get(node.input(1)), ())
     order: type[Op] = ops.Ge if node.integer("upper", 1) else ops.Le
     kept = diagonal(b, x.shape[-2], x.shape[-1], k, order)
     return b.where(kept, x, False if x.dtype == "bool" else 0)

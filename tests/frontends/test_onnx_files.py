@@ -123,9 +123,9 @@ def test_sparse_initializers(linear: bool, tmp_path: Path) -> None:
     columns = np.stack(np.unravel_index(places, (8, 30)), 1).astype(np.int64)
     values = numpy_helper.from_array(draw(17), "w")
     indices = numpy_helper.from_array(places if linear else columns, "at")
-    made = model([helper.make_node("MatMul", ["x", "w"], ["y"])], X, ["y"])
-    made.graph.sparse_initializer.append(helper.make_sparse_tensor(values, indices, [8, 30]))
-    compared(saved(made, tmp_path), {"x": draw(3, 8)})
+    product = model([helper.make_node("MatMul", ["x", "w"], ["y"])], X, ["y"])
+    product.graph.sparse_initializer.append(helper.make_sparse_tensor(values, indices, [8, 30]))
+    compared(saved(product, tmp_path), {"x": draw(3, 8)})
 
 
 def bad_files() -> dict[str, tuple[bytes, str]]:
@@ -246,35 +246,56 @@ def test_another_opset_is_converted(tmp_path: Path) -> None:
     assert [str(op.loc) for op in module.ops()][1] == 'loc("net.py":12 "layer")'
 
 
-@pytest.mark.parametrize("kind", ["Add", "Mul", "Sub", "Div", "PRelu"])
+OF_OPSET_6: dict[str, Any] = {
+    "Add": np.add, "Mul": np.multiply, "Sub": np.subtract, "Div": np.divide,
+    "PRelu": lambda x, slope: np.where(x < 0, x * slope, x),  # per channel, the second dimension
+}  # fmt: skip
+
+
 @pytest.mark.parametrize(
-    ("x", "b", "axis"),
-    [((1, 3, 4, 5), (3,), 1), ((3, 3, 3), (3,), 1), ((2, 3, 4, 5), (3, 4), 1), ((2, 3), (3,), -1)],
+    ("kind", "x", "b", "axis"),
+    [
+        *((kind, (2, 3, 3), (3,), 1) for kind in OF_OPSET_6),
+        *((kind, (1, 3, 4, 5), (3,), 1) for kind in ("Add", "PRelu")),
+        ("Mul", (2, 3, 4, 5), (3, 4), 1),
+        ("Sub", (2, 3), (3,), -1),
+        ("PRelu", (2, 3), (3,), 1),
+    ],
 )
 def test_operands_of_opset_6_broadcast_along_an_axis(
     kind: str, x: tuple[int, ...], b: tuple[int, ...], axis: int, tmp_path: Path
 ) -> None:
     """What ONNX's text of opset 6 says, in numpy."""
-    if kind == "PRelu" and len(b) > 1:
-        return
     words: Any = {} if kind == "PRelu" else {"broadcast": 1, "axis": axis}
     nodes = [helper.make_node(kind, ["x", "b"], ["out"], **words)]
-    values = {"b": draw(*b)}
-    module = import_onnx(saved(model(nodes, {"x": ("f32", x)}, ["out"], values, opset=6), tmp_path))
-    data, at = draw(*x), axis % len(x)
-    other = values["b"].reshape(*b, *[1] * (len(x) - at - len(b)))
-    functions = {"Add": np.add, "Mul": np.multiply, "Sub": np.subtract, "Div": np.divide}
-    slopes = np.where(data < 0, data * other, data)
-    want = slopes if kind == "PRelu" else functions[kind](data, other)
-    np.testing.assert_allclose(evaluate(module, {"x": data})["out"], want, rtol=1e-6)
+    data, second = draw(*x), draw(*b)
+    path = saved(model(nodes, {"x": ("f32", x)}, ["out"], {"b": second}, opset=6), tmp_path)
+    wanted = OF_OPSET_6[kind](data, second.reshape(*b, *[1] * (len(x) - axis % len(x) - len(b))))
+    found = evaluate(import_onnx(path), {"x": data})["out"]
+    np.testing.assert_allclose(found, wanted, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("kind", "opset", "message"),
+    [
+        ("PRelu", 6, r"PRelu \(1\): it has 1 inputs, and the operator takes 2"),
+        ("PRelu", 23, r"PRelu \(1\): it has 1 inputs, and the operator takes 2"),
+        ("Add", 6, "cannot convert it to 13"),
+    ],
+)
+def test_an_operand_that_is_missing(kind: str, opset: int, message: str, tmp_path: Path) -> None:
+    words: Any = {"broadcast": 1, "axis": 1} if kind == "Add" else {}
+    made = model([helper.make_node(kind, ["x"], ["out"], **words)], X, ["out"], opset=opset)
+    with pytest.raises(Error, match=message):
+        import_onnx(saved(made, tmp_path))
 
 
 def test_a_default_place_of_data_is_no_damage(tmp_path: Path) -> None:
     """As other tools write it behind raw data that was external before."""
-    made = two_products(draw(8, 8))
-    for tensor in made.graph.initializer:
+    products = two_products(draw(8, 8))
+    for tensor in products.graph.initializer:
         tensor.data_location = TensorProto.DEFAULT
-    compared(saved(made, tmp_path), {"x": draw(3, 8)})
+    compared(saved(products, tmp_path), {"x": draw(3, 8)})
 
 
 @pytest.mark.parametrize("kind", ["Relu", "Softmax", "Gelu", "Attention"])
@@ -282,9 +303,9 @@ def test_an_attribute_that_onnx_does_not_know_is_refused(kind: str, tmp_path: Pa
     """Also where ONNX has a function for the operator, which does not have it either."""
     inputs = ["x"] * (3 if kind == "Attention" else 1)
     nodes = [helper.make_node(kind, inputs, ["out"], left_window_size=2)]
-    made = model(nodes, {"x": ("f32", (1, 2, 4, 8))}, ["out"], opset=24)
+    path = saved(model(nodes, {"x": ("f32", (1, 2, 4, 8))}, ["out"], opset=24), tmp_path)
     with pytest.raises(Error, match="its attribute left_window_size=2 is unknown"):
-        import_onnx(saved(made, tmp_path))
+        import_onnx(path)
 
 
 def test_empty_sets_and_no_copies(tmp_path: Path) -> None:
@@ -295,8 +316,9 @@ def test_empty_sets_and_no_copies(tmp_path: Path) -> None:
         helper.make_node("ReduceMin", ["less", "first"], ["all"], keepdims=0),
     ]
     values = {"none": np.array([0, 2], np.int64), "first": np.array([0], np.int64)}
-    made = model(nodes, {"x": ("f32", ("B", 3))}, ["tiled", "any", "all"], values, opset=20)
-    artifact = irc.compile(import_onnx(saved(made, tmp_path), {"B": (0, 1, 4)}), tmp_path / "a")
+    names = ["tiled", "any", "all"]
+    path = saved(model(nodes, {"x": ("f32", ("B", 3))}, names, values, opset=20), tmp_path)
+    artifact = irc.compile(import_onnx(path, {"B": (0, 1, 4)}), tmp_path / "a")
     for rows in (0, 2):
         outputs = artifact.run({"x": draw(rows, 3)})
         assert outputs["tiled"].shape == (0, 6)

@@ -294,8 +294,7 @@ def test_functions_of_a_number(kind: str, rng: np.random.Generator, tmp_path: Pa
     node = helper.make_node(kind, ["x"], ["out"])
     path = saved(model([node], {"x": ("f32", (B,))}, ["out"]), tmp_path)
     module = read(path)
-    (found,), (made,) = evaluate(module, {"x": x}).values(), on_emitted(module, {"x": x}, tmp_path)
-    for got in (found, made):
+    for got in (*evaluate(module, {"x": x}).values(), *on_emitted(module, {"x": x}, tmp_path)):
         np.testing.assert_allclose(got, wanted, 5e-7, 1e-30)
 
 
@@ -320,9 +319,8 @@ def test_bits_of_integers(kind: str, rng: np.random.Generator, tmp_path: Path) -
     outputs = [node.output[0] for node in nodes]
     path = saved(model(nodes, inputs, outputs, opset=OPSET if kind == "u8" else 28), tmp_path)
     module = compared(path, given, 0) if kind == "u8" else read(path)
-    found = evaluate(module, given).values(), on_emitted(module, given, tmp_path)
-    for many in found:
-        for got, want in zip(many, wanted, strict=True):
+    for results in (evaluate(module, given).values(), on_emitted(module, given, tmp_path)):
+        for got, want in zip(results, wanted, strict=True):
             np.testing.assert_array_equal(got, want)
 
 

@@ -173,21 +173,21 @@ def network() -> Any:
     ]
     shapes = {"cw": (8, 3, 3, 3), "cb": (8,), "gw": (5, 8), "gb": (5,), "mw": (5, 5)}
     given = {n: fresh(7).standard_normal(s).astype(np.float32) for n, s in shapes.items()}
-    made = model(nodes, {"x": ("f32", (2, 3, 6, 6))}, ["y"], given, opset=20)
-    made.graph.output[0].type.tensor_type.elem_type = TensorProto.FLOAT
-    return made
+    network = model(nodes, {"x": ("f32", (2, 3, 6, 6))}, ["y"], given, opset=20)
+    network.graph.output[0].type.tensor_type.elem_type = TensorProto.FLOAT
+    return network
 
 
 KIND = quantization.QuantType
 FORM = quantization.QuantFormat
-WRITTEN = {
+WRITTEN: dict[str, dict[str, Any]] = {
     "default QDQ": {},
     "i8 QDQ": {"activation_type": KIND.QInt8, "per_channel": True},
     "symmetric": {"activation_type": KIND.QInt8, "extra_options": {"ActivationSymmetric": True}},
     "i16 QDQ": {"activation_type": KIND.QInt16, "weight_type": KIND.QInt16},
     "QOperator": {"quant_format": FORM.QOperator},
     "QOperator per channel": {"quant_format": FORM.QOperator, "per_channel": True},
-    "dynamic": None,
+    "dynamic": {},
     "dynamic u8": {"weight_type": KIND.QUInt8},
 }
 
@@ -195,16 +195,15 @@ WRITTEN = {
 @pytest.mark.parametrize("written", WRITTEN)
 def test_files_of_the_quantization_of_onnx_runtime(written: str, tmp_path: Path) -> None:
     source, path = saved(network(), tmp_path, "float.onnx"), tmp_path / "model.onnx"
-    words: Any = WRITTEN[written] or {}
     if written.startswith("dynamic"):
-        quantization.quantize_dynamic(source, path, **words)
+        quantization.quantize_dynamic(source, path, **WRITTEN[written])
     else:
-        quantization.quantize_static(source, path, Inputs(), **words)
+        quantization.quantize_static(source, path, Inputs(), **WRITTEN[written])
     x = fresh(9).standard_normal((2, 3, 6, 6)).astype(np.float32)
     wanted: Any = as_written(path).run(None, {"x": x})[0]
     step = (wanted.max() - wanted.min()) / 100  # of the codes, where a tie may be rounded otherwise
-    found = evaluate(import_onnx(path), {"x": x}, base=tmp_path)["y"]
-    np.testing.assert_allclose(found, wanted, rtol=0, atol=step)
+    y = evaluate(import_onnx(path), {"x": x}, base=tmp_path)["y"]
+    np.testing.assert_allclose(y, wanted, rtol=0, atol=step)
     artifact = irc.compile(path, tmp_path / "out")
     np.testing.assert_allclose(artifact.run({"x": x})["y"], wanted, rtol=0, atol=step)
 

@@ -96,6 +96,42 @@ def test_windows_that_are_refused(
     assert message in str(caught.value)
 
 
+FAR, NO, ONE = np.float32(np.inf), np.float32(np.nan), np.float32(1)
+TWICE = np.array([2, -1], np.int64)
+
+
+@pytest.mark.parametrize(
+    ("kind", "operands", "initial", "attributes", "message"),
+    [
+        ("Resize", "x   s", {"s": TWICE}, {"axes": [5, 2]}, "names axis 5 of 4 dimensions"),
+        ("Resize", "x   s", {"s": TWICE}, {"axes": [3, -1]}, "one of the axes [3, -1] twice"),
+        ("Resize", "x  s", {"s": np.array([1, NO])}, {"axes": [2, 3]}, "scales [1.0, nan]; exp"),
+        ("Resize", "x  s", {"s": np.array([1, FAR])}, {"axes": [2, 3]}, "scales [1.0, inf]; exp"),
+        ("Resize", "x  s", {"s": np.array([1, 0 * ONE])}, {"axes": [2, 3]}, "scales [1.0, 0.0]"),
+        ("Resize", "x  s", {"s": np.array([1, ONE])}, {}, "has 2 scales or 2 sizes of 4 axes"),
+        ("Pad", "x p  a", {"p": np.ones(4, int), "a": np.array([3, -1])}, {}, "Pad names one of"),
+        ("Range", "z l d", {"z": 0 * ONE, "l": FAR, "d": ONE}, {}, "from 0.0 to inf by 1.0 has no"),
+        ("Range", "z l d", {"z": 0 * ONE, "l": ONE, "d": NO}, {}, "from 0.0 to 1.0 by nan has no"),
+        ("SpaceToDepth", "x", {}, {"blocksize": 3}, "needs sizes that 3 divides; found 8, 8"),
+        ("DepthToSpace", "x", {}, {"blocksize": 3}, "needs sizes that 9 divides; found 4"),
+        ("DepthToSpace", "x", {}, {"blocksize": 0}, "blocksize=0, mode=DCR; expected 1 or more"),
+    ],
+)  # fmt: skip
+def test_operands_that_are_refused(
+    kind: str,
+    operands: str,
+    initial: dict[str, Any],
+    attributes: dict[str, Any],
+    message: str,
+    tmp_path: Path,
+) -> None:
+    refused = helper.make_node(kind, operands.split(" "), ["y"], **attributes)
+    inputs = {"x": ("f32", ("batch", 4, 8, 8))}
+    with pytest.raises(Error) as caught:
+        import_onnx(saved(model([refused], inputs, ["y"], initial), tmp_path))
+    assert message in str(caught.value)
+
+
 def test_results_that_are_not_computed(tmp_path: Path) -> None:
     norm = helper.make_node("SimplifiedLayerNormalization", ["x", "w"], ["y", "mean"], name="/n")
     initial = {"w": np.ones(8, np.float32)}
