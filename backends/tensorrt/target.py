@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias, cast
 
 from irc.argument_checks import whole_number_in
@@ -78,10 +78,13 @@ class Target:
         newest = f"{self.flavour}-{known[0]}.{known[1]}"
         return f"irc knows no version after {newest}; what holds there is assumed for {self}"
 
-    def lacks(self, dtype: str) -> tuple[int, int] | None:
-        """(the oldest architecture with a dtype, that of the target) if the latter is too old."""
-        floor, weakest = FLOORS[self.flavour].get(dtype, 0), min(self.architectures, default=0)
-        return (floor, weakest) if 0 < weakest < floor else None
+    def lacks(self, dtype: str) -> tuple[int, Target] | None:
+        """(the oldest architecture with a dtype, the target without older ones) if it has some."""
+        floor = FLOORS[self.flavour].get(dtype, 0)
+        kept = tuple(each for each in self.architectures if each >= floor)
+        if kept == self.architectures:
+            return None
+        return floor, replace(self, architectures=kept or (floor,))
 
     def __str__(self) -> str:
         chips = "+".join(f"sm_{each}" for each in self.architectures)

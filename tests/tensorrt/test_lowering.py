@@ -107,7 +107,7 @@ def test_dtypes_that_tensorrt_lacks_are_refused(dtype: str) -> None:
         ("i8", "4, 1", True, "has zero points, and TensorRT's scales are symmetric"),
         ("u8", "4, 1", True, "is in u8, which TensorRT does not have between operations"),
         ("u4", "4, 2", False, "is in u4, which TensorRT does not have"),
-        ("f8e4m3", "4, 1", False, "is in f8e4m3, which needs sm_89; leave sm_80 out"),
+        ("f8e4m3", "4, 1", False, "is in f8e4m3, which needs sm_89; give --target tensorrt-rtx-"),
         ("i8", "2, 3", False, "has blocks along several dimensions"),
     ],
 )
@@ -131,7 +131,8 @@ def test_turing_has_no_bf16() -> None:
     module = function("(%x: bf16[3]) -> (bf16[3])", *body)
     old = Target.parse("tensorrt-rtx-1.7/sm_75+sm_89")
     (first, *_) = lowerings(old).unsupported(module)
-    assert "is in bf16, which needs sm_80; compile with --dtype f16, or leave" in first.reason
+    assert "is in bf16, which needs sm_80; compile with --dtype f16, or give" in first.reason
+    assert first.reason.endswith("--target tensorrt-rtx-1.7/sm_89")
     assert not lowerings(RTX).unsupported(module)
 
 

@@ -156,9 +156,9 @@ def test_weights_that_are_dequantized_apart(scheme: str, tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("scheme", "target", "reason"),
     [
-        ("fp8", "sm_80+sm_89", "is in f8e4m3, which needs sm_89; leave sm_80 out"),
-        ("w4a16_nvfp4", "sm_89", "is in f4e2m1, which needs sm_120; leave sm_89 out"),
-        ("mxfp8", "sm_89", "is in f8e8m0, which needs sm_120; leave sm_89 out"),
+        ("fp8", "sm_80+sm_89", "is in f8e4m3, which needs sm_89; give --target tensorrt-rtx-1.7/"),
+        ("w4a16_nvfp4", "sm_89", "is in f4e2m1, which needs sm_120; give --target tensorrt-rtx-"),
+        ("mxfp8", "sm_89", "is in f8e8m0, which needs sm_120; give --target"),
         ("w4a16", "sm_75", "is in bf16, which needs sm_80"),
         ("w4a16_asym", "sm_89", "is in u4, which TensorRT does not have"),
         ("mxfp4", "sm_120", "has other scales than NVFP4 and MXFP8"),

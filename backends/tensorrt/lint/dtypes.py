@@ -85,7 +85,7 @@ def _tensors(graph: Graph, target: Target) -> Iterator[tuple[None, tuple[str, st
 
 
 def _hardware(graph: Graph, target: Target) -> Iterator[tuple[Node, Any]]:
-    """The first node of each type that the oldest architecture of the target lacks."""
+    """The first node of each type that an architecture of the target lacks."""
     for name, dtype in _HARDWARE.items():
         lacking = target.lacks(name)
         found = next((node for node in graph.nodes if dtype in node.dtypes()), None)
@@ -117,8 +117,7 @@ RULES = table(
         ),
         ("architecture-dtype", GRAPH, f"{BUILDER}: HW-specific datatypes"): (
             _hardware,
-            "{} needs sm_{}, and the target has sm_{}; leave that architecture out, or use another "
-            "type",
+            "{} needs sm_{}, and {target} has older ones; give --target {}, or use another type",
         ),
         ("architecture-f32-product", GRAPH, f"{BUILDER}: check_turing_op_compatibility"): (
             _f32_product,

@@ -110,9 +110,9 @@ def unknown_dtypes(target: Target, takes: tuple[str, ...] = ()) -> dict[str, str
     unknown = {name: why for name, why in _UNKNOWN.items() if name not in takes}
     for name in ("bf16", *takes):
         if (lacking := target.lacks(name)) is not None:
-            floor, weakest = lacking
+            floor, newer = lacking
             instead = "compile with --dtype f16, or " if name == "bf16" else ""
-            why = f"is in {name}, which needs sm_{floor}; {instead}leave sm_{weakest} out"
+            why = f"is in {name}, which needs sm_{floor}; {instead}give --target {newer}"
             unknown[name] = why
     return unknown
 
