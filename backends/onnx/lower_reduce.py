@@ -11,7 +11,7 @@ from irc import ops
 from irc.backends.onnx.emitter import TABLE, Emitter, Flat, Lowered
 from irc.backends.onnx.lower_elementwise import apply
 from irc.ir.core import Value
-from irc.ir.dims import Dim, DimLike, product
+from irc.ir.dims import Dim, DimLike, bind, product
 from irc.ir.dtypes import dtype as dtype_called
 from irc.ir.dtypes import is_float, largest
 from irc.onnx_format.operators import DIRECT, PARTIAL, REDUCTIONS, Row
@@ -31,6 +31,8 @@ def _reduction(row: Row) -> Callable[[Emitter, ops.ReduceSum], Lowered]:
         if row.kind == "ReduceSum" and row.kind in e.missing and dtype == "i32":  # which saturates
             wide = e.add(row.kind, e.cast(x, "i64"), dims, **row.to_onnx(op))
             return e.cast(wide, "i32")
+        if row.kind == "ReduceProd" and row.kind in e.missing and not is_float(dtype):
+            return _product(e, op)
         reduced = apply(e, row.kind, dtype, [x], dims, **row.to_onnx(op))
         count = product(tuple(op.x.type.shape[dim] for dim in op.dims))
         if row.kind == "ReduceMean" and _may_be_0(e, count):  # where ONNX Runtime 1.32 has 0
@@ -46,14 +48,17 @@ def _reduction(row: Row) -> Callable[[Emitter, ops.ReduceSum], Lowered]:
 
 
 def _may_be_0(e: Emitter, size: DimLike) -> bool:
-    symbols = size.symbols() if isinstance(size, Dim) else ()
-    return size == 0 or any(e.module.dims.get(name, (0,))[0] < 1 for name in symbols)
+    if not isinstance(size, Dim):
+        return size == 0
+    falls = any(factor < 0 for symbols, factor in size.terms if symbols)
+    least = bind(size, {name: e.module.dims.get(name, (0,))[0] for name in size.symbols()})
+    return falls or least == 0
 
 
 def _is_large(x: Value) -> bool:
     """Whether a sum of i64 may need more bits than f64 has: not of converted narrower integers."""
-    made = x.producer
-    source = made.x.type.dtype if isinstance(made, ops.Cast) else x.type.dtype
+    producer = x.producer
+    source = producer.x.type.dtype if isinstance(producer, ops.Cast) else x.type.dtype
     wide = is_float(source) or dtype_called(source).bits > 32
     return x.type.dtype == "i64" and wide
 
@@ -62,9 +67,23 @@ def _sum_of_halves(e: Emitter, x: str, dims: str, keep: bool) -> str:
     """The sum of i64 by the sums of its high and low 32 bits: ONNX Runtime 1.31 adds f64."""
     half = e.number(1 << 32, "i64")
     low = e.add("Mod", x, half)
-    halves = low, e.add("Div", e.add("Sub", x, low), half)
-    low, high = (e.add("ReduceSum", each, dims, keepdims=int(keep)) for each in halves)
+    parts = low, e.add("Div", e.add("Sub", x, low), half)
+    low, high = (e.add("ReduceSum", part, dims, keepdims=int(keep)) for part in parts)
     return e.add("Add", e.add("Mul", high, half), low)
+
+
+def _product(e: Emitter, op: ops.ReduceSum) -> str:
+    """The product of integers by ScatterElements, along every dimension in turn.
+
+    ONNX Runtime 1.31 multiplies i64 as f64 in ReduceProd, and i32 up to the largest.
+    """
+    x, shape, dtype = e.get(op.x), list(op.x.type.shape), op.x.type.dtype
+    for dim in op.dims:
+        first = e.filled(0, tuple(shape), "i64")
+        shape[dim] = 1
+        ones = e.filled(1, tuple(shape), dtype)
+        x = e.add("ScatterElements", ones, first, x, axis=dim, reduction="mul")
+    return x if op.keep else e.reshape(x, op.result.type.shape)
 
 
 def _is_size(op: ops.ReduceSum) -> bool:

@@ -159,6 +159,6 @@ def by_index(e: Emitter, op: ops.Gather | ops.GatherElements | ops.ScatterElemen
         return result
     kind = x.type.dtype
     zero, nan = e.number(0, kind), e.number(np.nan, kind)
-    old, new = (select(e, e.add("IsNaN", each), nan, zero, kind) for each in names[::2])
+    old, new = (select(e, e.add("IsNaN", name), nan, zero, kind) for name in names[::2])
     lost = e.add(row.kind, old, names[1], new, **row.to_onnx(op) | {"reduction": "add"})
     return select(e, e.add("IsNaN", lost), lost, result, kind)

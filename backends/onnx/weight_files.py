@@ -24,6 +24,8 @@ class Writer:
     """
 
     def __init__(self, path: Path, end: int = 0) -> None:
+        if end and path.stat().st_size < end:
+            raise Error(f"{path} lacks weights that its journal counts as finished; compile again")
         self.file = path.open("r+b" if end else "wb")
         self._digest: Any = hashlib.sha256()
         self._end = end
@@ -65,9 +67,9 @@ class Unfinished:
         self.folder, self.count = unfinished_folder(part), 0
         self._identity = identity
         with suppress(Error):  # damaged, or none: all is written again
-            known = read_json(self.folder / _JOURNAL, _Journal)
-            if known["identity"] == identity:
-                self.count = max(known["count"], 0)
+            journal = read_json(self.folder / _JOURNAL, _Journal)
+            if journal["identity"] == identity:
+                self.count = max(journal["count"], 0)
         if not self.count:
             self.remove()
             self.folder.mkdir()

@@ -300,3 +300,20 @@ def test_large_integers_are_added_exactly(dims: str, keep: str, kind: str, tmp_p
     x = RNG.integers(1 << 60, 1 << 62, (2, 7)) >> (0 if kind == "i64" else 31)
     x = x.astype(np.int32) if kind == "i32" else x
     agrees(module(f"%x: {kind}[B, S]", body, f"{kind}[{shape}]"), {"x": x}, tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["u8", "i32", "i64"])
+@pytest.mark.parametrize(("dims", "keep"), [("[0]", ""), ("[-1]", ", keep"), ("[1, 0]", "")])
+def test_large_integers_are_multiplied_exactly(
+    dims: str, keep: str, kind: str, tmp_path: Path
+) -> None:
+    """Also none, whose product is 1."""
+    shape = {"[0]": "S", "[-1]": "B, 1", "[1, 0]": ""}[dims]
+    body = f"%1 = reduce_prod %x {{dims={dims}{keep}}} : {kind}[{shape}]; return %1"
+    m = module(f"%x: {kind}[B, S]", body, f"{kind}[{shape}]")
+    for size in (5, 1, 0):
+        x = (
+            RNG.integers(1, 1 << 60, (2, size)).astype({"u8": "B", "i32": "i", "i64": "q"}[kind])
+            | 1
+        )
+        agrees(m, {"x": x}, tmp_path)

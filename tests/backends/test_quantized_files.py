@@ -124,6 +124,21 @@ def test_a_damaged_journal_begins_anew(
     assert list(artifact.opened.problems(whole=True)) == []
 
 
+def test_weights_that_were_lost_are_written_again(
+    folder: Path, computed: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As after a power failure, when the journal was on the disk and the weights were not."""
+    interrupt(monkeypatch, KeyboardInterrupt(), 4)
+    with pytest.raises(KeyboardInterrupt):
+        irc.compile(module(), folder / "out")
+    (weights,) = unfinished_folder(folder / "out").glob("*.weights")
+    os.truncate(weights, weights.stat().st_size // 2)
+    with pytest.raises(Error, match="lacks weights that its journal counts as finished"):
+        irc.compile(module(), folder / "out")
+    irc.compile(module(), folder / "out")
+    assert computed == [3 * COUNT] * 2
+
+
 def test_other_weights_begin_anew(
     folder: Path, computed: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:

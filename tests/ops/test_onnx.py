@@ -106,13 +106,17 @@ def sprinkled(x: np.ndarray[Any, Any], rng: np.random.Generator) -> np.ndarray[A
 
 @pytest.mark.parametrize("size", [0, 2])
 @pytest.mark.parametrize("dims", ["[0]", "[0, 1]"])
-def test_the_mean_of_nothing_is_nan(size: int, dims: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("least", [0, 2])
+def test_the_mean_of_nothing_is_nan(size: int, dims: str, least: int, tmp_path: Path) -> None:
     shape = "f32[3]" if dims == "[0]" else "f32[]"
-    module = irc.parse(f"""module @m dims(N=0:1:4) {{
+    module = irc.parse(
+        f"""module @m dims(N={least}:4:9) {{
         func @forward(%x: f32[N, 3]) -> (y: {shape}) {{
-        %y = reduce_mean %x {{dims={dims}}} : {shape}
-        return %y }} }}""")
-    x = np.ones((size, 3), np.float32)
+        %rest = slice %x {{dim=0, start={least}, stop=N}} : f32[N-{least}, 3]
+        %y = reduce_mean %rest {{dims={dims}}} : {shape}
+        return %y }} }}""".replace("N-0", "N")
+    )
+    x = np.ones((least + size, 3), np.float32)
     facts = emit_checked(module, tmp_path)
     y = backend.load(tmp_path, facts, threads=1).run({"x": x})["y"]
     np.testing.assert_array_equal(y, np.full((3,) if dims == "[0]" else (), 1 if size else np.nan))
