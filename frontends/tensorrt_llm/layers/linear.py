@@ -10,10 +10,10 @@ import numpy as np
 
 from ... import functional as F
 from ...tensor import Tensor
-from ..api import api, register
+from ..api import api, register, release
 from ..arithmetic import unwrapped
 from ..dtypes import as_array, numpy_to_torch, torch_of
-from ..errors import ArgumentError
+from ..errors import ArgumentError, ScriptError
 from ..functional.collectives import (
     AllReduceFusionOp,
     AllReduceParams,
@@ -25,6 +25,12 @@ from ..module import Module, Parameter
 from ..quantization import QuantMode
 
 NO_MODE = QuantMode(0)
+
+
+def refuse_fp8(mode: QuantMode, last: int) -> None:
+    """An Error where layers, which were made for FP8 up to release 0.`last`, shall compute so."""
+    if mode.has_fp8_qdq() and release() <= last:
+        raise ScriptError("layers in FP8 are not supported; give irc compile FOLDER --quantize fp8")
 
 
 def shard_size(layer: str, what: str, size: int, parts: int) -> int:

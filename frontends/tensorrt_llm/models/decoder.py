@@ -19,7 +19,7 @@ from ..layers import (
     PromptTuningEmbedding,
 )
 from ..layers.attention_params import refuse_lora
-from ..layers.quantize import quantize
+from ..layers.quantized import quantize
 from ..module import Module, ModuleList
 from ..settings import PluginConfig
 from ..tensor import Tensor

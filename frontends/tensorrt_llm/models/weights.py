@@ -13,7 +13,7 @@ import numpy as np
 
 from ....errors import Error, did_you_mean
 from ....ir.core import Module as IrcModule
-from ....weights import Cast, Ref, Transpose
+from ....weights import Cast, Ref
 from ....weights.checkpoint import Reader
 from ...checkpoints import meta
 from ...checkpoints.mixed_gemm import is_interleaved
@@ -21,7 +21,6 @@ from ...checkpoints.ranks import RankShards, RankTensors
 from ...checkpoints.tensorrt_llm import is_unread, layout_of
 from ...huggingface.config import checkpoint_dtype, model_of, read_config
 from ...huggingface.files import Checkpoint
-from ...huggingface.quantized.modelopt import pairs_of_rows
 from ...huggingface.quantized.parts import FLOATS, Part, Tensors
 from ...models.decoder import DecoderConfig
 from ..api import api
@@ -30,7 +29,7 @@ from ..context import current_session
 from ..dtypes import as_array, irc_dtype, numpy_to_torch, str_dtype
 from ..errors import ScriptError
 from ..functional.quantized import PackedWeight
-from ..layers.quantized import QuantizedLinear
+from ..layers.quantized import WeightOnly
 from ..mapping import Mapping as RankMapping
 from ..module import Parameter
 
@@ -53,11 +52,11 @@ def _bind(model: Any, tensors: Tensors) -> None:
     for name, parameter in model.named_parameters():
         path, _, end = name.rpartition(".")
         layer, kind = layers[path], parameter.type.dtype
-        if isinstance(layer, QuantizedLinear) and end != "bias":
+        if isinstance(layer, WeightOnly) and end != "bias":
             if isinstance(tensors, RankShards):
                 floats[layer] = tensors.take(f"{path}.weight", *FLOATS)
             else:
-                parameter.value = _of_quantized(tensors, path, layer, end)
+                parameter.value = _of_weight_only(tensors, path, layer.bits, end)
         elif name in tensors:
             part = tensors.take(name, *(FLOATS if kind in FLOATS else (kind,)))
             if part.shape != parameter.shape:
@@ -114,33 +113,18 @@ def bind_llama(model: Any, source: Source) -> None:
     _bind(model, RankShards(checkpoint, file_of, layout_of(config.to_dict()), layers))
 
 
-def _of_quantized(tensors: Tensors, path: str, layer: QuantizedLinear, end: str) -> Ref | Array:
-    """A parameter of a quantized layer: codes and scales of weight-only layers, or of ModelOpt."""
-    how, parameter, key = layer.recipe, getattr(layer, end), f"{path}.{end}"
-    exported = "per_channel_scale" not in how.scales or how.inputs == "token"
-    is_packed = not exported and not how.zero and f"{path}.per_channel_scale" in tensors
-    if is_packed:
-        stored, bits = tensors.read(key), 4 if how.format == "int4" else 8
-        if end != "weight" or (stored.dtype == np.int8 and not is_interleaved(stored, bits)):
-            return stored
-    if how.zero or is_packed:
+def _of_weight_only(tensors: Tensors, path: str, bits: int, end: str) -> Array:
+    """The codes or the scales of a weight-only layer."""
+    is_scaled = f"{path}.per_channel_scale" in tensors
+    array: Any = tensors.read(f"{path}.{end}") if is_scaled else None
+    is_weight = array is not None and end == "weight"
+    if array is None or (is_weight and (array.dtype != np.int8 or is_interleaved(array, bits))):
         raise ScriptError(
-            f"{path}.weight has codes in the order that a kernel reads; compile the original "
-            "checkpoint with irc compile --quantize"
+            f"{path}.weight has codes in the order that a kernel reads, or other scales than "
+            "per_channel_scale; give irc build the folder, or compile the original checkpoint with "
+            "irc compile --quantize"
         )
-    if end == "weight" and how.format == "int4":
-        return pairs_of_rows(tensors, key, parameter.type.shape).ref
-    if end == "weight":
-        return tensors.view(key, parameter.type.dtype, parameter.type.shape).ref
-    if end == how.scales and not exported:
-        key = f"{path}.weights_scaling_factor"
-    kind, shape = tensors.info(key).dtype, parameter.shape
-    if end != how.scales or not how.group:
-        ref = tensors.view(key, kind, shape).ref
-    else:
-        ref = tensors.view(key, kind, shape[::-1]).ref.then(Transpose((1, 0)))
-    stored = parameter.type.dtype
-    return ref if kind == stored else ref.then(Cast(stored))
+    return array
 
 
 def arrays_of(model: Any) -> Iterator[tuple[str, Array]]:

@@ -13,7 +13,7 @@ from irc.frontends.tensorrt_llm.context import new_session
 from irc.frontends.tensorrt_llm.dtypes import irc_dtype
 from irc.frontends.tensorrt_llm.functional import gpt_attention
 from irc.frontends.tensorrt_llm.layers import BlockSparseAttnParams, KeyValueCacheParams
-from irc.frontends.tensorrt_llm.layers.quantize import quantize_model
+from irc.frontends.tensorrt_llm.layers.quantized import quantize_model
 from irc.frontends.tensorrt_llm.mapping import Mapping
 from irc.frontends.tensorrt_llm.module import ModuleList
 from irc.frontends.tensorrt_llm.network import default_net

@@ -8,13 +8,9 @@ from typing import Any
 import pytest
 
 import irc
-from irc.frontends.tensorrt_llm.models import llama
 from irc.frontends.tensorrt_llm.script import run_script
 from tests.fresh import fresh
-from tests.frontends.checkpoints.rank_folders import Conversion
-from tests.frontends.checkpoints.test_quantized_ranks import folders
 from tests.frontends.tensorrt_llm import models
-from tests.frontends.tensorrt_llm.llamas import steps_of
 from tests.frontends.tensorrt_llm.test_scripts import SCRIPTS, options
 from tests.tiny_checkpoint import write_checkpoint
 
@@ -67,21 +63,6 @@ def test_one_engine_per_stage(script: str, dtype: str, tp: int, pp: int, tmp_pat
     assert len(artifact.manifest["program"]["ranks"]) == tp * pp
     graph = artifact.module
     assert {v.type.dtype for op in graph.ops() for v in op.results} > {dtype}
-
-
-def test_float8_of_a_checkpoint(tmp_path: Path) -> None:
-    """The model of a script whose config says FP8, with the scales of its checkpoint."""
-    folder = folders(tmp_path, "fp8", Conversion()).quantized
-    config = llama.LLaMAConfig.from_checkpoint(folder)
-    config.dtype = "bfloat16"
-    run = steps_of(
-        lambda _: llama.LLaMAForCausalLM.from_checkpoint(folder, config=config),
-        Conversion(),
-        plugin=True,
-    )
-    assert {"quantize", "dequantize"} <= {op.opname for op in run.module.ops()}
-    artifact = irc.compile(run.module, tmp_path / "out", backend="tensorrt-rtx", engine=ENGINE)
-    assert engines(artifact) == ["rank0.engine"]
 
 
 def test_float8(tmp_path: Path) -> None:

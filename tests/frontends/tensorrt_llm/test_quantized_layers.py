@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from importlib import import_module
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -20,9 +18,9 @@ from irc.frontends.tensorrt_llm.aliases import aliases
 from irc.frontends.tensorrt_llm.context import current_network, new_session
 from irc.frontends.tensorrt_llm.functional import embedding
 from irc.frontends.tensorrt_llm.functional import quantized as functions
-from irc.frontends.tensorrt_llm.layers import MOE, ColumnLinear, GatedMLP, MoeConfig
-from irc.frontends.tensorrt_llm.layers import quantize as models
+from irc.frontends.tensorrt_llm.layers import MOE, Attention, ColumnLinear, GatedMLP, MoeConfig
 from irc.frontends.tensorrt_llm.layers import quantized as layers
+from irc.frontends.tensorrt_llm.layers import quantized as models
 from irc.frontends.tensorrt_llm.mapping import Mapping as Ranks
 from irc.frontends.tensorrt_llm.module import Module, Parameter
 from irc.frontends.tensorrt_llm.quantization import QuantConfig, QuantMode
@@ -34,125 +32,55 @@ SMOOTH = QuantMode.use_smooth_quant
 FP8 = ml_dtypes.float8_e4m3fn
 
 
-class Case(NamedTuple):
-    """A pair of layers of a release; `per` is what has a scale: tensor, output or group."""
-
-    layer: str
-    codes: str
-    per: str = "output"
-    options: Mapping[str, Any] = MappingProxyType({})
-    version: str = "0.16"
-    pairs: bool = False  # x comes with scales
-
-
-def weight_only(codes: str, version: str = "0.16") -> Case:
-    mode = QuantMode.use_weight_only(codes == "i4")
-    return Case("WeightOnlyQuant", codes, "output", {"quant_mode": mode}, version)
-
-
-def groups(version: str = "0.16", **options: Any) -> Case:
-    codes = "i8" if "use_int8_weight" in options else "i4"
-    options["group_size"] = GROUP
-    return Case("WeightOnlyGroupwiseQuant", codes, "group", options, version)
-
-
-CASES = {
-    "int8": weight_only("i8"),
-    "int4": weight_only("i4"),
-    "int8 of 0.5": weight_only("i8", "0.5"),
-    "groups": groups(),
-    "groups of 0.7": groups("0.7", zero=True, pre_quant_scale=True),
-    "groups of int8": groups(use_int8_weight=True),
-    "gptq": groups(zero=True),
-    "awq": groups(pre_quant_scale=True),
-    "awq with fp8": groups(pre_quant_scale=True, zero=True, use_w4a8_awq=True),
-    "fp8": Case("FP8", "f8", "tensor"),
-    "fp8 of 0.7": Case("FP8", "f8", "tensor", version="0.7"),
-    "rowwise": Case("Fp8Rowwise", "f8"),
-    "rowwise, clamped": Case("Fp8Rowwise", "f8", options={"clamp_val": [-0.5, 0.75]}),
-    "rowwise, of pairs": Case("Fp8Rowwise", "f8", pairs=True),
-}
-DTYPES = {"i8": np.dtype(np.int8), "i4": np.dtype(ml_dtypes.int4), "f8": np.dtype(FP8)}
-TOKENS = fresh(30).uniform(0.5, 2, (2, 3, 1)).astype("float32")  # scales of given codes
-
-
-def drawn(case: Case) -> dict[str, Array]:
-    """The complete parameters of a case; a weight is [outputs, inputs], a scale [.., groups]."""
-    rng, most = fresh(31), {"i8": 127, "i4": 7, "f8": 200}[case.codes]
-    codes = rng.integers(-most, most + 1, (N, K)).astype("float32").astype(DTYPES[case.codes])
-    shape = {"tensor": (1, 1), "output": (N, 1), "group": (N, K // GROUP)}[case.per]
-    return {
-        "codes": codes,
-        "scales": rng.uniform(0.5, 2, shape).astype("float32") / most,
-        "factors": rng.uniform(0.5, 2, (1, K)).astype("float32"),
-        "zero": rng.normal(size=(N, K // GROUP)).astype("float32"),
-        "input scale": np.full((1, 1), 0.013, np.float32),
-        "alpha": np.full((1, 1), 0.7, np.float32),
-        "bias": rng.normal(size=(N, 1)).astype("float32"),
-    }
-
-
-def rounded(x: Array, scale: Any) -> Array:
-    """x by codes of FP8 and scales."""
-    return np.clip(x / scale, -448, 448).astype(FP8).astype("float32") * scale
-
-
-def expected(case: Case, w: dict[str, Array], x: Array, parts: int) -> Array:
-    """The layer on complete arrays; scales per token are those of each of `parts` of the inputs."""
-    x = x * w["factors"] if case.options.get("pre_quant_scale") else x
-    x = np.clip(x, *np.array(case.options.get("clamp_val", (-np.inf, np.inf)), "float32"))
-    is_awq_with_fp8 = case.options.get("use_w4a8_awq")
-    if case.pairs:
-        x = x * TOKENS
-    elif case.layer == "Fp8Rowwise":
-        cut = x.reshape(*x.shape[:-1], parts, -1)
-        x = rounded(cut, np.abs(cut).max(-1, keepdims=True) / np.float32(448)).reshape(x.shape)
-    elif case.layer == "FP8" or is_awq_with_fp8:
-        x = rounded(x, np.float32(1) if is_awq_with_fp8 else w["input scale"])
-    weight = w["codes"].astype("float32") * np.repeat(w["scales"], K // w["scales"].shape[1], 1)
-    weight = weight + np.repeat(w["zero"], GROUP, 1) * bool(case.options.get("zero"))
-    return x @ weight.T * (w["alpha"] if is_awq_with_fp8 else 1) + w["bias"].T
-
-
-NAMES = {
-    "qweight": "codes", "weight": "codes", "scale": "scales", "per_channel_scale": "scales",
-    "weights_scaling_factor": "scales", "pre_quant_scale": "factors",
-    "prequant_scaling_factor": "factors", "activation_scaling_factor": "input scale",
-}  # fmt: skip
-
-
-def fill(layer: Any, w: dict[str, Array], mapping: Ranks, dim: int) -> None:
-    """Set this rank's part of the parameters, which are sharded by outputs (0) or inputs (1)."""
-    for name, parameter in layer.named_parameters():
-        kind: str = NAMES.get(str(name), str(name))
-        array = shard(w[kind], dim, mapping) if w[kind].shape[dim] > 1 else w[kind]
-        if isinstance(parameter, functions.PackedWeight):
-            parameter.value = pack(array.T.astype(np.int8), parameter.bits).view(parameter.stored)
-        elif kind == "codes" and parameter.type.dtype == "f32":  # up to 0.9
-            parameter.value = array.astype("float32") * w["scales"]
-        else:
-            parameter.value = array if kind == "codes" else array.T.reshape(parameter.shape)
-
-
 @pytest.mark.parametrize("tp", [1, 2, 4])
 @pytest.mark.parametrize("row", [False, True], ids=["column", "row"])
-@pytest.mark.parametrize("name", CASES)
-def test_quantized_linear(name: str, row: bool, tp: int) -> None:
+@pytest.mark.parametrize(("bits", "version"), [(8, "0.16"), (4, "0.16"), (8, "0.5")])
+def test_weight_only_linear(bits: int, version: str, row: bool, tp: int) -> None:
     """The outputs are gathered along the last dimension, of three dimensions too."""
-    case = CASES[name]
-    w, x = drawn(case), fresh(32).normal(size=(2, 3, K)).astype(FP8 if case.pairs else "float32")
+    rng, most = fresh(31), 127 if bits == 8 else 7
+    codes = rng.integers(-most, most + 1, (N, K)).astype("int8")
+    scales, bias = rng.uniform(0.5, 2, N).astype("float32") / most, rng.normal(size=N)
+    x = rng.normal(size=(2, 3, K)).astype("float32")
 
-    def build(mapping: Ranks, x_: Any, scales: Any) -> Any:
-        sizes = {"in_features": K, "out_features": N, "bias": True, "dtype": "float32"}
-        sizes |= {"tp_group": mapping.tp_group, "tp_size": mapping.tp_size, **case.options}
-        layer = getattr(layers, f"{case.layer}{'Row' * row}Linear")(**sizes)
-        fill(layer, w, mapping, int(row))
-        own = Parameter(shard(x, -1, mapping)).value if row else x_
-        return layer((own, scales) if case.pairs else own)
+    def build(mapping: Ranks, x_: Any) -> Any:
+        column, own = layers.WeightOnlyQuantLinear, lambda array: shard(array, 0, mapping)
+        kind: Any = layers.WeightOnlyQuantRowLinear if row else column
+        mode = QuantMode.use_weight_only(bits == 4)
+        layer = kind(K, N, True, "float32", mapping.tp_group, mapping.tp_size, quant_mode=mode)
+        packed = pack(shard(codes, int(row), mapping).T, bits)
+        layer.weight.value = packed.view(layer.weight.stored)
+        layer.per_channel_scale.value = scales if row else own(scales)
+        layer.bias.value = (bias if row else own(bias)).astype("float32")
+        return layer(Parameter(shard(x, -1, mapping)).value if row else x_)
 
-    want = expected(case, w, x.astype("float32"), tp if row else 1)
-    for (found,) in every_rank(build, {"x_": x, "scales": TOKENS}, tp, case.version):
-        np.testing.assert_allclose(found, want, rtol=1e-3, atol=1e-3)
+    want = x @ (codes * scales[:, None]).T + bias
+    for (outputs,) in every_rank(build, {"x_": x}, tp, version):
+        np.testing.assert_allclose(outputs, want, rtol=1e-3, atol=1e-3)
+
+
+# Flags of weight_only_groupwise_quant_matmul: biases 1, zeros 2, pre_quant_scale 4, alpha and
+# inputs in FP8 8, codes of 8 bits 16.
+@pytest.mark.parametrize("flags", [0, 1, 3, 5, 15, 17])
+def test_products_of_groups(flags: int) -> None:
+    rng, bits = fresh(32), 8 if flags & 16 else 4
+    codes = rng.integers(-7, 8, (K, N)).astype("int8")
+    scales, zeros = rng.uniform(0.1, 0.5, (2, K // GROUP, N)).astype("float32")
+    factors, bias = rng.uniform(0.5, 2, (1, K)).astype("float32"), rng.normal(size=N).astype("f4")
+    x, alpha = rng.normal(size=(3, K)).astype("float32"), np.full(1, 0.7, np.float32)
+
+    def build(mapping: Ranks, x: Any) -> Any:
+        arrays = factors, pack(codes, bits), scales, zeros, bias
+        operands = [Parameter(array).value for array in arrays]
+        product: Any = functions.weight_only_groupwise_quant_matmul
+        more: Any = {"alpha": Parameter(alpha).value, "quant_algo": flags, "group_size": GROUP}
+        return product(x, *operands, **more)
+
+    inputs = x * factors if flags & 4 else x
+    inputs = np.clip(inputs, -448, 448).astype(FP8).astype("float32") if flags & 8 else inputs
+    weight = codes * np.repeat(scales, GROUP, 0) + np.repeat(zeros, GROUP, 0) * bool(flags & 2)
+    want = inputs @ weight * (0.7 if flags & 8 else 1) + bias * bool(flags & 1)
+    ((outputs,),) = every_rank(build, {"x": x})
+    np.testing.assert_allclose(outputs, want, rtol=1e-3, atol=1e-3)
 
 
 @pytest.mark.parametrize("bits", [8, 4])
@@ -183,7 +111,7 @@ class Model(Module):
         return self.lm_head(self.mlp(x))
 
 
-@pytest.mark.parametrize("algo", ["W8A16", "W4A16", "FP8_PER_CHANNEL_PER_TOKEN"])
+@pytest.mark.parametrize("algo", ["W8A16", "W4A16"])
 @pytest.mark.parametrize("tp", [1, 2])
 def test_a_model_is_quantized_to_nearest_codes(tp: int, algo: str) -> None:
     rng = fresh(33)
@@ -202,7 +130,7 @@ def test_a_model_is_quantized_to_nearest_codes(tp: int, algo: str) -> None:
         return (models.quantize(model, QuantConfig(how, exclude_modules=[])) if how else model)(x)
 
     ((exact,),) = every_rank(lambda mapping, x: build(mapping, x, None), {"x": x})
-    worst = {"W8A16": 0.02, "FP8_PER_CHANNEL_PER_TOKEN": 0.15}.get(algo, 0.3)
+    worst = 0.02 if algo == "W8A16" else 0.3
     for (found,) in every_rank(lambda mapping, x: build(mapping, x, algo), {"x": x}, tp):
         error = np.linalg.norm(found - exact) / np.linalg.norm(exact)
         assert 1e-5 < error < worst
@@ -212,16 +140,16 @@ def test_a_model_is_quantized_to_nearest_codes(tp: int, algo: str) -> None:
     ("algo", "excluded", "quantized"),
     [
         ("W8A16", None, "mlp.fc mlp.gate mlp.proj"),
-        ("FP8", [], "mlp.fc mlp.gate mlp.proj lm_head"),  # not the default list
-        ("W4A16_AWQ", ["*gate", "lm_*"], "mlp.fc mlp.proj"),
+        ("W8A16", [], "mlp.fc mlp.gate mlp.proj lm_head"),  # not the default list
+        ("W4A16", ["*gate", "lm_*"], "mlp.fc mlp.proj"),
     ],
 )
 def test_excluded_modules_stay(algo: str, excluded: list[str] | None, quantized: str) -> None:
     with new_session():
-        config = QuantConfig(algo, group_size=16, exclude_modules=excluded)
+        config = QuantConfig(algo, exclude_modules=excluded)
         model = models.quantize(Model(Ranks()), config)
-        found = {n for n, part in model.named_modules() if isinstance(part, layers.QuantizedLinear)}
-    assert found == {*quantized.split()}
+        parts = {n for n, part in model.named_modules() if isinstance(part, layers.WeightOnly)}
+    assert parts == {*quantized.split()}
 
 
 @pytest.mark.parametrize("dim", [0, 1])
@@ -284,18 +212,17 @@ def test_norms_in_codes() -> None:
 
 @pytest.mark.parametrize("channel", [False, True])
 @pytest.mark.parametrize("token", [False, True])
-@pytest.mark.parametrize("kind", ["i8", "f8"])
-def test_products_of_codes(kind: str, token: bool, channel: bool) -> None:
+def test_products_of_codes(token: bool, channel: bool) -> None:
     rng, shape = fresh(38), (2, 3, K)
-    x, weight = (rng.integers(-100, 101, n).astype(DTYPES[kind]) for n in (shape, (N, K)))
+    x, weight = (rng.integers(-100, 101, n).astype("int8") for n in (shape, (N, K)))
     a = rng.uniform(0.001, 0.01, (6, 1) if token else (1, 1)).astype("float32")
     b = rng.uniform(0.001, 0.01, (1, N) if channel else (1, 1)).astype("float32")
 
     def build(mapping: Ranks, x: Any) -> Any:
         current_network().plugin_config.smooth_quant_gemm_plugin = "float32"
-        name = "fp8_rowwise_gemm" if kind == "f8" else "smooth_quant_gemm"
         operands = x, *(Parameter(each).value for each in (weight, a, b)), token, channel
-        return getattr(functions, name)(*operands)
+        product: Any = functions.smooth_quant_gemm
+        return product(*operands)
 
     ((found,),) = every_rank(build, {"x": x})
     product = x.reshape(6, K).astype("float32") @ weight.astype("float32").T * (a * b)
@@ -308,15 +235,8 @@ def test_experts_that_stay_are_noted() -> None:
             self.moe = MOE(MoeConfig(num_experts=4, top_k=2), K, N, "relu", Ranks())
 
     with new_session() as session:
-        models.quantize(Experts(), QuantConfig("FP8"))
+        models.quantize(Experts(), QuantConfig("W8A16"))
         assert any("experts keep their floats" in note for note in session.notes)
-
-
-def set_before(algo: str) -> None:
-    """Quantize a model with a weight that is set."""
-    model = Model(Ranks())
-    model.mlp.fc.weight.value = np.ones((2 * K, K), np.float32)
-    models.quantize(model, QuantConfig(algo, group_size=GROUP))
 
 
 def changed(**config: Any) -> None:
@@ -329,28 +249,31 @@ def set_floats(make: Any) -> None:
     make().value = np.ones((K, N), np.float32)
 
 
+misspelt: Any = layers.WeightOnlyQuantLinear
 CODES = Parameter(shape=(K, N), dtype="int8")
 MESSAGES: dict[str, Any] = {
     "holds packed codes of 8 bits, .* found f32": (
         lambda: set_floats(lambda: layers.WeightOnlyQuantLinear(K, N).weight)
     ),
     "holds codes of i8, .* floats of f32; quantize them first": lambda: set_floats(lambda: CODES),
-    "FP8Linear gets codes and scales, which need a calib": lambda: set_before("FP8"),
-    "GroupwiseQuantLinear gets codes and scales": lambda: set_before("W4A16_GPTQ"),
     "copy of TensorRT-LLM: --tens": lambda: changed(quant_algo="W8A8_SQ_PER_CHANNEL"),
-    "--quantize w8a8_sq --calib": lambda: models.quantize_model(Model(Ranks()), SMOOTH()),
-    "groups of 8 do not divide": lambda: layers.WeightOnlyGroupwiseQuantLinear(36, N, 8),
+    "irc compile FOLDER --quantize SCHEME": lambda: models.quantize_model(Model(Ranks()), SMOOTH()),
+    "group_size need a mode with scales per group": lambda: models.quantize_model(
+        Model(Ranks()), QuantMode.use_weight_only(), group_size=64
+    ),
+    "layers in FP8 are not supported": lambda: Attention(K, 4, quant_mode=QuantMode.FP8_QDQ),
     "two-level int4 is not": lambda: changed(quant_algo="W4A8_QSERVE_PER_GROUP"),
     "give a table of scopes": lambda: changed(quant_algo="MIXED_PRECISION"),
     "there is no QuantAlgo 'NVFP4'": lambda: changed(quant_algo="NVFP4"),
-    "no argument 'biass'; did you mean 'bias'": lambda: layers.FP8Linear(K, N, biass=True),
-    "use_meta_recipe is not": lambda: changed(quant_algo="FP8", use_meta_recipe=True),
+    "no argument 'biass'; did you mean 'bias'": lambda: layers.WeightOnlyQuantLinear(
+        K, N, biass=True
+    ),
 }
 
 
 @pytest.mark.parametrize("message", MESSAGES)
 def test_messages(message: str) -> None:
-    with new_session(), pytest.raises(Error) as caught:
+    with new_session("0.7"), pytest.raises(Error) as caught:
         module_of(lambda _, x: MESSAGES[message](), {"x": np.zeros((3, K), "float32")})
     assert re.search(message, caught.value.message)
     assert "test_quantized_layers.py" in str(caught.value)
