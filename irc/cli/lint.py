@@ -123,7 +123,9 @@ def _refusal(path: Path) -> str:
 
 def models(source: Path) -> list[Path]:
     """The ONNX models of a folder, or the one that is named; an Error for other sources."""
+    from ..artifact.folder import ArtifactFolder
     from ..driver.sources import check_source, is_script
+    from ..frontends.huggingface.config import is_of_tensorrt_llm, model_of, read_config
 
     check_source(source)
     if source.suffix == ".py" and not source.exists():
@@ -137,7 +139,12 @@ def models(source: Path) -> list[Path]:
         return [source]
     found = sorted(source.glob("*.onnx"))
     if not found:
-        raise Error(f"{source} holds no .onnx file; compile with --backend onnx or tensorrt-rtx")
+        advice = "name an ONNX model, or an artifact folder of the backend onnx or tensorrt-rtx"
+        if (source / "config.json").exists() and ArtifactFolder.find(source) is None:
+            config = read_config(source)
+            _ = is_of_tensorrt_llm(config) or model_of(config)  # an Error that says what helps
+            advice = f"irc compile {source} -o DIR --backend tensorrt-rtx, then irc lint DIR"
+        raise Error(f"{source} holds no .onnx file; {advice}")
     return found
 
 

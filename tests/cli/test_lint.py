@@ -113,6 +113,8 @@ def test_bad_input(clean: Path, tmp_path: Path) -> None:
     empty = tmp_path / "empty"
     empty.mkdir()
     assert f"{empty} holds no .onnx file" in refused("lint", empty)
+    (empty / "config.json").write_text('{"model_type": "gpt2"}')
+    assert "'gpt2'; it loads llama, mistral" in refused("lint", empty)
     assert "no target 'tensorr'; did you mean" in refused("lint", clean, "--target", "tensorr")
     assert "did you mean 'cast-to'?" in refused("lint", clean, "--ignore", "cast_to")
     assert "say which model" in refused("lint")

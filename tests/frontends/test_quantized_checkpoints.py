@@ -102,7 +102,7 @@ REFUSED = {
     "auto-round": (ROUND | {"packing_format": "auto_round:itrex"}, "irc reads awq, auto_awq, gptq"),
     "extra": (ROUND | {"extra_config": {"proj": {"bits": 8}}}, "proj has other bits, groups or"),
     "zeros": (ROUND | {"extra_config": {"proj": {"sym": False}}}, "groups or zero points"),
-    "inputs": (ROUND | {"act_bits": 8}, "act_bits=8: irc reads weights alone"),
+    "inputs": (ROUND | {"act_bits": 8}, "act_bits=8: irc reads codes of weights alone"),
     "no object": (GPTQ | {"quantization": 5}, "quantization_config: quantization is 5; expected"),
     "marlin": (GPTQ | {"checkpoint_format": "marlin"}, "irc reads gptq and gptq_v2"),
     "modelopt": (

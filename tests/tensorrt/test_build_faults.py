@@ -87,8 +87,8 @@ def test_files_that_are_no_models(tmp_path: Path) -> None:
 def test_refit_and_strip_need_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(building, "has_gpu", lambda: False)
     path = relu(tmp_path)
-    assert "needs a GPU to build an engine for refit" in refusal(asked(path, refit=True))
-    assert "needs a GPU to build an engine for strip" in refusal(asked(path, strip=True))
+    assert "needs a GPU to build an engine with --refit" in refusal(asked(path, refit=True))
+    assert "needs a GPU to build an engine with --strip" in refusal(asked(path, strip=True))
 
 
 PLUGIN = """

@@ -106,7 +106,7 @@ def _check(request: BuildRequest, library: Library) -> None:
         # Its release notes: Refitting Engines, docs.nvidia.com/deeplearning/tensorrt/11.3.0
         raise Error(
             f"{library} may drop the bias of a product when it refits an engine; "
-            "build without refit, or with another version"
+            "compile without --refit, or with another version"
         )
     if has_gpu():
         return
@@ -116,10 +116,10 @@ def _check(request: BuildRequest, library: Library) -> None:
             "compile on the machine with the GPU, or build for tensorrt-rtx here"
         )
     if options.refit or options.strip:
-        option = "refit" if options.refit else "strip"
+        option = "--refit" if options.refit else "--strip"
         raise Error(
-            f"{traits.name} needs a GPU to build an engine for {option}, and this machine has "
-            f"none; build without {option}, or with the weights outside"
+            f"{traits.name} needs a GPU to build an engine with {option}, and this machine has "
+            f"none; compile without {option}, or on a machine with a GPU"
         )
 
 

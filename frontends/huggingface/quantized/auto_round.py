@@ -23,7 +23,7 @@ class AutoRound(Method):
         if layout not in _LAYOUTS or config.word("data_type", "int") != "int":
             raise config.error("packing_format", f"irc reads {', '.join(_LAYOUTS)}, of integers")
         if config.integer("act_bits", 16) < 16:
-            raise config.error("act_bits", "irc reads weights alone; compile with --quantize")
+            raise config.error("act_bits", "irc reads codes of weights alone")
         self._layout = _LAYOUTS[layout](config)
         bits, group = config.integer("bits"), config.integer("group_size")
         symmetric = config.flag("sym", True)
