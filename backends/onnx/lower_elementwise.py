@@ -10,7 +10,7 @@ import numpy as np
 from irc import ops
 from irc.backends.onnx.emitter import TABLE, Emitter, Flat, Lowered
 from irc.backends.onnx.graph import DTYPES, Attribute
-from irc.backends.onnx.kernels import WITHOUT_F64
+from irc.backends.onnx.kernels import WITHOUT_F64, signed
 from irc.ir.core import Op
 from irc.ir.dtypes import dtype, integer_range, is_float, largest, lossless
 from irc.onnx_format.operators import ELEMENTWISE, Row
@@ -29,14 +29,14 @@ def needs_f32(op: Op) -> str | None:
 def apply(
     e: Emitter, kind: str, dtype: str, inputs: Sequence[str], *rest: str, **attributes: Attribute
 ) -> str:
-    """A node whose result has the dtype of its `inputs`, through i32 where there is no kernel.
+    """A node whose result has the dtype of its `inputs`, in a signed type where it has no kernel.
 
     `rest` are the following inputs, which are not converted, such as axes.
     """
     dtype = e.dtype(dtype)
     if dtype not in e.missing.get(kind, ()):
         return e.add(kind, *inputs, *rest, **attributes)
-    wide = [name and e.cast(name, "i32") for name in inputs]
+    wide = [name and e.cast(name, signed(dtype)) for name in inputs]
     return e.cast(e.add(kind, *wide, *rest, **attributes), dtype)
 
 
@@ -45,7 +45,14 @@ def select(e: Emitter, condition: str, x: str, y: str, dtype: str) -> str:
     dtype = e.dtype(dtype)
     if dtype not in e.missing.get("Where", ()):
         return e.add("Where", condition, x, y)
-    return e.cast(e.add("Where", condition, e.cast(x, "i32"), e.cast(y, "i32")), dtype)
+    wide = (e.cast(each, signed(dtype)) for each in (x, y))
+    return e.cast(e.add("Where", condition, *wide), dtype)
+
+
+def ordered(e: Emitter, x: str, dtype: str) -> str:
+    """Integers in a signed type, in the same order: those of u64 less 2^63."""
+    x = e.add("Add", x, e.number(1 << 63, dtype)) if dtype == "u64" else x
+    return x if dtype == "i64" else e.cast(x, signed(dtype))
 
 
 def aligned(e: Emitter, op: Op) -> tuple[list[str], Callable[[str], str | Flat]]:
@@ -79,17 +86,17 @@ for _cls, _each in ELEMENTWISE.items():
 def larger(e: Emitter, x: str, y: str, dtype: str, less: bool = False) -> str:
     """The larger of two numbers, or the smaller.
 
-    For i64 by comparison: ONNX Runtime 1.31 takes Max, Min and Clip by the low 32 bits where the
-    high ones are equal.
+    For i64 and u64 by comparison: ONNX Runtime 1.31 takes Max, Min and Clip by the low 32 bits
+    where the high ones are equal.
     """
-    if dtype != "i64":
+    if dtype not in ("i64", "u64"):
         return apply(e, "Min" if less else "Max", dtype, [x, y])
-    return e.add("Where", e.add("Less" if less else "Greater", x, y), x, y)
+    return select(e, e.add("Less" if less else "Greater", x, y), x, y, dtype)
 
 
 @TABLE.lower(ops.Maximum, ops.Minimum)
 def extreme(e: Emitter, op: ops.Maximum | ops.Minimum) -> Lowered:
-    """Max or Min; Where over a comparison for i64."""
+    """Max or Min; Where over a comparison for i64 and u64."""
     (x, y), result = aligned(e, op)
     return result(larger(e, x, y, op.x.type.dtype, less=isinstance(op, ops.Minimum)))
 
@@ -151,11 +158,11 @@ def silu(e: Emitter, op: ops.Silu) -> Lowered:
 
 @TABLE.lower(ops.Clip)
 def clip(e: Emitter, op: ops.Clip) -> Lowered:
-    """Clip; Where over comparisons for i64."""
+    """Clip; Where over comparisons for i64 and u64."""
     (x,), result = aligned(e, op)
     kind = op.x.type.dtype
     low, high = (e.number(b, kind) if b is not None else "" for b in (op.low, op.high))
-    if kind != "i64" and low and high:
+    if kind not in ("i64", "u64") and low and high:
         return result(apply(e, "Clip", kind, [x, low, high]))
     x = larger(e, x, low, kind) if low else x
     return result(larger(e, x, high, kind, less=True) if high else x)

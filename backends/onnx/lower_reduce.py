@@ -9,11 +9,12 @@ import numpy as np
 
 from irc import ops
 from irc.backends.onnx.emitter import TABLE, Emitter, Flat, Lowered
-from irc.backends.onnx.lower_elementwise import apply
+from irc.backends.onnx.kernels import signed
+from irc.backends.onnx.lower_elementwise import apply, ordered
 from irc.ir.core import Value
 from irc.ir.dims import Dim, DimLike, bind, product
 from irc.ir.dtypes import dtype as dtype_called
-from irc.ir.dtypes import is_float, largest
+from irc.ir.dtypes import integer_range, is_float, largest
 from irc.onnx_format.operators import DIRECT, PARTIAL, REDUCTIONS, Row
 
 
@@ -21,18 +22,19 @@ def _reduction(row: Row) -> Callable[[Emitter, ops.ReduceSum], Lowered]:
     """The lowering of one kind of reduction."""
 
     def lower(e: Emitter, op: ops.ReduceSum) -> Lowered:
-        if op.x.type.dtype == "i64" and row.kind in ("ReduceMax", "ReduceMin"):
+        if op.x.type.dtype in _SORTED and row.kind in ("ReduceMax", "ReduceMin"):
             return _first_of_sorted(e, op, largest=row.kind == "ReduceMax")
         if row.kind == "ReduceSum" and _is_size(op):
             return e.add("Squeeze", e.dim(op.x.type.shape[0]), e.ints(0))
         dims, x, dtype = e.ints(*op.dims), e.get(op.x), op.x.type.dtype
         if row.kind == "ReduceSum" and row.kind in e.missing and _is_large(op.x):
-            return _sum_of_halves(e, x, dims, op.keep)
-        if row.kind == "ReduceSum" and row.kind in e.missing and dtype == "i32":  # which saturates
-            wide = e.add(row.kind, e.cast(x, "i64"), dims, **row.to_onnx(op))
-            return e.cast(wide, "i32")
+            total = _sum_of_halves(e, e.cast64(op.x), dims, op.keep)
+            return total if dtype == "i64" else e.cast(total, dtype)
         if row.kind == "ReduceProd" and row.kind in e.missing and not is_float(dtype):
             return _product(e, op)
+        if row.kind in e.missing and not is_float(dtype) and dtype != "i64":  # i32 saturates
+            wide = e.add(row.kind, e.cast(x, "i64"), dims, **row.to_onnx(op))
+            return e.cast(wide, e.dtype(dtype))
         reduced = apply(e, row.kind, dtype, [x], dims, **row.to_onnx(op))
         count = product(tuple(op.x.type.shape[dim] for dim in op.dims))
         if row.kind == "ReduceMean" and _may_be_0(e, count):  # where ONNX Runtime 1.32 has 0
@@ -60,7 +62,7 @@ def _is_large(x: Value) -> bool:
     producer = x.producer
     source = producer.x.type.dtype if isinstance(producer, ops.Cast) else x.type.dtype
     wide = is_float(source) or dtype_called(source).bits > 32
-    return x.type.dtype == "i64" and wide
+    return x.type.dtype in ("i64", "u64") and wide
 
 
 def _sum_of_halves(e: Emitter, x: str, dims: str, keep: bool) -> str:
@@ -93,21 +95,28 @@ def _is_size(op: ops.ReduceSum) -> bool:
     return is_ones and type.dtype == "i64" and type.ndim == 1 and not op.keep
 
 
-def _first_of_sorted(e: Emitter, op: ops.ReduceSum, largest: bool) -> str:
-    """The extreme i64 along every dimension in turn.
+# Dtypes without ReduceMax and ReduceMin. ONNX Runtime 1.31 has them for i64, and compares by the
+# low 32 bits where the high ones are equal; TopK is right.
+_SORTED = ("i64", "i16", "i4", "u64", "u32", "u16", "u4")
 
-    ONNX Runtime 1.31 compares i64 by the low 32 bits in ReduceMax and ReduceMin where the high ones
-    are equal; TopK is right. One element is added, for dimensions that may be empty.
+
+def _first_of_sorted(e: Emitter, op: ops.ReduceSum, largest: bool) -> str:
+    """The extreme integer along every dimension in turn.
+
+    One element is added, for dimensions that may be empty.
     """
-    x, rank, one = e.get(op.x), op.x.type.ndim, e.ints(1)
-    limits = np.iinfo(np.int64)
-    worst = e.number(int(limits.min if largest else limits.max), "i64")
+    kind, rank, one = op.x.type.dtype, op.x.type.ndim, e.ints(1)
+    x = ordered(e, e.get(op.x), kind)
+    low, high = integer_range("i64" if kind == "u64" else kind)
+    worst = e.number(low if largest else high, signed(kind))
     for dim in op.dims:
         at = dim % rank
         ends = e.ints(*[0] * (rank + at), 1, *[0] * (rank - 1 - at))
         x = e.add("Pad", x, ends, worst)
         x, _ = e.graph.several(2, "TopK", x, one, axis=at, largest=int(largest))
-    return x if op.keep else e.add("Squeeze", x, e.ints(*[dim % rank for dim in op.dims]))
+    x = x if op.keep else e.add("Squeeze", x, e.ints(*[dim % rank for dim in op.dims]))
+    x = x if kind == "i64" else e.cast(x, e.dtype(kind))
+    return e.add("Add", x, e.number(1 << 63, kind)) if kind == "u64" else x
 
 
 for _cls, _row in REDUCTIONS.items():
@@ -118,7 +127,8 @@ for _cls, _row in REDUCTIONS.items():
 def argmax(e: Emitter, op: ops.Argmax) -> Lowered:
     """ArgMax; the first NaN where there is one."""
     x, attributes = e.get(op.x), PARTIAL[ops.Argmax].to_onnx(op)
-    x = e.cast(x, "i32") if e.dtype(op.x) in e.missing.get("ArgMax", ()) else x
+    kind = e.dtype(op.x)
+    x = ordered(e, x, kind) if kind in e.missing.get("ArgMax", ()) else x
     largest = e.add("ArgMax", x, **attributes)
     if is_float(op.x.type.dtype) and not e.reduces_nan:
         absolute = e.add("ReduceL1", x, e.ints(op.dim), keepdims=attributes["keepdims"])
@@ -129,13 +139,16 @@ def argmax(e: Emitter, op: ops.Argmax) -> Lowered:
 
 @TABLE.lower(ops.Topk)
 def topk(e: Emitter, op: ops.Topk) -> Lowered:
-    """TopK; of floats on ONNX Runtime of keys, in which NaN is the largest."""
+    """TopK; on ONNX Runtime of keys, which are signed, and of which NaN has the largest."""
     x, attributes, kind = e.get(op.x), PARTIAL[ops.Topk].to_onnx(op), e.dtype(op.x)
-    if e.reduces_nan or not is_float(kind):
+    if kind in e.missing.get("TopK", ()):
+        keys = ordered(e, x, kind)
+    elif e.reduces_nan or not is_float(kind):
         values, places = e.graph.several(2, "TopK", x, e.dim(op.k), **attributes)
         return values, e.cast(places, "i32")
-    finite = e.add("Min", x, e.number(largest(kind), kind))
-    keys = e.add("Where", e.add("IsNaN", x), e.number(np.inf, kind), finite)
+    else:
+        finite = e.add("Min", x, e.number(largest(kind), kind))
+        keys = e.add("Where", e.add("IsNaN", x), e.number(np.inf, kind), finite)
     _, places = e.graph.several(2, "TopK", keys, e.dim(op.k), **attributes)
     values = e.add("GatherElements", x, places, axis=attributes["axis"])
     return values, e.cast(places, "i32")

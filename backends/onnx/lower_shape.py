@@ -8,6 +8,7 @@ import numpy as np
 
 from irc import ops
 from irc.backends.onnx.emitter import TABLE, Emitter, Lowered
+from irc.backends.onnx.kernels import signed
 from irc.backends.onnx.lower_elementwise import apply, select
 from irc.ir.core import Value
 from irc.ir.dims import LARGEST, Dim, DimLike
@@ -98,7 +99,7 @@ def pad(e: Emitter, op: ops.Pad) -> Lowered:
     if not op.before:
         return e.get(op.x)
     kind = e.dtype(op.x)
-    wide = "i32" if kind in e.missing.get("Pad", ()) else kind
+    wide = signed(kind) if kind in e.missing.get("Pad", ()) else kind
     sizes, value = e.sizes((*op.before, *op.after)), e.number(op.value, wide)
     return apply(e, "Pad", kind, [e.get(op.x)], sizes, value)
 

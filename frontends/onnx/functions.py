@@ -162,7 +162,7 @@ def bit_shift(b: Builder, node: Node) -> Made:
     """x times or over a power of two; by a negative number or all bits, 0 or the sign."""
     x, count, signed = _integer(node)
     by = b.cast(node.input(1), "i64")
-    by = b.where(b.op(ops.Lt, by, 0), count, by) if signed else by
+    by = b.where(b.op(ops.Lt, by, 0), count, by) if signed or count == 64 else by
     top = count - 1 - signed  # the largest power that the dtype holds
     powers = b.constant(sizes(*(2**i for i in range(top + 1))), x.dtype, (top + 1,))
     power = b.op(ops.Gather, powers, b.op(ops.Minimum, by, top), dim=0)

@@ -21,11 +21,11 @@ def _wrong(value: Any, wanted: str, where: str) -> Error:
 
 
 def _int(value: Any, where: str) -> int:
-    if type(value) is int:
-        return value
     if not isinstance(value, (bool, Dim)) and hasattr(value, "__index__"):
-        return int(value.__index__())
-    raise _wrong(value, "an integer", where)
+        value = int(value.__index__())
+        if -LARGEST - 1 <= value <= LARGEST:
+            return value
+    raise _wrong(value, "an integer of 64 bits", where)
 
 
 def _float(value: Any, where: str) -> float:
@@ -56,7 +56,7 @@ def _dim(value: Any, where: str) -> DimLike:
 def _number(value: Any, where: str) -> Number:
     if not isinstance(value, int):  # True is an int as well
         return _float(value, where)
-    if not -LARGEST - 1 <= value <= LARGEST:
+    if not -LARGEST - 1 <= value <= 2 * LARGEST + 1:  # of i64 and u64
         raise _wrong(value, "a number; integers have 64 bits", where)
     return value
 

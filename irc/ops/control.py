@@ -57,7 +57,9 @@ class Constant(Op):
 
     @np.errstate(over="ignore")
     def evaluate(self) -> Any:
-        return np.array(self.values).astype(numpy_dtype(self.dtype)).reshape(self.shape)
+        # integers by themselves: numpy takes those of more than 63 bits for floats
+        values = np.array(self.values, object if dtype(self.dtype).is_integer else None)
+        return values.astype(numpy_dtype(self.dtype)).reshape(self.shape)
 
 
 @operation("full")

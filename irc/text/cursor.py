@@ -125,13 +125,13 @@ class Cursor:
             self.fail(f"there are two definitions of {kind} @{name}", back=1)
         return name
 
-    def integer(self) -> int:
-        """An integer of 64 bits."""
+    def integer(self, most: int = LARGEST) -> int:
+        """An integer of 64 bits, up to `most`."""
         token = self.token
         if not token.lstrip("-").isdecimal() or not token.isascii():
             self.fail(f"expected an integer, found {self.shown}")
         # the length first: parsing a number of many digits is slow
-        if len(token) > _LONGEST_NUMBER or not -LARGEST - 1 <= int(token) <= LARGEST:
+        if len(token) > _LONGEST_NUMBER or not -LARGEST - 1 <= int(token) <= most:
             self.fail(f"the number {self.shown} is too large")
         self.advance()
         return int(token)

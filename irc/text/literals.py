@@ -8,7 +8,7 @@ from typing import Any
 
 from ..errors import Error
 from ..ir.core import Function
-from ..ir.dims import DimLike, symbol
+from ..ir.dims import LARGEST, DimLike, symbol
 from ..ir.types import Axes, TensorType
 from .cursor import Cursor
 
@@ -45,7 +45,7 @@ def parse_literal(c: Cursor, functions: Mapping[str, Function]) -> Any:
         return WORDS[token]
     if c.ahead not in ("*", "+", "-") and re.fullmatch(r"-?\d+(?:\.\d*)?(?:[eE][-+]?\d+)?", token):
         if re.fullmatch(r"-?\d+", token):
-            return c.integer()
+            return c.integer(2 * LARGEST + 1)
         c.advance()
         return float(token)
     return _dim_tokens(c)

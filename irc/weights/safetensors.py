@@ -25,14 +25,7 @@ ALIGNMENT = 4096  # a page; the data of a written file begins at a multiple of i
 # tensor is an Error.
 _STORED: dict[str, tuple[str, int]] = {
     each.safetensors: (name, each.bits) for name, each in DTYPES.items() if each.safetensors
-} | {
-    "U64": ("u64", 64),
-    "U32": ("u32", 32),
-    "U16": ("u16", 16),
-    "C64": ("c64", 64),
-    "F6_E2M3": ("f6e2m3", 6),
-    "F6_E3M2": ("f6e3m2", 6),
-}
+} | {"C64": ("c64", 64), "F6_E2M3": ("f6e2m3", 6), "F6_E3M2": ("f6e3m2", 6)}
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
@@ -11,12 +10,11 @@ import numpy as np
 
 from irc.backends.cuda.plan import Template
 from irc.backends.reference import evaluate
-from irc.errors import Error
 from irc.ir.core import Module, Op, Value
 from irc.ir.dtypes import DTYPES, dtype_of
 from tests.cuda.emulate import run_templates
 from tests.ops.compare import CLOSE, assert_close
-from tests.ops.example import Example, inputs_of, module_of, operation
+from tests.ops.example import Example, dtypes_taken, inputs_of, module_of, operation
 
 Array: TypeAlias = np.ndarray[Any, Any]
 # One step of floats of few bits, relative to a number: functions that are off by one unit of f32
@@ -88,18 +86,6 @@ def drawn(found: Sequence[Case], rng: np.random.Generator, count: int) -> list[C
         for group in groups.values()
         for i in rng.choice(len(group), min(count, len(group)), replace=False)
     ]
-
-
-def dtypes_taken(example: Example) -> list[str]:
-    """The dtypes in which an example is a module; f32 alone where nothing varies."""
-    if all(arg.dtype != "T" for arg in example.args):
-        return ["f32"]
-    found: list[str] = []
-    for dtype in DTYPES:
-        with suppress(Error):
-            module_of(example, dtype)
-            found.append(dtype)
-    return found
 
 
 def odd_sizes(example: Example, rng: np.random.Generator) -> list[dict[str, int]]:

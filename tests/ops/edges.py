@@ -27,7 +27,8 @@ def numbers(name: str, rng: np.random.Generator) -> Array:
     small = rng.integers(-300, 300, count)
     if not kind.is_float:
         edges = np.iinfo(numpy)
-        return np.concatenate([found, small, [edges.min, edges.max]]).astype(numpy)
+        limits = np.array([edges.min, edges.max], numpy)
+        return np.concatenate([found, small.astype(numpy), limits])
     with np.errstate(all="ignore"):
         near = np.arange(2**16).astype(np.uint16).view(np.float16).astype(numpy)
         halves = (near[:-1] + near[1:]) / 2  # between neighbours of narrow floats

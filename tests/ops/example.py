@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
+from irc.errors import Error
 from irc.ir.core import Function, Module, Op, Value
 from irc.ir.declare import op_class
 from irc.ir.dims import Dim, Shape, bind
+from irc.ir.dtypes import DTYPES, numpy_dtype
 from irc.ir.dtypes import dtype as dtype_named
-from irc.ir.dtypes import numpy_dtype
 from irc.ir.mesh import Mesh
 from irc.ir.types import Axes, TensorType
 from irc.ops import Return
@@ -127,6 +129,18 @@ def module_of(
         function.append(Return(op.results))
     module.add_function(function)
     return module
+
+
+def dtypes_taken(example: Example) -> list[str]:
+    """The dtypes in which an example is a module; f32 alone where nothing varies."""
+    if all(arg.dtype != "T" for arg in example.args):
+        return ["f32"]
+    found: list[str] = []
+    for dtype in DTYPES:
+        with suppress(Error):
+            module_of(example, dtype)
+            found.append(dtype)
+    return found
 
 
 def operation(module: Module) -> Op:

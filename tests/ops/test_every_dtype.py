@@ -9,11 +9,9 @@ import numpy as np
 import pytest
 
 from irc.backends.reference import evaluate
-from irc.errors import Error
-from irc.ir.dtypes import DTYPES
 from irc.text import parse_module
 from tests.ops.compare import run
-from tests.ops.example import Example, inputs_of, module_of
+from tests.ops.example import Example, dtypes_taken, inputs_of, module_of
 from tests.ops.examples import EXAMPLES
 
 GLOBAL = [
@@ -27,18 +25,10 @@ GLOBAL = [
 @pytest.mark.parametrize("example", GLOBAL)
 def test_every_accepted_dtype_can_be_computed(example: Example, rng: np.random.Generator) -> None:
     bound = example.bound()
-    taken = [name for name in DTYPES if _is_taken(bound, name)]
+    taken = dtypes_taken(bound)
     assert taken
     for name in taken:
         evaluate(module_of(bound, name), inputs_of(bound, name, rng))
-
-
-def _is_taken(example: Example, dtype: str) -> bool:
-    try:
-        module_of(example, dtype)
-    except Error:
-        return False
-    return True
 
 
 @pytest.mark.parametrize(

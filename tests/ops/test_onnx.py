@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,10 @@ from irc.ir.dtypes import DTYPES
 from tests.backends.checked_models import emit_checked
 from tests.backends.ranks import agrees
 from tests.ops.compare import assert_close
-from tests.ops.example import Example, inputs_of, module_of
+from tests.ops.edges import numbers
+from tests.ops.example import Example, dtypes_taken, inputs_of, module_of
 from tests.ops.examples import EXAMPLES
+from tests.ops.examples_elementwise import distinct
 
 GLOBAL_VIEW = {
     "shard_slice",
@@ -77,6 +80,33 @@ def test_onnx_runtime_agrees(
     assert list(found) == list(wanted)
     for name, want in wanted.items():
         assert_close(found[name], want, f"{example.op} {name}", factor=2)
+
+
+@pytest.mark.parametrize("dtype", [name for name, kind in DTYPES.items() if kind.is_integer])
+def test_integers_up_to_their_limits_agree(
+    dtype: str, rng: np.random.Generator, tmp_path: Path
+) -> None:
+    found = [case.values[0] for case in cases(False)]
+    every = {str(each): each for each in found if isinstance(each, Example)}
+    taken = [each for each in every.values() if dtype in dtypes_taken(each.bound())]
+    assert len(taken) > 50
+    for example in taken:
+        test_onnx_runtime_agrees(up_to_limits(example, dtype), dtype, rng, tmp_path)
+
+
+def up_to_limits(example: Example, dtype: str) -> Example:
+    """The example on any numbers of an integer dtype, where its operands are not special ones."""
+
+    def draw(rng: np.random.Generator, shape: tuple[int, ...]) -> Any:
+        return rng.choice(numbers(dtype, rng), shape)
+
+    args = [
+        replace(arg, draw=draw)
+        if arg.dtype == "T" and arg.low is None and arg.draw in (None, distinct)
+        else arg
+        for arg in example.args
+    ]
+    return replace(example, args=tuple(args))
 
 
 # Codes of NaN are undefined; ONNX Runtime multiplies values that are masked by 0, so NaN stays.

@@ -95,7 +95,7 @@ def function(head: str, *body: str) -> Module:
     return parse_module(f"module @m {{\n  func @forward{head} {{\n    {lines}\n  }}\n}}")
 
 
-@pytest.mark.parametrize("dtype", ["f64", "i16", "u8", "f8e5m2"])
+@pytest.mark.parametrize("dtype", ["f64", "i16", "u8", "u16", "u32", "u64", "f8e5m2"])
 def test_dtypes_that_tensorrt_lacks_are_refused(dtype: str) -> None:
     body = f"%y = reshape %x {{shape=[3]}} : {dtype}[3]", "return %y"
     assert reason(function(f"(%x: {dtype}[3]) -> ({dtype}[3])", *body)) is not None

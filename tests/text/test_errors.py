@@ -71,7 +71,7 @@ CASES = {
     body("%y = call %x {callee=@g} : f32[B, 8]"): "@g is not defined before this use",
     body("return %x"): "expected } after return",
     body("return %x\n    %y = neg %x : f32[B, 8]"): "expected } after return",
-    body("%y = full {value=9223372036854775808} : f32[]"): "9223372036854775808' is too large",
+    body("%y = full {value=18446744073709551616} : f32[]"): "18446744073709551616' is too large",
     'module @m { weight @w : f32[4] = random("w", 1, 0.5, [-4]) }': "a size cannot be negative",
     'module @m { weight @w : f32[9223372036854775808] = unbound("w") }': "is too large",
     body('%y = neg %x : f32[B, 8] loc("a.py" 3)'): "expected ':', found '3'",

@@ -75,6 +75,9 @@ def register(name: str) -> str:
     return REGISTERS[name][0]
 
 
+_SUFFIXES = {"int": "", "long long": "ll", "u32": "u", "u64": "ull"}
+
+
 def literal(value: Number, name: str) -> str:
     """A number in C, rounded to the dtype."""
     with np.errstate(all="ignore"):
@@ -82,8 +85,8 @@ def literal(value: Number, name: str) -> str:
     kind = register(name)
     if kind == "bool":
         return "true" if exact else "false"
-    if kind in ("int", "long long"):
-        suffix = "ll" if kind == "long long" else ""
+    if kind in _SUFFIXES:
+        suffix = _SUFFIXES[kind]
         least = exact in (-(2**31), -(2**63))
         return f"({exact + 1}{suffix} - 1)" if least else f"({exact}{suffix})"
     if isfinite(exact):

@@ -19,7 +19,7 @@ HELPERS = helpers("slots.cuh", "products.cuh")
 TILE, FEW = 64, 4  # as in products.cuh
 NARROW = 8  # sums over fewer rows or columns than this are made by one thread each
 # What sums are made in: unsigned numbers wrap around.
-SUMS = {"float": "float", "double": "double", "int": "u32", "long long": "u64"}
+SUMS = {"int": "u32", "long long": "u64"}
 
 
 @dataclass(frozen=True)
@@ -178,7 +178,7 @@ def _launched(
     """The launch, which stores the sums; element `at` of the bias is added before."""
     result = op.result
     kind, _ = REGISTERS[result.type.dtype]
-    sums = SUMS[kind]
+    sums = SUMS.get(kind, kind)
     with body.block(f"auto out = [&](ix z, ix m, ix n, {sums} sum)"):
         total = f"({kind})sum"
         if bias is not None:

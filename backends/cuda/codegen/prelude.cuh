@@ -188,6 +188,15 @@ template <> struct Memory<bool> {
     template <typename I> INLINE static void store(bool* p, I i, value x) { p[i] = x; }
     INLINE static bool of(value x) { return x; }
 };
+template <typename T, typename Register> struct Unsigned {
+    typedef Register value;
+    template <typename I> INLINE static value load(const T* p, I i) { return (value)p[i]; }
+    template <typename I> INLINE static void store(T* p, I i, value x) { p[i] = (T)x; }
+    INLINE static T of(value x) { return (T)x; }
+};
+template <> struct Memory<u16> : Unsigned<u16, int> {};
+template <> struct Memory<u32> : Unsigned<u32, u32> {};
+template <> struct Memory<u64> : Unsigned<u64, u64> {};
 template <typename T> struct Halves {
     typedef typename T::register_type value;
     template <typename I> INLINE static value load(const T* p, I i) {
@@ -240,6 +249,7 @@ INLINE float round_f4e2m1(float x) { return f4e2m1::decoded(f4e2m1::encoded(x));
 INLINE int round_i16(int x) { return (short)x; }
 INLINE int round_i8(int x) { return (signed char)x; }
 INLINE int round_i4(int x) { return i4::decoded(i4::encoded(x)); }
+INLINE int round_u16(int x) { return (u16)x; }
 INLINE int round_u8(int x) { return (unsigned char)x; }
 INLINE int round_u4(int x) { return x & 15; }
 
@@ -251,14 +261,20 @@ INLINE float add(float x, float y) { return __fadd_rn(x, y); }
 INLINE double add(double x, double y) { return __dadd_rn(x, y); }
 INLINE int add(int x, int y) { return (int)((u32)x + (u32)y); }
 INLINE long long add(long long x, long long y) { return (long long)((u64)x + (u64)y); }
+INLINE u32 add(u32 x, u32 y) { return x + y; }
+INLINE u64 add(u64 x, u64 y) { return x + y; }
 INLINE float sub(float x, float y) { return __fadd_rn(x, -y); }
 INLINE double sub(double x, double y) { return __dadd_rn(x, -y); }
 INLINE int sub(int x, int y) { return (int)((u32)x - (u32)y); }
 INLINE long long sub(long long x, long long y) { return (long long)((u64)x - (u64)y); }
+INLINE u32 sub(u32 x, u32 y) { return x - y; }
+INLINE u64 sub(u64 x, u64 y) { return x - y; }
 INLINE float mul(float x, float y) { return __fmul_rn(x, y); }
 INLINE double mul(double x, double y) { return __dmul_rn(x, y); }
 INLINE int mul(int x, int y) { return (int)((u32)x * (u32)y); }
 INLINE long long mul(long long x, long long y) { return (long long)((u64)x * (u64)y); }
+INLINE u32 mul(u32 x, u32 y) { return x * y; }
+INLINE u64 mul(u64 x, u64 y) { return x * y; }
 
 // NaN where one is NaN.
 template <typename T> INLINE T minimum(T x, T y) { return x != x ? x : y != y ? y : y < x ? y : x; }
@@ -282,8 +298,12 @@ template <typename T> INLINE T mod_integers(T x, T y) {
 }
 INLINE int floor_div(int x, int y) { return floor_div_integers(x, y); }
 INLINE long long floor_div(long long x, long long y) { return floor_div_integers(x, y); }
+INLINE u32 floor_div(u32 x, u32 y) { return y ? x / y : 0; }
+INLINE u64 floor_div(u64 x, u64 y) { return y ? x / y : 0; }
 INLINE int mod(int x, int y) { return mod_integers(x, y); }
 INLINE long long mod(long long x, long long y) { return mod_integers(x, y); }
+INLINE u32 mod(u32 x, u32 y) { return y ? x % y : 0; }
+INLINE u64 mod(u64 x, u64 y) { return y ? x % y : 0; }
 template <typename T> INLINE T mod_floats(T x, T y) {
     T rest = fmod(x, y);
     if (y == (T)0) return rest;

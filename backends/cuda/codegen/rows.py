@@ -99,7 +99,7 @@ class Rows:
 
         To be called before `each`.
         """
-        width = 8 if kind in ("double", "long long") else 4
+        width = 8 if kind in ("double", "long long", "u64") else 4
         if self.together and isinstance(self.size, int) and 0 < self.size * width <= MOST_KEPT:
             self._memory = "kept"
             self.body.line(f"__shared__ {kind} kept[{self.size}];")
@@ -230,7 +230,7 @@ def _bound(dtype: str, greatest: bool) -> str:
     if is_float(dtype):
         return INFINITY if greatest else f"-{INFINITY}"
     number = integer_range(dtype)[greatest]
-    return f"({number + 1}LL - 1)" if number < 0 else f"{number}LL"
+    return f"({number + 1}LL - 1)" if number < 0 else f"{number}{'U' * (number >> 63)}LL"
 
 
 def _reduction(op: Reduction) -> tuple[str, str]:

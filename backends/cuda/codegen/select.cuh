@@ -19,6 +19,8 @@ INLINE u64 ordered(double x) {
     return x != x ? ~0ull : bits >> 63 ? ~bits : bits | 1ull << 63;
 }
 INLINE u64 ordered(int x) { return (u32)x ^ 1u << 31; }
+INLINE u64 ordered(u32 x) { return x; }
+INLINE u64 ordered(u64 x) { return x; }
 INLINE u64 ordered(long long x) { return (u64)x ^ 1ull << 63; }
 
 // The `count` largest of key(i) for i from `first` on, in any order: the block counts the values of

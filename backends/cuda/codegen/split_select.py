@@ -7,12 +7,13 @@ from contextlib import contextmanager
 
 from irc.ir.core import Op, Value
 from irc.ir.dims import product
+from irc.ir.dtypes import dtype
 from irc.ir.types import TensorType
 from irc.ops import Argmax, Topk
 
 from ..plan.storage import leaves
 from ..plan.template import Fused, Sizes, Template, fusion
-from .body import ELEMENTS, REGISTERS, Body, Index
+from .body import ELEMENTS, Body, Index
 from .files import helpers
 from .kernels import BLOCK, launch, number
 
@@ -95,7 +96,7 @@ def select(
 
 def _width(x: Value) -> int:
     """Bytes of an element as a key."""
-    return 8 if REGISTERS[x.type.dtype][0] in ("double", "long long") else 4
+    return 8 if dtype(x.type.dtype).bits == 64 else 4
 
 
 # Only the block of a row that comes here last goes on.

@@ -93,7 +93,10 @@ watch("lowering", CHOICES.users, lambda choice: defining_modules(choice.rule))
 
 _UNKNOWN = {
     "f64": "is in f64, which TensorRT silently computes in f32",
-    "i16": "is in i16, which TensorRT does not have",
+    "i16": "is in i16, which TensorRT does not have; use i32",
+    "u64": "is in u64, which TensorRT does not have; use i64",
+    "u32": "is in u32, which TensorRT does not have; use i64",
+    "u16": "is in u16, which TensorRT does not have; use i32",
     "u8": "is in u8, which TensorRT does not have between operations",
     "i4": "is in i4, which TensorRT has in constants only",
     "u4": "is in u4, which TensorRT does not have, for want of zero points; take symmetric codes, "
