@@ -170,17 +170,8 @@ class _Importer:
 
     def _arguments(self) -> list[tuple[str, TensorType]]:
         initial = {tensor.name for tensor in self.model.graph.initializer}
-        found: list[tuple[str, TensorType]] = []
-        taken: set[str] = set()
-        for value in self.model.graph.input:
-            if value.name in {*initial, *self.beside.bound}:
-                continue
-            name = plain_name(value.name.replace(".", "_")) or "input"
-            while name in taken:
-                name += "_"
-            taken.add(name)
-            found.append((name, self._type(value)))
-        return found
+        inputs = (v for v in self.model.graph.input if v.name not in {*initial, *self.beside.bound})
+        return [(value.name, self._type(value)) for value in inputs]
 
     def _type(self, value: ValueInfoProto) -> TensorType:
         type = value.type.tensor_type
@@ -308,11 +299,8 @@ def _aliased(function: Function) -> dict[int, str]:
 
 
 def _result(name: str, alias: str | None) -> Result:
-    """A result, whose name is a word; one that updates `state` may be called `state.out`."""
-    if alias is not None and name == f"{alias}.out":
-        return Result(alias, alias)
-    found = re.sub(r"\W", "_", name)
-    return Result(f"_{found}" if found[:1].isdigit() else found, alias)
+    """A result; one that updates `state` may be called `state.out`."""
+    return Result(alias if alias is not None and name == f"{alias}.out" else name, alias)
 
 
 def _symbols(value: Value) -> list[str]:

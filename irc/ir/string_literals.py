@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 import json
+import re
+
+WORD = re.compile(r"[A-Za-z_]\w*")
 
 
 def quote(text: str) -> str:
     """`text` as a literal; one that cannot be printed as it is has escapes for all but ASCII."""
     return json.dumps(text, ensure_ascii=not text.isprintable())
+
+
+def shown_name(name: str) -> str:
+    """The name of an argument or a result in text: a literal where it is no word."""
+    return name if WORD.fullmatch(name) else quote(name)
 
 
 def unquote(literal: str) -> str:

@@ -12,9 +12,9 @@ from .core import Function, Module, Op, Value, Weight
 from .declare import types_of
 from .dims import Dim
 from .layouts import local_type
+from .string_literals import WORD
 from .types import TensorType
 
-_NAME = re.compile(r"[A-Za-z_]\w*")
 _SYMBOL = re.compile(r"\w[\w.]*")
 _MOST_OPERANDS = 10_000
 _DEEPEST = 100  # calls inside each other: less than Python's limit of recursion
@@ -117,7 +117,7 @@ def _check_function(module: Module, function: Function) -> None:
     for i, arg in enumerate(function.args):
         if arg.owner is not function or arg.index != i:
             raise Error(f"argument {i} of @{function.name} belongs to another function")
-        _check_name(arg, function)
+        _check_boundary(arg.name, f"an argument of @{function.name}")
         _check_type(module, arg.type, None, f"%{arg.name}")
         defined.add(arg)
     for name in _duplicates(arg.name for arg in function.args):
@@ -197,10 +197,7 @@ def _check_results(function: Function) -> None:
     for name in _duplicates(names):
         raise Error(f"@{function.name} has two results called {name}")
     for name in names:
-        if not _NAME.fullmatch(name):
-            raise Error(
-                f"{name!r} is no name for a result of @{function.name}; use letters, digits, _"
-            )
+        _check_boundary(name, f"a result of @{function.name}")
     args = {arg.name: arg for arg in function.args}
     taken: set[str] = set()
     for result, value in zip(function.results, returned, strict=False):
@@ -247,8 +244,14 @@ def _duplicates(names: Iterable[str | None]) -> list[str | None]:
     return [name for name, count in Counter(names).items() if count > 1]
 
 
+def _check_boundary(name: str | None, what: str) -> None:
+    """A name that callers use: any text that prints, but for the sign of arguments in layouts."""
+    if not name or not name.isprintable() or name[0] == "%":
+        raise Error(f"{name!r} is no name for {what}; use printable characters, the first not %")
+
+
 def _check_name(value: Value, function: Function) -> None:
-    if value.name is None or not _NAME.fullmatch(value.name):
+    if value.name is None or not WORD.fullmatch(value.name):
         raise Error(
             f"{value.name!r} is no name for a value of @{function.name}; use letters, digits, _"
         )

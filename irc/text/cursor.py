@@ -9,12 +9,13 @@ from typing import NoReturn
 
 from ..errors import TextError
 from ..ir.dims import LARGEST
-from ..ir.string_literals import unquote
+from ..ir.string_literals import WORD, unquote
 
 # A type is one token: a module has few distinct types.
 TOKEN = re.compile(
     r"""\s*(
       [%@]\w[\w.]*                                        # %value, @symbol
+    | %"(?:[^"\\\n]|\\.)*+"                              # an argument whose name is no word
     | [=,:{}()]
     | [A-Za-z_]\w*+(?:\[[^][\n"]*+\](?:\{[^}{\n"]*+\})?)? # a word, or a type: bf16[B]{sum tp}
     | -?(?:\d+\.?\d*(?:[eE][-+]?\d+)?|inf\b)             # a number
@@ -24,7 +25,6 @@ TOKEN = re.compile(
     | \S )""",
     re.VERBOSE,
 )
-_WORD = re.compile(r"[A-Za-z_]\w*")
 VALUE = re.compile(r"%(?:[A-Za-z_]\w*(?:\.\d+)?|\d+)")
 _SYMBOL = re.compile(r"@\w[\w.]*")
 _STRING = re.compile(r'"(?:[^"\\\n]|\\.)*+"')
@@ -108,11 +108,19 @@ class Cursor:
 
     def word(self) -> str:
         """A name."""
-        return self._matching(_WORD, "a name")
+        return self._matching(WORD, "a name")
 
     def value(self) -> str:
         """The name of a `%value`, without the sign."""
         return self._matching(VALUE, "a value such as %x")[1:]
+
+    def argument(self) -> str:
+        """The name of an argument `%x` or `%"x:0"`, without the sign."""
+        return self.string("%") if self.token[:2] == '%"' else self.value()
+
+    def result(self) -> str:
+        """The name of a result, `y` or `"y:0"`."""
+        return self.string() if self.token[:1] == '"' else self.word()
 
     def symbol(self) -> str:
         """The name of an `@symbol`, without the sign."""
@@ -136,9 +144,9 @@ class Cursor:
         self.advance()
         return int(token)
 
-    def string(self) -> str:
-        """The text of a string literal."""
-        token = self.token
+    def string(self, sign: str = "") -> str:
+        """The text of a string literal, which a sign may precede."""
+        token = self.token.removeprefix(sign)
         if token[:1] != '"':
             self.fail(f"expected a string, found {self.shown}")
         if _STRING.fullmatch(token) is None:

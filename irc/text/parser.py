@@ -11,6 +11,7 @@ from ..ir.core import Function, Module, Op, Result, Value, Weight
 from ..ir.declare import REGISTRY, op_class
 from ..ir.gc_pause import collector_paused
 from ..ir.mesh import Mesh
+from ..ir.string_literals import shown_name
 from ..ir.types import TensorType
 from ..ir.verify import check_calls
 from ..source import Loc
@@ -129,15 +130,16 @@ class _Parser:
         name = c.new_symbol(module.functions, "function")
         args: dict[str, TensorType] = {}
         for _ in c.items("(", ")"):
-            arg = c.value()
+            is_number = c.token[1:].isdigit()
+            arg = c.argument()
             if arg in args:
                 c.fail(f"%{arg} is defined twice", back=1)
-            if arg.isdigit():
+            if is_number:
                 c.fail(f"%{arg} is a number; an argument has a name such as %x", back=1)
             c.expect(":")
             args[arg] = self._type()
         function = Function(name, args.items())
-        env: dict[str, Value] = {f"%{a.name}": a for a in function.args}
+        env: dict[str, Value] = {f"%{shown_name(str(a.name))}": a for a in function.args}
         env |= {f"@{w.name}": w for w in module.weights.values()}
         c.expect("->")
         at = c.index
@@ -157,7 +159,7 @@ class _Parser:
         types: list[TensorType] = []
         results: list[Result] = []
         for _ in c.items("(", ")"):
-            name = c.word() if c.ahead == ":" else None
+            name = c.result() if c.ahead == ":" else None
             if name is not None:
                 c.expect(":")
             types.append(self._type())
@@ -165,7 +167,7 @@ class _Parser:
             if c.accept("aliases"):
                 if c.token not in env or c.token[:1] != "%":
                     c.fail(f"{c.shown} is no argument of @{function.name}")
-                alias = c.value()
+                alias = c.argument()
             results.append(Result(name, alias))
         if any(r.name or r.alias for r in results):
             function.results = tuple(results)
@@ -174,7 +176,7 @@ class _Parser:
     def _layouts(self, function: Function) -> None:
         c = self.cursor
         for _ in c.items("(", ")"):
-            name = f"%{c.value()}" if c.token[:1] == "%" else c.word()
+            name = f"%{c.argument()}" if c.token[:1] == "%" else c.result()
             if name in function.layouts:
                 c.fail(f"{name} is defined twice", back=1)
             c.expect(":")

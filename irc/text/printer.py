@@ -7,7 +7,7 @@ from textwrap import dedent
 from typing import Any, cast
 
 from ..ir.core import Function, Module, Op, Value, Weight
-from ..ir.string_literals import quote
+from ..ir.string_literals import quote, shown_name
 
 
 def print_module(module: Module, locs: bool = False, scope: str | None = None) -> str:
@@ -68,6 +68,7 @@ def names_of(function: Function) -> dict[Value, str]:
     counts: dict[str, int] = {}
     for value in (*function.args, *(result for op in function for result in op.results)):
         base = value.name or ""
+        base = shown_name(base) if base and value.owner is function else base
         n = counts.get(base, 0)
         counts[base] = n + 1
         names[value] = f"%{base}" if base and not n else f"%{base}.{n}" if base else f"%{n}"
@@ -94,7 +95,12 @@ def _function(function: Function, out: list[str], locs: bool, scope: str | None)
 def _layouts(function: Function) -> str:
     if not function.layouts:
         return ""
-    return f" layouts({', '.join(f'{name}: {type}' for name, type in function.layouts.items())})"
+    signs = {name: "%" * (name[0] == "%") for name in function.layouts}
+    shown = (
+        f"{signs[name]}{shown_name(name.removeprefix('%'))}: {type}"
+        for name, type in function.layouts.items()
+    )
+    return f" layouts({', '.join(shown)})"
 
 
 def _results(function: Function, names: dict[Value, str]) -> str:
@@ -102,7 +108,7 @@ def _results(function: Function, names: dict[Value, str]) -> str:
     declared = function.results or (None,) * len(function.returned)
     parts: list[str] = []
     for result, value in zip(declared, function.returned, strict=False):
-        name = f"{result.name}: " if result is not None and result.name else ""
+        name = f"{shown_name(result.name)}: " if result is not None and result.name else ""
         alias = result.alias if result is not None else None
         parts.append(
             f"{name}{value.type}" + (f" aliases {args.get(alias, alias)}" if alias else "")

@@ -345,6 +345,27 @@ def test_symbols_of_the_inputs(tmp_path: Path) -> None:
     assert str(read(path, equal={"b": "a"}).main.returned[0].type) == "f32[a, 4]"
 
 
+def test_inputs_and_results_keep_their_names(tmp_path: Path) -> None:
+    nodes = [
+        helper.make_node("Relu", ["Input:0"], ["Output:0"]),
+        helper.make_node("Add", ["Input:0", "Input_0"], ["Output_0"]),
+        helper.make_node("Neg", ["past.0.key"], ["present/0 'key'"]),
+    ]
+    inputs = dict.fromkeys(["Input:0", "Input_0", "past.0.key"], ("f32", (3, 8)))
+    given = {name: draw(3, 8) for name in inputs}
+    path = saved(model(nodes, inputs, ["Output:0", "Output_0", "present/0 'key'"]), tmp_path)
+    compared(path, given)
+    for source, folder in ((path, "first"), (tmp_path / "first" / "module.irc", "again")):
+        artifact = irc.compile(source, tmp_path / folder)
+        outputs = artifact.run(given)
+        np.testing.assert_array_equal(outputs["Output:0"], np.maximum(given["Input:0"], 0))
+        np.testing.assert_array_equal(outputs["Output_0"], given["Input:0"] + given["Input_0"])
+        np.testing.assert_array_equal(outputs["present/0 'key'"], -given["past.0.key"])
+        graph = onnx.load(tmp_path / folder / "rank0.onnx").graph
+        assert [value.name for value in graph.input] == list(inputs)
+        assert [value.name for value in graph.output] == list(outputs)
+
+
 def test_shapes_that_depend_on_the_data(tmp_path: Path) -> None:
     nodes = [helper.make_node("Reshape", ["x", "n"], ["out"], name="/a/Reshape")]
     made = model(nodes, X | {"n": ("i64", (2,))}, ["out"])

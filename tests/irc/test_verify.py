@@ -88,7 +88,8 @@ CASES = [
     ("m.dims['S T'] = (1, 1, 1)", "'S T' is no name for a dim"),
     ("m.dims['B\u00b2'] = (1, 1, 1)", "'B\u00b2' is no name for a dim"),  # nor in C++
     ("m.dims['B'] = (4, 2, 8)", "the range of B is min:typical:max in rising order, not 4:2:8"),
-    ("f.results = (Result('y.0'), Result('c'))", "'y.0' is no name for a result of @forward"),
+    ("f.results = (Result('%y'), Result('c'))", "'%y' is no name for a result of @forward"),
+    ("f.args[0].name = 'a\\n'", r"'a\\n' is no name for an argument of @forward"),
     (
         "x.type = TensorType('f32', (symbol('B T'), 8))",
         r"f32\[B T, 8\], but 'B T' is no name for a dim",

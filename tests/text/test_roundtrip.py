@@ -127,6 +127,23 @@ def test_comments_and_white_space_are_ignored() -> None:
     )
 
 
+def test_arguments_and_results_have_any_names() -> None:
+    text = r"""module @m local mesh(tp=2) {
+  func @forward(%"x:0": f32[4], %"k \"0": f32[2], %"0": f32[4]) -> ("y/0": f32[4], k: f32[2] aliases %"k \"0") layouts(%"x:0": f32[8@tp], "y/0": f32[8@tp]) {
+    %x = relu %"x:0" : f32[4]
+    %0 = add %x, %"0" : f32[4]
+    return %0, %"k \"0"
+  }
+}
+"""  # noqa: E501
+    module = parse_module(text)
+    verify(module)
+    assert [arg.name for arg in module.main.args] == ["x:0", 'k "0', "0"]
+    assert module.main.result_names() == ("y/0", "k")
+    assert [*module.main.layouts] == ["%x:0", "y/0"]
+    assert print_module(module) == text
+
+
 def test_name_hints_survive_and_become_unique() -> None:
     text = """module @m {
   func @f(%x: f32[2]) -> (f32[2]) {
