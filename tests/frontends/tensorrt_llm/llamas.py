@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -39,13 +40,16 @@ class Llama:
     def states(self, ids: Array) -> list[Array]:
         """The embeddings, what each layer gives, the last one's normed, and the logits."""
         with torch.no_grad():
-            found = self.torch(torch.tensor(ids), output_hidden_states=True)
-        return [each.numpy() for each in (*found.hidden_states, found.logits)]
+            results = self.torch(torch.tensor(ids), output_hidden_states=True)
+        return [states.numpy() for states in (*results.hidden_states, results.logits)]
 
-    def ranks(self, how: Conversion, folder: Path | None = None, **more: Any) -> Path:
-        """The folder of TensorRT-LLM's checkpoint for some ranks."""
-        tensors = load_file(self.folder / "model.safetensors")
-        return write_folder(folder or self.folder / "ranks", self.config, tensors, how, **more)
+    def ranks(self, how: Conversion, **more: Any) -> Path:
+        """A new folder of TensorRT-LLM's checkpoint for some ranks."""
+        tensors, folder = (
+            load_file(self.folder / "model.safetensors"),
+            tempfile.mkdtemp(dir=self.folder),
+        )
+        return write_folder(Path(folder), self.config, tensors, how, **more)
 
 
 def made(folder: Path, keys: dict[str, Any]) -> Llama:
@@ -69,22 +73,20 @@ def keywords(config: dict[str, Any], how: Conversion, mapping: Mapping) -> dict[
     rope = config["rope_parameters"]
     scaling = {"type": rope["rope_type"], "factor": rope.get("factor", 1.0)}
     experts = config.get("num_local_experts", 0)
+    renamed = {
+        "num_layers": "num_hidden_layers", "num_heads": "num_attention_heads",
+        "num_kv_heads": "num_key_value_heads", "mlp_hidden_size": "intermediate_size",
+    }  # fmt: skip
+    same = "hidden_size", "vocab_size", "hidden_act", "max_position_embeddings", "rms_norm_eps"
     return {
-        "num_layers": config["num_hidden_layers"],
-        "num_heads": config["num_attention_heads"],
-        "num_kv_heads": config["num_key_value_heads"],
-        "hidden_size": config["hidden_size"],
-        "vocab_size": VOCAB,
-        "hidden_act": "swiglu" if experts else config["hidden_act"],
-        "max_position_embeddings": config["max_position_embeddings"],
+        **{name: config[renamed.get(name, name)] for name in (*renamed, *same)},
+        **({"hidden_act": "swiglu"} if experts else {}),
         "dtype": "float32",
-        "mlp_hidden_size": config["intermediate_size"],
         "mapping": mapping,
         "rotary_base": rope["rope_theta"],
         "rotary_scaling": None if scaling["type"] == "default" else scaling,
         "use_parallel_embedding": how.table_dim is not None,
         "embedding_sharding_dim": how.table_dim or 0,
-        "rms_norm_eps": config["rms_norm_eps"],
         "attn_bias": bool(config.get("attention_bias")),
         "mlp_bias": bool(config.get("mlp_bias")),
         "moe_config": MoeConfig(
@@ -101,13 +103,12 @@ def steps_of(
     """The module of all ranks of `model(mapping)`; `options` are those of prepare_inputs."""
 
     def build(mapping: Mapping) -> None:
-        made = model(mapping)
-        network = current_network()
-        network.plugin_config.set_gpt_attention_plugin("float32" if plugin else None)
+        network = model(mapping)
+        current_network().plugin_config.set_gpt_attention_plugin("float32" if plugin else None)
         limits = [ROWS, 16, CAPACITY - 16 if version == "0.7" else CAPACITY]
-        inputs = {"max_num_tokens": None, "max_beam_width": 1, **options}
-        found = made.prepare_inputs(*limits, **inputs)
-        made(**found) if version == "0.16" else made(*found)
+        options_of_all = {"max_num_tokens": None, "max_beam_width": 1, **options}
+        inputs = network.prepare_inputs(*limits, **options_of_all)
+        network(**inputs) if version == "0.16" else network(*inputs)
 
     with new_session(version) as session:
         module = trace(build, how.tp, how.pp, moe_ep_size=how.moe_ep)
@@ -117,21 +118,22 @@ def steps_of(
 def of_keywords(source: Llama, how: Conversion, **more: Any) -> Any:
     """The model of 0.5 to 0.7 of a rank, with the weights of the rank's file."""
 
-    def model(mapping: Mapping) -> Any:
+    folder = source.ranks(how)
+
+    def build(mapping: Mapping) -> Any:
         given = keywords(source.config, how, mapping) | more
-        found = llama.LLaMAForCausalLMOfKeywords(**given)
-        file = load_file(source.folder / "ranks" / f"rank{mapping.rank}.safetensors")
-        for name, parameter in found.named_parameters():
+        model = llama.LLaMAForCausalLMOfKeywords(**given)
+        file = load_file(folder / f"rank{mapping.rank}.safetensors")
+        for name, parameter in model.named_parameters():
             key = name.replace("experts_weight_1", "fc.weight")
             key = key.replace("experts_weight_2", "proj.weight")
             value = file[key if key in file else f"transformer.{key}"]
             if key.endswith("router.weight"):  # each rank has a shard of its inputs
                 value = np.split(value, mapping.tp_size, 1)[mapping.tp_rank]
             parameter.value = value
-        return found
+        return model
 
-    source.ranks(how)
-    return model
+    return build
 
 
 def of_ranks(source: Llama, how: Conversion, **more: Any) -> Any:
@@ -179,8 +181,7 @@ class Steps:
             "cache_indirection": np.zeros((rows, 1, CAPACITY)),
         }
         fixed["host_context_lengths"] = fixed["context_lengths"]
-        found = {name: given.get(name, fixed.get(name)) for name in self.args}
-        feeds = {name: self._filled(name, array) for name, array in found.items()}
+        feeds = {name: self._filled(name, given.get(name, fixed.get(name))) for name in self.args}
         outputs = irc.evaluate(self.module, feeds)
         caches = {n: x for n, x in outputs.items() if n.startswith("present_key")}
         self.caches |= {name.replace("present", "past"): x for name, x in caches.items()}

@@ -26,15 +26,9 @@ from irc.frontends.tensorrt_llm.models import weights
 from irc.frontends.tensorrt_llm.models.llama import LLaMAConfig, LLaMAForCausalLM, load_weights
 from irc.frontends.tensorrt_llm.quantization import QuantConfig
 
-from .llamas import LLAMA, Llama, made
+from .llamas import Llama
 
 IDS = np.array([[3, 7, 11, 5, 2]], np.int32)
-
-
-@pytest.fixture(scope="module")
-def llama(tmp_path_factory: pytest.TempPathFactory) -> Llama:
-    """A tiny LLaMA of transformers, and its folder."""
-    return made(tmp_path_factory.mktemp("llama"), LLAMA)
 
 
 def logits_of(folder: Path, out: Path, **options: Any) -> np.ndarray:

@@ -16,25 +16,16 @@ from irc.frontends.tensorrt_llm import Network, Parameter, Tensor, default_net, 
 from irc.frontends.tensorrt_llm.arithmetic import binary, unwrapped
 from irc.frontends.tensorrt_llm.context import new_session
 from irc.frontends.tensorrt_llm.engines import merged
-from irc.frontends.tensorrt_llm.functional import (
-    allgather,
-    allreduce,
-    chunk,
-    matmul,
-    recv,
-    relu,
-    send,
-)
 from irc.frontends.tensorrt_llm.mapping import Mapping
 from irc.frontends.tensorrt_llm.module import constant_tensor
 from irc.frontends.tensorrt_llm.tensor import wrap
 from irc.weights import UnboundRef, ZerosRef
 from tests.fresh import fresh
 
-from .traced import run, source, trace
+from .traced import Bound, run, source, trace
 from .worlds import shard
 
-Build = Callable[[Mapping], None]
+T = Bound("functional")
 
 
 def linear(x: Tensor, weight: Parameter) -> Tensor:
@@ -60,16 +51,16 @@ class Mlp:
         if m.is_first_pp_rank():
             x = source(size=5)
         else:
-            x = recv(source("hidden_states_input", 5), m.prev_pp_rank())
+            x = T.recv(source("hidden_states_input", 5), m.prev_pp_rank())
         for i in m.pp_layers(len(self.up)):
-            y = relu(matmul(x, Parameter(shard(self.up[i], 0, m)).value, transb=True))
-            y = matmul(y, Parameter(shard(self.down[i], 1, m)).value, transb=True)
-            y = allreduce(y, m.tp_group) if m.tp_size > 1 else y
+            y = T.relu(T.matmul(x, Parameter(shard(self.up[i], 0, m)).value, transb=True))
+            y = T.matmul(y, Parameter(shard(self.down[i], 1, m)).value, transb=True)
+            y = T.allreduce(y, m.tp_group) if m.tp_size > 1 else y
             x = x + y + Parameter(self.bias[i]).value
         if m.is_last_pp_rank():
             x.mark_output("y", "float32")
             return
-        x = send(x, m.next_pp_rank())
+        x = T.send(x, m.next_pp_rank())
         x.mark_output("hidden_states_output", "float32")
 
     def oracle(self, x: np.ndarray) -> np.ndarray:
@@ -170,7 +161,7 @@ def test_ranks_may_take_other_parts_of_a_split() -> None:
     x = fresh().normal(size=(3, 12)).astype(np.float32)
 
     def build(m: Mapping) -> None:
-        part = chunk(source(size=12), m.tp_size, dim=1)[m.tp_rank]
+        part = T.chunk(source(size=12), m.tp_size, dim=1)[m.tp_rank]
         gathered(part * part, "tp", m.tp_size).mark_output("y")
 
     wanted = np.square(np.split(x, 4, axis=1))
@@ -182,10 +173,10 @@ def test_stages_hand_on_constants_and_weights() -> None:
 
     def build(m: Mapping) -> None:
         if m.is_first_pp_rank():
-            send(constant_tensor(np.full((2, 6), 3.0 + m.tp_rank, np.float32)), m.next_pp_rank())
-            send(Parameter(numbers * m.tp_rank).value, m.next_pp_rank())
+            T.send(constant_tensor(np.full((2, 6), 3.0 + m.tp_rank, np.float32)), m.next_pp_rank())
+            T.send(Parameter(numbers * m.tp_rank).value, m.next_pp_rank())
             return
-        a, b = (recv(Tensor(n, "float32", [2, 6]), m.prev_pp_rank()) for n in ("a", "b"))
+        a, b = (T.recv(Tensor(n, "float32", [2, 6]), m.prev_pp_rank()) for n in ("a", "b"))
         gathered(a - b, "tp", m.tp_size).mark_output("y")
 
     assert np.allclose(run(build, {}, 2, 2)["y"], [3 + 0 * numbers, 4 - numbers])
@@ -319,160 +310,108 @@ def test_other_inputs_and_outputs_may_be_shared_along_a_dimension() -> None:
 # -- networks that do not belong together
 
 
-def other_operation(m: Mapping) -> None:
-    (source() + 1.0 if m.rank else source() * 1.0).mark_output("y")
+def mark(y: Tensor, name: str = "y") -> None:
+    y.mark_output(name)
 
 
-def other_attribute(m: Mapping) -> None:
-    wrap(F.softmax(unwrapped(source()), dim=m.rank)).mark_output("y")
+# tp, pp, a part of the message, and what every rank m builds
+DIFFERENCES = """
+2 1 | an operation differs by rank: mul(%x, full) at case.py:1 on rank 0, add(%x, full) at case.py
+mark(source() + 1.0 if m.rank else source() * 1.0)
+
+2 1 | softmax(%x, dim=1) at case.py:1 on rank 1
+mark(wrap(F.softmax(unwrapped(source()), dim=m.rank)))
+
+2 1 | an operand of mul differs by rank: nothing on rank 0, exp(%x) at case.py:1 on rank 1
+mark([x := source(), T.exp(x)][m.rank] * 2.0)
+
+2 1 | past=%n, head_dim=4
+x = unwrapped(Tensor("x", "float32", [2, 3, 4]))
+lengths = {"past" if m.rank else "lengths": unwrapped(Tensor("n", "int32", [2]))}
+mark(wrap(F.attention(x, x, x, head_dim=4, **lengths)))
+
+2 1 | an operation differs by rank: nothing on rank 0, exp(mul) at case.py:2 on rank 1
+x = source() * 2.0
+mark(T.exp(x) if m.rank else x)
+
+2 1 | an operand of all_reduce differs by rank: mul(%x
+x = source()
+both = [x * 2.0, x * 3.0]
+mark(T.allreduce(both[m.rank], [0, 1]) + T.allreduce(both[1 - m.rank], [0, 1]))
+
+2 1 | an operation differs by rank: all_reduce(%x, axis=tp, op=sum
+mark((T.allgather if m.rank else T.allreduce)(source(), [0, 1]))
+
+2 1 | the input z differs by rank: f32[b, 6] on rank 0, missing on rank 1
+mark(source("x" if m.rank else "z") * 1.0)
+
+2 1 | the weight constant differs by rank: f32[2] on rank 0, f32[3] on rank 1
+mark(Parameter(np.ones(2 + m.rank, np.float32)).value * 1.0)
+
+2 1 | a weight differs by rank: w0 on rank 0, w1 on rank 1
+weight = Parameter(np.ones(2, np.float32))
+default_net().set_named_parameters([(f"w{m.rank}", weight)])
+mark(weight.value * 1.0)
+
+2 1 | the weight constant differs by rank: no array on rank 0, an array on rank 1
+weight = Parameter(shape=(2,))
+if m.rank: weight.value = np.ones(2)
+mark(binary("Mul", weight, 1.0))
+
+2 1 | the range of the dimension 'b' differs by rank: (1, 2, 3) on rank 0
+mark(Tensor("x", "int32", [-1], OrderedDict(b=[[1, 2, 3 + m.rank]])) * 2)
+
+2 1 | the set of outputs differs by rank: ['z'] on rank 0, ['y'] on rank 1
+mark(source() * 1.0, "y" if m.rank else "z")
+
+1 1 | the network of rank 0 has no outputs; call mark_output()
+source()
+
+1 1 | rank 0 sends 1 tensors to rank 0, which receives 0 from it; expected 0
+mark(default_net().send(source() * 1.0, 0))
+
+1 2 | is sent as f32[b, 5] and received as f32[b, 6], at case.py
+if m.rank: mark(default_net().receive(source("h"), 0))
+else: mark(default_net().send(source("x", 5) * 1.0, 1), "hidden_states_output")
+
+2 2 | tensor 0 from pipeline stage 0 to 1 differs by rank: mul(%x, full) at case.py:2 on rank 0
+x = source()
+both = [x * 2.0, x + 1.0]
+if m.is_first_pp_rank(): T.send(both[m.tp_rank], m.next_pp_rank())
+else: mark(T.recv(x, m.prev_pp_rank()))
+
+2 2 | rank 1 sends 1 tensors to rank 3, which receives 0 from it
+x = source() * 1.0
+if m.is_first_pp_rank() and m.tp_rank: T.send(x, m.next_pp_rank())
+mark(x, f"y{m.pp_rank}")
+
+2 2 | rank 0 sends 0 tensors to rank 2, which receives 1 from it
+if m.is_first_pp_rank(): T.send(source() * 1.0, 3 - m.tp_rank)
+else: mark(T.recv(source(), m.prev_pp_rank()))
+
+1 2 | rank 1 sends 0 tensors to rank 0, which receives 1 from it; exp
+x = T.recv(source(), m.prev_pp_rank()) * 1.0
+mark(x) if m.is_last_pp_rank() else T.send(x, m.next_pp_rank())
+
+1 1 | and of another one each time; found x
+x = source()
+T.recv(x, 0), T.recv(x, 0)
+
+1 2 | expected recv() of an input of the network, which gives the
+default_net().receive(source() * 1.0, 0)
+"""
 
 
-def other_input(m: Mapping) -> None:
-    (source("x" if m.rank else "z") * 1.0).mark_output("y")
-
-
-def other_shape(m: Mapping) -> None:
-    (Parameter(np.ones(2 + m.rank, np.float32)).value * 1.0).mark_output("y")
-
-
-def other_range(m: Mapping) -> None:
-    (Tensor("x", "int32", [-1], OrderedDict(b=[[1, 2, 3 + m.rank]])) * 2).mark_output("y")
-
-
-def other_operand(m: Mapping) -> None:
-    x = source()
-    y = wrap(F.exp(unwrapped(x)))
-    ((y if m.rank else x) * 2.0).mark_output("y")
-
-
-def other_count(m: Mapping) -> None:
-    x = source() * 2.0
-    (wrap(F.exp(unwrapped(x))) if m.rank else x).mark_output("y")
-
-
-def other_order_of_collectives(m: Mapping) -> None:
-    x = source()
-    both = [x * 2.0, x * 3.0]
-    first = allreduce(both[m.rank], [0, 1])
-    (first + allreduce(both[1 - m.rank], [0, 1])).mark_output("y")
-
-
-def other_collective(m: Mapping) -> None:
-    x = source()
-    (allgather(x, [0, 1]) if m.rank else allreduce(x, [0, 1])).mark_output("y")
-
-
-def other_name(m: Mapping) -> None:
-    weight = Parameter(np.ones(2, np.float32))
-    default_net().set_named_parameters([(f"w{m.rank}", weight)])
-    (weight.value * 1.0).mark_output("y")
-
-
-def other_optional_operand(m: Mapping) -> None:
-    x = unwrapped(Tensor("x", "float32", [2, 3, 4]))
-    lengths = {"past" if m.rank else "lengths": unwrapped(Tensor("n", "int32", [2]))}
-    (wrap(F.attention(x, x, x, head_dim=4, **lengths))).mark_output("y")
-
-
-def array_on_one_rank(m: Mapping) -> None:
-    weight = Parameter(shape=(2,))
-    if m.rank:
-        weight.value = np.ones(2)
-    (binary("Mul", weight, 1.0)).mark_output("y")
-
-
-def marks(m: Mapping) -> None:
-    (source() * 1.0).mark_output("y" if m.rank else "z")
-
-
-def sends_alone(m: Mapping) -> None:
-    default_net().send(source() * 1.0, 0).mark_output("y")
-
-
-def sends_another_shape(m: Mapping) -> None:
-    if m.rank == 0:
-        default_net().send(source("x", 5) * 1.0, 1).mark_output("hidden_states_output")
-    else:
-        default_net().receive(source("h"), 0).mark_output("y")
-
-
-def sends_other_values(m: Mapping) -> None:
-    if not m.is_first_pp_rank():
-        recv(source("h"), m.prev_pp_rank()).mark_output("y")
-        return
-    x = source()
-    both = [x * 2.0, x + 1.0]
-    send(both[m.tp_rank], m.next_pp_rank())
-
-
-def sends_on_one_rank(m: Mapping) -> None:
-    x = source() * 1.0
-    if m.is_first_pp_rank() and m.tp_rank:
-        send(x, m.next_pp_rank())
-    x.mark_output(f"y{m.pp_rank}")
-
-
-def sends_across(m: Mapping) -> None:
-    x = source()
-    if m.is_first_pp_rank():
-        send(x * 1.0, 3 - m.tp_rank)
-    else:
-        recv(x, m.prev_pp_rank()).mark_output("y")
-
-
-def receives_first(m: Mapping) -> None:
-    x = recv(source(), m.prev_pp_rank())
-    x = x * 1.0
-    x.mark_output("y") if m.is_last_pp_rank() else send(x, m.next_pp_rank())
-
-
-def receives_twice(m: Mapping) -> None:
-    x = source()
-    for _ in range(2):
-        recv(x, 0)
-
-
-def receives_a_result(m: Mapping) -> None:
-    default_net().receive(source() * 1.0, 0)
-
-
-def nothing(m: Mapping) -> None:
-    source()
-
-
-REFUSED: list[tuple[Build, tuple[int, int], str]] = [  # build, (tp, pp), message
-    (other_operation, (2, 1), "an operation differs by rank: mul(%x, full) at "),
-    (other_attribute, (2, 1), "softmax(%x, dim=1) at "),
-    (other_operand, (2, 1), "an operand of mul differs by rank: nothing on rank 0, exp(%x) at "),
-    (other_optional_operand, (2, 1), "past=%n, head_dim=4"),
-    (other_count, (2, 1), "an operation differs by rank: nothing on rank 0, exp(mul) at "),
-    (other_order_of_collectives, (2, 1), "an operand of all_reduce differs by rank: mul(%x"),
-    (other_collective, (2, 1), "an operation differs by rank: all_reduce(%x, axis=tp, op=sum"),
-    (other_input, (2, 1), "the input z differs by rank: f32[b, 6] on rank 0, missing on rank 1"),
-    (other_shape, (2, 1), "the weight constant differs by rank: f32[2] on rank 0, f32[3] on rank"),
-    (other_name, (2, 1), "a weight differs by rank: w0 on rank 0, w1 on rank 1"),
-    (array_on_one_rank, (2, 1), "the weight constant differs by rank: no array on rank 0, an arr"),
-    (other_range, (2, 1), "the range of the dimension 'b' differs by rank: (1, 2, 3) on rank 0"),
-    (marks, (2, 1), "the set of outputs differs by rank: ['z'] on rank 0, ['y'] on rank 1"),
-    (nothing, (1, 1), "the network of rank 0 has no outputs; call mark_output()"),
-    (sends_alone, (1, 1), "rank 0 sends 1 tensors to rank 0, which receives 0 from it; expected 0"),
-    (sends_another_shape, (1, 2), "is sent as f32[b, 5] and received as f32[b, 6], at "),
-    (sends_other_values, (2, 2), "tensor 0 from pipeline stage 0 to 1 differs by rank: mul(%x, "),
-    (sends_on_one_rank, (2, 2), "rank 1 sends 1 tensors to rank 3, which receives 0 from it"),
-    (sends_across, (2, 2), "rank 0 sends 0 tensors to rank 2, which receives 1 from it"),
-    (receives_first, (1, 2), "rank 1 sends 0 tensors to rank 0, which receives 1 from it; exp"),
-    (receives_twice, (1, 1), "and of another one each time; found x"),
-    (receives_a_result, (1, 2), "expected recv() of an input of the network, which gives the"),
-]
-
-
-@pytest.mark.parametrize(("build", "sizes", "message"), REFUSED)
-def test_other_differences_are_refused(build: Build, sizes: tuple[int, int], message: str) -> None:
+@pytest.mark.parametrize("case", DIFFERENCES.strip().split("\n\n"))
+def test_other_differences_are_refused(case: str) -> None:
+    head, _, text = case.partition("\n")
+    sizes, message = head.split(" | ")
+    code = compile(text, "case.py", "exec")
     with new_session(), pytest.raises(irc.Error) as error:
-        trace(build, *sizes)
-    assert message in str(error.value)
+        trace(lambda m: exec(code, globals() | {"m": m}), *map(int, sizes.split()))
+    assert message in error.value.message
     if message.startswith("an operation"):
-        assert str(error.value).count("test_merge.py:") == (2 if "nothing" in message else 3)
+        assert str(error.value).count("case.py:") == (2 if "nothing" in message else 3)
 
 
 def test_every_rank_of_one_world_needs_a_network() -> None:

@@ -24,7 +24,6 @@ from irc.frontends.tensorrt_llm.context import current_network, current_session,
 from irc.frontends.tensorrt_llm.dtypes import data_type
 from irc.frontends.tensorrt_llm.functional import recv, send
 from irc.frontends.tensorrt_llm.mapping import Mapping
-from irc.frontends.tensorrt_llm.models import llama
 from irc.frontends.tensorrt_llm.models.config import LLaMAConfig, PretrainedConfig
 from irc.frontends.tensorrt_llm.models.decoder import (
     DecoderLayerList,
@@ -32,6 +31,15 @@ from irc.frontends.tensorrt_llm.models.decoder import (
     last_token,
 )
 from irc.frontends.tensorrt_llm.models.generation_mixin import GenerationMixin
+from irc.frontends.tensorrt_llm.models.llama import (
+    LLaMADecoderLayer,
+    LLaMADecoderLayerOfKeywords,
+    LLaMAForCausalLM,
+    LLaMAForCausalLMOfKeywords,
+    LLaMAModel,
+    LLaMAModelOfKeywords,
+    head,
+)
 from irc.frontends.tensorrt_llm.module import Module
 from irc.frontends.tensorrt_llm.network import Network, net_guard
 from irc.frontends.tensorrt_llm.tensor import Tensor
@@ -46,6 +54,7 @@ from .llamas import (
     MIXTRAL,
     ROWS,
     VOCAB,
+    Llama,
     Steps,
     keywords,
     made,
@@ -57,6 +66,7 @@ from .llamas import (
 from .worlds import every_rank
 
 pytestmark = pytest.mark.oracle
+ONE = Conversion()
 SOURCES = {"A": of_keywords, "ranks": of_ranks, "Hugging Face": of_hugging_face}
 
 NAMES = (
@@ -121,7 +131,7 @@ def test_folders_that_scripts_do_not_read(name: str, tmp_path: Path) -> None:
     if change is not None:
         change(model)
     with pytest.raises(irc.Error, match=message):
-        steps_of(of_hugging_face(model, Conversion()), Conversion())
+        steps_of(of_hugging_face(model, ONE), ONE)
 
 
 @pytest.mark.parametrize(
@@ -131,36 +141,34 @@ def test_folders_that_scripts_do_not_read(name: str, tmp_path: Path) -> None:
 def test_quantized_folders_that_scripts_do_not_read(
     name: str, message: str, tmp_path: Path
 ) -> None:
-    folder = folders(tmp_path, name, Conversion()).quantized
+    folder = folders(tmp_path, name, ONE).quantized
     with pytest.raises(irc.Error, match=message):
-        steps_of(lambda _: llama.LLaMAForCausalLM.from_checkpoint(folder), Conversion())
+        steps_of(lambda _: LLaMAForCausalLM.from_checkpoint(folder), ONE)
 
 
-def test_quantized_layers_that_cannot_be_read(tmp_path: Path) -> None:
-    model = made(tmp_path / "model", LLAMA)
+
+def test_quantized_layers_that_cannot_be_read(llama: Llama) -> None:
     scales = {"quantization": {"quant_algo": "W4A16"}}
 
     def pack(key: str, array: np.ndarray[Any, Any]) -> Any:
         more = {key.replace("weight", "per_channel_scale"): np.ones(len(array), np.float32)}
         return {key: array, **(more if ".qkv." in key else {})}
 
-    source = of_ranks(model, Conversion(), pack=pack, **scales)
+    source = of_ranks(llama, ONE, pack=pack, **scales)
     with pytest.raises(irc.Error, match=r"qkv.weight has codes in the order that a kernel reads"):
-        steps_of(source, Conversion())
+        steps_of(source, ONE)
 
 
-def test_tensors_of_a_rank_that_do_not_fit(tmp_path: Path) -> None:
-    model = made(tmp_path / "model", LLAMA)
-
+def test_tensors_of_a_rank_that_do_not_fit(llama: Llama) -> None:
     def more(key: str, array: np.ndarray[Any, Any]) -> Any:
         bias = {key.replace("weight", "bias"): np.ones(len(array), np.float32)}
         return {key: array, **(bias if ".1.mlp.fc." in key else {})}
 
     with pytest.warns(UserWarning, match=r"does not use transformer.layers.1.mlp.fc.bias of .*ran"):
-        steps_of(of_ranks(model, Conversion(), pack=more), Conversion())
-    source = of_ranks(model, Conversion(), pack=lambda key, x: {key: x.astype(np.int32)})
+        steps_of(of_ranks(llama, ONE, pack=more), ONE)
+    source = of_ranks(llama, ONE, pack=lambda key, x: {key: x.astype(np.int32)})
     with pytest.raises(irc.Error, match=r"is i32\[\d+, 24\]; expected f32 or f16 or bf16"):
-        steps_of(source, Conversion())
+        steps_of(source, ONE)
 
 
 LAST: dict[str, Any] = {
@@ -172,14 +180,14 @@ LAST: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("form", LAST)
-def test_tokens_whose_logits_are_wanted(form: str, tmp_path: Path) -> None:
-    model, ids = made(tmp_path, LLAMA), drawn(5)
+def test_tokens_whose_logits_are_wanted(form: str, llama: Llama) -> None:
+    ids = drawn(5)
     given, chosen = LAST[form]
-    build = of_hugging_face(model, Conversion(tp=2))
+    build = of_hugging_face(llama, Conversion(tp=2))
 
     def changed(mapping: Mapping) -> Any:
-        found = build(mapping)
-        inner = found.forward
+        model = build(mapping)
+        inner = model.forward
         ranges = OrderedDict([("batch_size_beam_width", [[1, 2, ROWS]]), ("wanted", [3])])
 
         def forward(**inputs: Any) -> Any:
@@ -188,13 +196,13 @@ def test_tokens_whose_logits_are_wanted(form: str, tmp_path: Path) -> None:
                 inputs["last_token_ids"] = Tensor("wanted_ids", "int32", **shape)
             return inner(**inputs)
 
-        found.forward = forward
-        return found
+        model.forward = forward
+        return model
 
     run = steps_of(changed, Conversion(tp=2), gather_context_logits=given is None)
     named = {} if given is None else {"last_token_ids": np.array(given)}
-    found = run(ids, **named, wanted_ids=np.array(given))
-    close(found["logits"][..., :VOCAB], chosen(model.states(ids)[-1]))
+    logits = run(ids, **named, wanted_ids=np.array(given))["logits"]
+    close(logits[..., :VOCAB], chosen(llama.states(ids)[-1]))
 
 
 def test_last_tokens_of_packed_states() -> None:
@@ -206,42 +214,38 @@ def test_last_tokens_of_packed_states() -> None:
 
 @pytest.mark.parametrize("version", ["0.7", "0.16"])
 @pytest.mark.parametrize("tp", [1, 2])
-def test_layers_and_models_alone(tp: int, version: Any, tmp_path: Path) -> None:
-    model, ids = made(tmp_path, LLAMA), drawn(6).astype(np.int32)
-    how = Conversion(tp=tp)
-    weights = [load_file(model.ranks(how) / f"rank{rank}.safetensors") for rank in range(tp)]
-    states = [each.astype(np.float32) for each in model.states(ids)]
+def test_layers_and_models_alone(tp: int, version: Any, llama: Llama) -> None:
+    ids, how = drawn(6).astype(np.int32), Conversion(tp=tp)
+    folder, states = llama.ranks(how), llama.states(ids)
 
     def build(mapping: Mapping, x: Any, ids: Any) -> Any:
         current_network().plugin_config.set_gpt_attention_plugin(None)
-        given = keywords(model.config, how, mapping)
+        given = keywords(llama.config, how, mapping)
         if version == "0.7":
-            whole = llama.LLaMAModelOfKeywords(**given)
-            make: Any = llama.LLaMADecoderLayerOfKeywords
+            whole = LLaMAModelOfKeywords(**given)
+            make: Any = LLaMADecoderLayerOfKeywords
             group = {"tp_group": mapping.tp_group, "tp_size": tp, "tp_rank": mapping.tp_rank}
             more = {"rotary_base": 20000.0, "mlp_hidden_size": 40, "rms_norm_eps": 3e-6}
             layer = make(1, 24, 4, 2, 64, "float32", **more, **group)
         else:
-            config = llama.LLaMAConfig.from_hugging_face(model.folder, "float32", mapping)
-            whole, layer = llama.LLaMAModel(config), llama.LLaMADecoderLayer(config, 1)
-        file = weights[mapping.rank]
+            config = LLaMAConfig.from_hugging_face(llama.folder, "float32", mapping)
+            whole, layer = LLaMAModel(config), LLaMADecoderLayer(config, 1)
+        file = load_file(folder / f"rank{mapping.rank}.safetensors")
         for part, scope in ((whole, ""), (layer, "layers.1.")):
             for name, parameter in part.named_parameters():
                 parameter.value = file[f"transformer.{scope}{name}"]
         return layer(x), whole(ids)
 
-    inputs = {"x": states[1], "ids": ids}
-    for found in every_rank(build, inputs, tp, version):
-        for each, wanted in zip(found, (states[2], states[3]), strict=True):
-            close(each, wanted)
+    for layer, whole in every_rank(build, {"x": states[1], "ids": ids}, tp, version):
+        close(layer, states[2])
+        close(whole, states[3])
 
 
 @pytest.mark.parametrize("plugin", [True, False])
 @pytest.mark.parametrize("version", ["0.7", "0.16"])
-def test_inputs_and_outputs_of_every_stage(version: Any, plugin: bool, tmp_path: Path) -> None:
-    how, model = Conversion(tp=2, pp=2), made(tmp_path, LLAMA)
-    networks: list[Network] = []
-    source = of_keywords(model, how) if version == "0.7" else of_hugging_face(model, how)
+def test_inputs_and_outputs_of_every_stage(version: Any, plugin: bool, llama: Llama) -> None:
+    how, networks = Conversion(tp=2, pp=2), list[Network]()
+    source = of_keywords(llama, how) if version == "0.7" else of_hugging_face(llama, how)
 
     def noted(mapping: Mapping) -> Any:
         networks.append(current_network())
@@ -261,46 +265,44 @@ def test_inputs_and_outputs_of_every_stage(version: Any, plugin: bool, tmp_path:
     assert ranges.items() <= dict(run.module.dims).items()
 
 
-def test_debug_outputs(tmp_path: Path) -> None:
-    model, ids = made(tmp_path / "model", LLAMA), drawn(4).astype(np.int32)
+def test_debug_outputs(llama: Llama, tmp_path: Path) -> None:
+    ids = drawn(4).astype(np.int32)
     config = BuildConfig(max_batch_size=2, max_input_len=8, max_seq_len=8, enable_debug_output=True)
     config.plugin_config.set_gpt_attention_plugin(None)
     with new_session("0.16", options={"backend": "reference"}, output=tmp_path / "out"):
         ranks = [Mapping(2, rank, tp_size=2) for rank in range(2)]
-        source = of_hugging_face(model, Conversion(tp=2))
+        source = of_hugging_face(llama, Conversion(tp=2))
         engine = [build(source(mapping), config) for mapping in ranks][-1]
         assert engine is not None
         module = engine.artifact.module
-        found = Steps(module, current_session())(ids)
-    states = model.states(ids)
-    close(found["transformer_embd"], states[0])
-    layer = {
-        name: found[f"transformer_layers_0_{name}"] for name in ("norm0", "attn", "norm1", "mlp")
-    }
-    close(states[0] + layer["attn"] + layer["mlp"], states[1])
-    assert layer["norm0"].shape == layer["norm1"].shape == states[0].shape
+        outputs = Steps(module, current_session())(ids)
+    states, layer = llama.states(ids), "transformer_layers_0_"
+    close(outputs["transformer_embd"], states[0])
+    close(states[0] + outputs[f"{layer}attn"] + outputs[f"{layer}mlp"], states[1])
+    weight = llama.torch.model.layers[0].input_layernorm.weight.detach().numpy()
+    norm = states[0] / np.sqrt((states[0] ** 2).mean(-1, keepdims=True) + 3e-6) * weight
+    close(outputs[f"{layer}norm0"], norm)
+    assert outputs[f"{layer}norm1"].shape == states[0].shape
 
 
 def test_an_old_layer_needs_no_mapping() -> None:
     with new_session("0.7"):
-        make: Any = llama.LLaMADecoderLayerOfKeywords
+        make: Any = LLaMADecoderLayerOfKeywords
         layer = make(0, 24, 4, tp_group=[0, 1], tp_size=2, tp_rank=1)
         assert layer.attention.qkv.weight.shape == (36, 24)
         assert layer.config.mapping.rank == 1
 
 
-def test_load_names_what_is_missing(tmp_path: Path) -> None:
-    model = made(tmp_path, LLAMA)
-    config = llama.LLaMAConfig.from_hugging_face(model.folder)
-    found = llama.LLaMAForCausalLM.from_config(config)
-    weights = {name: np.zeros(p.shape, np.float32) for name, p in found.named_parameters()}
+def test_load_names_what_is_missing(llama: Llama) -> None:
+    model = LLaMAForCausalLM.from_config(LLaMAConfig.from_hugging_face(llama.folder))
+    weights = {name: np.zeros(p.shape, np.float32) for name, p in model.named_parameters()}
     weights["transformer.ln_f.weights"] = weights.pop("transformer.ln_f.weight")
     message = r"none for\n  transformer.ln_f.weight; did you mean 'transformer.ln_f.weights'"
     with pytest.raises(irc.Error, match=message):
-        found.load(weights)
+        model.load(weights)
     weights["transformer.ln_f.weight"] = weights.pop("transformer.ln_f.weights")
-    found.load(weights)
-    assert all(parameter.bound is not None for parameter in found.parameters())
+    model.load(weights)
+    assert all(parameter.bound is not None for parameter in model.parameters())
 
 
 SIZES: dict[str, Any] = {
@@ -332,7 +334,7 @@ def test_keys_that_llama_does_not_compute(name: str) -> None:
     own = PretrainedConfig(**{**SIZES, "architecture": "Own"}, **keys)
     assert vars(own).items() >= keys.items()  # for models of scripts
     with pytest.raises(irc.Error, match=message):
-        llama.LLaMAForCausalLM(own)
+        LLaMAForCausalLM(own)
 
 
 def test_keys_of_older_configs() -> None:
@@ -397,15 +399,15 @@ ATTRIBUTES = {
 @pytest.mark.parametrize(("version", "name"), ATTRIBUTES)
 def test_attributes_that_loaders_read(version: Any, name: str) -> None:
     with new_session(version), aliases():
-        made = getattr(import_module("tensorrt_llm.models.llama.model"), name)
-        assert made is getattr(import_module("tensorrt_llm.models"), name)
+        cls = getattr(import_module("tensorrt_llm.models.llama.model"), name)
+        assert cls is getattr(import_module("tensorrt_llm.models"), name)
         if version == "0.16":
             config = LLaMAConfig(**SIZES)
-            model = made(config, 1) if "Layer" in name else made(config)
+            model = cls(config, 1) if "Layer" in name else cls(config)
         elif "Layer" in name:
-            model = made(0, 16, 2)
+            model = cls(0, 16, 2)
         else:
-            model = made(2, 2, -1, 16, 32, "silu", 64, "float16")
+            model = cls(2, 2, -1, 16, 32, "silu", 64, "float16")
             assert model.config.num_key_value_heads == 2
         for attribute in ATTRIBUTES[version, name].split():
             getattr(model, attribute)
@@ -413,7 +415,7 @@ def test_attributes_that_loaders_read(version: Any, name: str) -> None:
             assert model.get_transformer_layers(model.mapping, 2) == [0, 1]
             assert (str(model.dtype), model.num_kv_heads) == (str(data_type("f16")), 2)
             with pytest.raises(irc.Error, match="'rms_norm_epsilon'; did you mean 'rms_norm_eps'"):
-                made(2, 2, 2, 16, 32, "silu", 64, "float16", rms_norm_epsilon=1e-3)
+                cls(2, 2, 2, 16, 32, "silu", 64, "float16", rms_norm_epsilon=1e-3)
 
 
 class OwnTransformer(Module):
@@ -423,7 +425,7 @@ class OwnTransformer(Module):
         self.mapping = config.mapping
         if self.mapping.is_first_pp_rank():
             self.vocab_embedding = layers.Embedding(config.vocab_size, config.hidden_size)
-        self.layers = DecoderLayerList(llama.LLaMADecoderLayer, config)
+        self.layers = DecoderLayerList(LLaMADecoderLayer, config)
         if self.mapping.is_last_pp_rank():
             self.ln_f = layers.RmsNorm(config.hidden_size, eps=config.norm_epsilon)
 
@@ -446,13 +448,13 @@ class OwnModel(DecoderModelForCausalLM):
     config_class = LLaMAConfig
 
     def __init__(self, config: Any) -> None:
-        super().__init__(config, OwnTransformer(config), llama.head(config))
+        super().__init__(config, OwnTransformer(config), head(config))
 
 
 @pytest.mark.parametrize("plugin", [True, False])
-def test_a_transformer_that_sends(plugin: bool, tmp_path: Path) -> None:
-    model, ids, how = made(tmp_path, LLAMA), drawn(6), Conversion(pp=2)
-    folder = model.ranks(how)
+def test_a_transformer_that_sends(plugin: bool, llama: Llama) -> None:
+    ids, how = drawn(6), Conversion(pp=2)
+    folder = llama.ranks(how)
 
     def build(mapping: Mapping) -> Any:
         config = LLaMAConfig.from_checkpoint(folder)
@@ -461,7 +463,7 @@ def test_a_transformer_that_sends(plugin: bool, tmp_path: Path) -> None:
     run = steps_of(build, how, plugin)
     for begin, end in ((0, 5), (5, 6)):
         logits = run(ids[:, begin:end])["logits"]
-        close(logits[:, :VOCAB], model.states(ids)[-1][:, end - 1])
+        close(logits[:, :VOCAB], llama.states(ids)[-1][:, end - 1])
 
 
 def packed(rows: list[Any], past: list[int], prompts: list[int], flat: bool) -> dict[str, Any]:
@@ -481,20 +483,19 @@ def packed(rows: list[Any], past: list[int], prompts: list[int], flat: bool) -> 
     }
 
 
-@pytest.mark.parametrize("how", [Conversion(), Conversion(tp=2, pp=2)])
+@pytest.mark.parametrize("how", [ONE, Conversion(tp=2, pp=2)])
 @pytest.mark.parametrize("version", ["0.7", "0.16"])
-def test_packed_tokens(how: Conversion, version: Any, tmp_path: Path) -> None:
+def test_packed_tokens(how: Conversion, version: Any, llama: Llama) -> None:
     """Prompts of 5 and 2 tokens, a step of both, and a prompt beside a step in one call."""
-    model, ids = made(tmp_path, LLAMA), drawn(7)
-    source = (of_keywords if version == "0.7" else of_ranks)(model, how)
+    ids, source = drawn(7), (of_keywords if version == "0.7" else of_ranks)(llama, how)
 
     def build(mapping: Mapping) -> Any:
         current_network().plugin_config.enable_remove_input_padding()
         return source(mapping)
 
     run = steps_of(build, how, True, version)
-    first, other = model.states(ids)[-1]
-    fresh_row, _ = model.states(ids[:, 3:])[-1]
+    first, other = llama.states(ids)[-1]
+    fresh_row, _ = llama.states(ids[:, 3:])[-1]
     calls = (
         ([ids[0, :5], ids[1, :2]], [0, 0], [5, 2], (first[4], other[1])),
         ([ids[0, 5:6], ids[1, 2:3]], [5, 2], [5, 2], (first[5], other[2])),
@@ -538,13 +539,12 @@ def test_inputs_of_older_scripts(plugin: bool) -> None:
 
 
 @pytest.mark.parametrize("plugin", [True, False])
-def test_a_model_without_caches(plugin: bool, tmp_path: Path) -> None:
-    model, ids = made(tmp_path, LLAMA), drawn(5)
-    run = steps_of(of_hugging_face(model, Conversion()), Conversion(), plugin, use_cache=False)
+def test_a_model_without_caches(plugin: bool, llama: Llama) -> None:
+    run, ids = steps_of(of_hugging_face(llama, ONE), ONE, plugin, use_cache=False), drawn(5)
     assert not any(name.startswith("past_key") for name in run.args)
     outputs = run(ids)
     assert list(outputs) == ["logits"]
-    close(outputs["logits"][:, :VOCAB], model.states(ids)[-1][:, -1])
+    close(outputs["logits"][:, :VOCAB], llama.states(ids)[-1][:, -1])
 
 
 def test_adapters_are_refused_where_they_are_on() -> None:
@@ -552,30 +552,31 @@ def test_adapters_are_refused_where_they_are_on() -> None:
     with pytest.raises(irc.Error, match="LoRA weights at run time are not supported"):
         layers.LoraParams(["ranks"], ["pointers"])
     with new_session("0.7"), pytest.raises(irc.Error, match="lora_params is not supported: merge"):
-        model: Any = llama.LLaMAForCausalLMOfKeywords(2, 2, 2, 16, 32, "silu", 64, "float16")
+        model: Any = LLaMAForCausalLMOfKeywords(2, 2, 2, 16, 32, "silu", 64, "float16")
         with net_guard(Network()):
             ids = Tensor("input_ids", "int32", [1, 4])
             model(ids, lora_params=SimpleNamespace(lora_ranks=["ranks"]))
 
 
 @pytest.mark.parametrize("version", ["0.7", "0.16"])
-@pytest.mark.parametrize("how", [Conversion(), Conversion(tp=2, table_dim=0)])
-def test_prompt_tuning(how: Conversion, version: Any, tmp_path: Path) -> None:
-    model, ids = made(tmp_path, LLAMA), drawn(6)
-    more = {"logits_dtype": "float16"}
-    source = of_keywords(model, how, use_prompt_tuning=True, **more) if version == "0.7" else None
-    source = source or of_ranks(model, how, **more)
+@pytest.mark.parametrize("how", [ONE, Conversion(tp=2, table_dim=0)])
+def test_prompt_tuning(how: Conversion, version: Any, llama: Llama) -> None:
+    ids, more = drawn(6), {"logits_dtype": "float16"}
+    if version == "0.7":
+        source = of_keywords(llama, how, use_prompt_tuning=True, **more)
+    else:
+        source = of_ranks(llama, how, **more)
     run = steps_of(source, how, False, version, prompt_embedding_table_size=8)
     ids[:, :3] = VOCAB + np.array([[0, 1, 2], [2, 3, 1]])
     table, tasks = fresh(5).standard_normal((8, 24), np.float32), np.array([[1], [0]])
     prompt = {"prompt_embedding_table": table, "tasks": tasks, "prompt_vocab_size": np.array([4])}
-    found = run(ids, **prompt)["logits"]
-    embedded = model.torch.get_input_embeddings()(torch.tensor(np.minimum(ids, VOCAB - 1)))
+    logits = run(ids, **prompt)["logits"]
+    embedded = llama.torch.get_input_embeddings()(torch.tensor(np.minimum(ids, VOCAB - 1)))
     embedded = embedded.detach()
     for row in range(ROWS):
         rows = ids[row, :3] - VOCAB + 4 * int(tasks[row, 0])
         embedded[row, :3] = torch.from_numpy(table[rows])
     with torch.no_grad():
-        wanted = model.torch(inputs_embeds=embedded).logits[:, -1].numpy()
-    assert found.dtype == np.float16
-    np.testing.assert_allclose(found[:, :VOCAB], wanted, rtol=1e-2, atol=1e-2)
+        wanted = llama.torch(inputs_embeds=embedded).logits[:, -1].numpy()
+    assert logits.dtype == np.float16
+    np.testing.assert_allclose(logits[:, :VOCAB], wanted, rtol=1e-2, atol=1e-2)

@@ -17,77 +17,46 @@ from tests.frontends.tensorrt_llm.traced import run
 torch: Any = pytest.importorskip("torch")
 pytestmark = pytest.mark.oracle
 
-Shape = tuple[int, ...]
-IMAGE = (2, 4, 7, 9)
-any_pool: Any = layers.AvgPool2d
 layer_norm: Any = layers.LayerNorm
-Case = tuple[Callable[[], Any], Callable[[], Any], Shape]
 
 
-class _Int(torch.nn.Module):
+class Int(torch.nn.Module):
+    """What Cast("int32") is."""
+
     def forward(self, x: Any) -> Any:
         return x.int()
 
 
-CASES: dict[str, Case] = {
-    "layer_norm": (lambda: layers.LayerNorm(6, 1e-3), lambda: torch.nn.LayerNorm(6, 1e-3), (2, 6)),
-    "layer_norm_two": (
-        lambda: layers.LayerNorm((3, 4), bias=False),
-        lambda: torch.nn.LayerNorm((3, 4), bias=False),
-        (2, 3, 4),
-    ),
-    "layer_norm_plain": (
-        lambda: layers.LayerNorm(6, elementwise_affine=False),
-        lambda: torch.nn.LayerNorm(6, elementwise_affine=False),
-        (2, 6),
-    ),
-    "rms_norm": (
-        lambda: layers.RmsNorm(normalized_shape=6, eps=1e-2),
-        lambda: torch.nn.RMSNorm(6, 1e-2),
-        (2, 3, 6),
-    ),
-    "rms_norm_plain": (
-        lambda: layers.RmsNorm(6, elementwise_affine=False),
-        lambda: torch.nn.RMSNorm(6, 1e-6, elementwise_affine=False),
-        (2, 6),
-    ),
-    "group_norm": (lambda: layers.GroupNorm(2, 4), lambda: torch.nn.GroupNorm(2, 4), IMAGE),
-    "conv1d": (
-        lambda: layers.Conv1d(4, 6, 3, 2, 1, groups=2),
-        lambda: torch.nn.Conv1d(4, 6, 3, 2, 1, groups=2),
-        (2, 4, 9),
-    ),
-    "conv2d": (
-        lambda: layers.Conv2d(4, 6, (3, 2), (2, 1), (1, 0), (1, 2), bias=False),
-        lambda: torch.nn.Conv2d(4, 6, (3, 2), (2, 1), (1, 0), (1, 2), bias=False),
-        IMAGE,
-    ),
-    "avg_pool2d": (
-        lambda: any_pool(3, 2, 0, False, False),
-        lambda: torch.nn.AvgPool2d(3, 2),  # TensorRT-LLM ignores the rest
-        IMAGE,
-    ),
-    "mish": (layers.Mish, torch.nn.Mish, IMAGE),
-    "cast": (lambda: layers.Cast("int32"), lambda: _Int(), IMAGE),
-    "conv_transpose2d": (
-        lambda: layers.ConvTranspose2d(4, 6, (3, 2), (2, 3), 1, (1, 2), groups=2),
-        lambda: torch.nn.ConvTranspose2d(4, 6, (3, 2), (2, 3), 1, groups=2),
-        IMAGE,
-    ),
-}
+# a layer, the same in PyTorch if it has another text, and the shape of x
+ROWS = """
+LayerNorm(6, 1e-3) | | 2 6
+LayerNorm((3, 4), bias=False) | | 2 3 4
+LayerNorm(6, elementwise_affine=False) | | 2 6
+RmsNorm(normalized_shape=6, eps=1e-2) | RMSNorm(6, 1e-2) | 2 3 6
+RmsNorm(6, elementwise_affine=False) | RMSNorm(6, 1e-6, elementwise_affine=False) | 2 6
+GroupNorm(2, 4) | | 2 4 7 9
+Conv1d(4, 6, 3, 2, 1, groups=2) | | 2 4 9
+Conv2d(4, 6, (3, 2), (2, 1), (1, 0), (1, 2), bias=False) | | 2 4 7 9
+AvgPool2d(3, 2, 0, False, False) | AvgPool2d(3, 2) | 2 4 7 9
+Mish() | | 2 4 7 9
+Cast("int32") | Int() | 2 4 7 9
+ConvTranspose2d(4, 6, (3, 2), (2, 3), 1, (1, 2), groups=2) \
+| ConvTranspose2d(4, 6, (3, 2), (2, 3), 1, groups=2) | 2 4 7 9
+"""  # TensorRT-LLM ignores the other arguments of AvgPool2d and ConvTranspose2d
 
 
+@pytest.mark.parametrize("row", ROWS.strip().split("\n"))
 @pytest.mark.parametrize("version", ["0.7", "0.16"])
-@pytest.mark.parametrize("name", list(CASES))
-def test_a_layer(name: str, version: str, rng: np.random.Generator) -> None:
-    make, meaning, shape = CASES[name]
-    expected = meaning()
+def test_a_layer(row: str, version: str, rng: np.random.Generator) -> None:
+    call, meaning, sizes = (part.strip() for part in row.split("|"))
+    shape = tuple(map(int, sizes.split()))
+    expected = eval(meaning or call, vars(torch.nn) | {"Int": Int})
     for value in expected.parameters():
         value.data = torch.from_numpy(rng.standard_normal(value.shape).astype(np.float32))
     x = rng.standard_normal(shape).astype(np.float32)
 
     def build(mapping: Any) -> None:
-        layer = make()
+        layer = eval(call, vars(layers).copy())
         named = dict(expected.named_parameters())
         assert [name for name, _ in layer.named_parameters()] == list(named)
         for key, value in named.items():
@@ -95,9 +64,9 @@ def test_a_layer(name: str, version: str, rng: np.random.Generator) -> None:
             own.value = value.data.reshape(own.shape)
         layer(Tensor("x", "float32", shape)).mark_output("y")
 
-    found = run(build, {"x": x}, version=version)["y"]
+    y = run(build, {"x": x}, version=version)["y"]
     wanted = expected(torch.from_numpy(x)).detach().numpy()
-    np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(y, wanted, rtol=1e-4, atol=1e-4)
 
 
 def test_positional_arguments_of_rms_norm_depend_on_the_release() -> None:
