@@ -8,29 +8,20 @@ import numpy as np
 import pytest
 
 from irc.errors import Error
+from irc.frontends.tensorrt_llm import layers
 from irc.frontends.tensorrt_llm.context import new_session
 from irc.frontends.tensorrt_llm.functional import AllReduceFusionOp, AllReduceParams
-from irc.frontends.tensorrt_llm.layers import (
-    MLP,
-    ColumnLinear,
-    Embedding,
-    FusedGatedMLP,
-    GatedMLP,
-    Linear,
-    RowLinear,
-)
 from irc.frontends.tensorrt_llm.mapping import Mapping
 from irc.frontends.tensorrt_llm.module import Parameter
 from tests.fresh import fresh
-from tests.frontends.tensorrt_llm.worlds import Array, every_rank, module_of, shard
+from tests.frontends.tensorrt_llm.worlds import Array, every_rank, module_of, parallel, shard
 
 torch: Any = pytest.importorskip("torch")
 pytestmark = pytest.mark.oracle
 
 WORLDS = (1, 2, 4)
 K, N = 24, 16
-any_row: Any = RowLinear
-any_mlp: Any = MLP
+L: Any = layers
 
 
 def drawn(*shape: int) -> Array:
@@ -40,13 +31,12 @@ def drawn(*shape: int) -> Array:
 
 def linear(x: Array, weight: Array, bias: Array | None) -> Array:
     """torch's linear."""
-    parts = [torch.from_numpy(each) for each in (x, weight)]
-    extra = () if bias is None else (torch.from_numpy(bias),)
-    return torch.nn.functional.linear(*parts, *extra).numpy()
+    operands = (torch.from_numpy(array) for array in (x, weight, bias) if array is not None)
+    return torch.nn.functional.linear(*operands).numpy()
 
 
-def close(found: Array, want: Array) -> None:
-    np.testing.assert_allclose(found, want, rtol=1e-4, atol=1e-5)
+def close(y: Array, want: Array) -> None:
+    np.testing.assert_allclose(y, want, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("shape", [(5, K), (2, 3, K)], ids=["packed", "padded"])
@@ -58,9 +48,7 @@ def test_columns(tp: int, gather: bool, bias: bool, shape: tuple[int, ...]) -> N
     added = drawn(N) if bias else None
 
     def build(mapping: Mapping, x: Any) -> Any:
-        layer: Any = ColumnLinear(
-            K, N, bias, "float32", mapping.tp_group, mapping.tp_size, gather_output=gather
-        )
+        layer = L.ColumnLinear(K, N, bias, **parallel(mapping), gather_output=gather)
         assert layer.weight.shape == (N // tp, K)
         layer.weight.value = shard(weight, 0, mapping)
         if added is not None:
@@ -68,13 +56,13 @@ def test_columns(tp: int, gather: bool, bias: bool, shape: tuple[int, ...]) -> N
         return layer(x)
 
     want = linear(x, weight, added)
-    for rank, (found,) in enumerate(every_rank(build, {"x": x}, tp)):
-        close(found, want if gather else shard(want, -1, Mapping(tp, rank, tp_size=tp)))
+    for rank, (y,) in enumerate(every_rank(build, {"x": x}, tp)):
+        close(y, want if gather else shard(want, -1, Mapping(tp, rank, tp_size=tp)))
 
 
-def row(mapping: Mapping, weight: Array, bias: Array | None, **more: Any) -> RowLinear:
+def row(mapping: Mapping, weight: Array, bias: Array | None, **more: Any) -> Any:
     """A RowLinear with this rank's part of a weight."""
-    layer = RowLinear(K, N, bias is not None, "float32", mapping.tp_group, mapping.tp_size, **more)
+    layer = L.RowLinear(K, N, bias is not None, **parallel(mapping), **more)
     layer.weight.value = shard(weight, 1, mapping)
     if layer.bias is not None:
         layer.bias.value = bias
@@ -98,8 +86,8 @@ def test_rows_add_the_bias_once_after_the_sum(tp: int, bias: bool, version: str)
             return row(mapping, weight, added, instance_id=4)(held(x, mapping), None)
         return row(mapping, weight, added)(held(x, mapping))
 
-    for (found,) in every_rank(build, {}, tp, version):
-        close(found, linear(x, weight, added))
+    for (y,) in every_rank(build, {}, tp, version):
+        close(y, linear(x, weight, added))
 
 
 @pytest.mark.parametrize("tp", WORLDS)
@@ -109,8 +97,8 @@ def test_experts_leave_the_sum_and_add_a_part_of_the_bias(tp: int) -> None:
     def build(mapping: Mapping) -> Any:
         return row(mapping, weight, bias, is_expert=True)(held(x, mapping))
 
-    found = every_rank(build, {}, tp)
-    close(np.sum([each for (each,) in found], axis=0), linear(x, weight, bias))
+    total = np.sum([output for (output,) in every_rank(build, {}, tp)], axis=0)
+    close(total, linear(x, weight, bias))
 
 
 @pytest.mark.parametrize("version", ["0.7", "0.16"])
@@ -119,28 +107,21 @@ def test_experts_leave_the_sum_and_add_a_part_of_the_bias(tp: int) -> None:
 def test_rows_with_residual_and_norm(tp: int, bias: bool, version: str) -> None:
     x, weight, residual = drawn(3, K), drawn(N, K), drawn(3, N)
     norm, added = drawn(N), drawn(N) if bias else None
-    params: list[AllReduceParams] = []
+    fused = AllReduceFusionOp.RESIDUAL_RMS_NORM
 
     def build(mapping: Mapping, residual: Any) -> Any:
-        params.append(
-            AllReduceParams(
-                fusion_op=AllReduceFusionOp.RESIDUAL_RMS_NORM,
-                residual=residual,
-                norm_weight=Parameter(norm).value,
-                eps=1e-4,
-            )
+        params = AllReduceParams(
+            fusion_op=fused, residual=residual, norm_weight=Parameter(norm).value, eps=1e-4
         )
-        found = row(mapping, weight, added)(held(x, mapping), all_reduce_params=params[-1])
-        assert params[-1].bias is None  # the layer does not change what it is given
-        return found
+        outputs = row(mapping, weight, added)(held(x, mapping), all_reduce_params=params)
+        assert params.bias is None  # the layer does not change what it is given
+        return outputs
 
     total = linear(x, weight, added) + residual
-    normed = torch.nn.functional.rms_norm(
-        torch.from_numpy(total), (N,), torch.from_numpy(norm), eps=1e-4
-    )
-    for found in every_rank(build, {"residual": residual}, tp, version):
-        close(found[0], normed.numpy())
-        close(found[1], total)
+    operands = torch.from_numpy(total), (N,), torch.from_numpy(norm)
+    for normed, summed in every_rank(build, {"residual": residual}, tp, version):
+        close(normed, torch.nn.functional.rms_norm(*operands, eps=1e-4).numpy())
+        close(summed, total)
 
 
 @pytest.mark.parametrize("tp", WORLDS)
@@ -148,35 +129,36 @@ def test_two_layers_share_a_weight(tp: int) -> None:
     x, weight = drawn(3, K), drawn(N, K)
 
     def build(mapping: Mapping, x: Any) -> Any:
-        first = Linear(K, N, False, "float32", mapping.tp_group, mapping.tp_size)
+        first = L.Linear(K, N, False, **parallel(mapping))
         first.weight.value = shard(weight, 0, mapping)
-        group, size = mapping.tp_group, mapping.tp_size
-        second = Linear(K, N, False, "float32", group, size, True, first.weight)
+        second = L.Linear(
+            K, N, False, "float32", mapping.tp_group, mapping.tp_size, True, first.weight
+        )
         return first(x), second(x)
 
     for both in every_rank(build, {"x": x}, tp):
-        for found in both:
-            close(found, linear(x, weight, None))
+        for y in both:
+            close(y, linear(x, weight, None))
 
 
 def test_the_weight_takes_the_dtype_of_x() -> None:
     x, weight = drawn(3, K).astype("float16"), drawn(N, K)
 
     def build(mapping: Mapping, x: Any) -> Any:
-        cls: Any = Linear
-        layer = cls(K, N, False, "float32", strict_dtype=True, pad_lda=8, pad_ldc=8, is_qkv=True)
+        more = {"strict_dtype": True, "pad_lda": 8, "pad_ldc": 8, "is_qkv": True}
+        layer = L.Linear(K, N, False, "float32", **more)
         layer.weight.value = weight
         return layer(x)
 
-    ((found,),) = every_rank(build, {"x": x})
-    assert found.dtype == np.float16
-    np.testing.assert_allclose(found, linear(x.astype("float32"), weight, None), atol=2e-2)
+    ((y,),) = every_rank(build, {"x": x})
+    assert y.dtype == np.float16
+    np.testing.assert_allclose(y, linear(x.astype("float32"), weight, None), atol=2e-2)
 
 
 def test_loaders_of_the_sources_split_weights_and_join_those_of_qkv() -> None:
     with new_session():
-        layer: Any = Linear(2, 3, dtype="float16")
-        assert (layer.tp_dim, RowLinear(2, 3).tp_dim) == (0, 1)
+        layer = L.Linear(2, 3, dtype="float16")
+        assert (layer.tp_dim, L.RowLinear(2, 3).tp_dim) == (0, 1)
         parts = [torch.full((1, 2), float(i)) for i in range(3)]
         joined = layer.postprocess("attention.qkv.weight", parts, config=None)
     assert joined.dtype == torch.float16 and joined[:, 1].tolist() == [0, 1, 2]
@@ -184,19 +166,17 @@ def test_loaders_of_the_sources_split_weights_and_join_those_of_qkv() -> None:
 
 def test_unset_weights_are_shards_of_the_checkpoint() -> None:
     def build(mapping: Mapping, ids: Any) -> Any:
-        group, size = mapping.tp_group, mapping.tp_size
-        table = Embedding(5, K, "float32", size, group, 0, mapping.tp_rank)
-        column = Linear(K, N, True, "float32", group, size, gather_output=False)
-        return RowLinear(N, K, True, "float32", group, size)(column(table(ids)))
+        common = parallel(mapping)
+        table = L.Embedding(5, K, **common, sharding_dim=0, tp_rank=mapping.tp_rank)
+        column = L.Linear(K, N, True, **common, gather_output=False)
+        return L.RowLinear(N, K, True, **common)(column(table(ids)))
 
     with new_session():
         module = module_of(build, {"ids": np.zeros(3, "int32")}, 2)
-    shards = {str(weight.type): weight.ref for weight in module.weights.values()}
-    found = {
-        type: (getattr(ref, "shape", None), [str(step) for step in ref.steps])
-        for type, ref in shards.items()
-    }
-    assert found == {
+    refs = {str(weight.type): weight.ref for weight in module.weights.values()}
+    assert {
+        kind: (getattr(ref, "shape", None), [*map(str, ref.steps)]) for kind, ref in refs.items()
+    } == {
         "f32[3, 24]": ((5, 24), [".shard(0, tp)"]),  # of 5 rows
         "f32[8, 24]": ((16, 24), [".shard(0, tp)"]),
         "f32[8]": ((16,), [".shard(0, tp)"]),
@@ -208,12 +188,12 @@ def test_unset_weights_are_shards_of_the_checkpoint() -> None:
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda m: Linear(K, 10, tp_group=m.tp_group, tp_size=4), "out_features=10 is no multiple"),
-        (lambda m: RowLinear(10, N, tp_group=m.tp_group, tp_size=4), "pad it to 12"),
-        (lambda m: Linear(K, N, tp_group=[0, 1], tp_size=4), "of tp_size=4 ranks, found [0, 1]"),
-        (lambda m: any_row(K, N, biass=False), "no argument 'biass'; did you mean 'bias'"),
-        (lambda m: any_mlp(K, M, "relu", inner_layernorm=True), "inner_layernorm is not supported"),
-        (lambda m: Linear(K, N)(held(drawn(3, K), m), lora_runtime_params=1), "merge the adapters"),
+        (lambda m: L.Linear(K, 10, tp_group=m.tp_group, tp_size=4), "features=10 is no multiple"),
+        (lambda m: L.RowLinear(10, N, tp_group=m.tp_group, tp_size=4), "pad it to 12"),
+        (lambda m: L.Linear(K, N, tp_group=[0, 1], tp_size=4), "of tp_size=4 ranks, found [0, 1]"),
+        (lambda m: L.RowLinear(K, N, biass=False), "no argument 'biass'; did you mean 'bias'"),
+        (lambda m: L.MLP(K, M, "relu", inner_layernorm=True), "inner_layernorm is not supported"),
+        (lambda m: L.Linear(K, N)(held(drawn(3, K), m), lora_runtime_params=1), "merge the adap"),
     ],
 )  # fmt: skip
 def test_messages(call: Any, message: str) -> None:
@@ -264,8 +244,7 @@ def test_mlp(tp: int, act: str) -> None:
         return shard(mixed, 0, mapping)
 
     def build(mapping: Mapping, x: Any) -> Any:
-        group, size = mapping.tp_group, mapping.tp_size
-        layer: Any = MLP(K, M, act, True, "float32", group, size)
+        layer = L.MLP(K, M, act, True, **parallel(mapping))
         layer.fc.weight.value, layer.fc.bias.value = rows(ups, mapping), rows(biases, mapping)
         layer.proj.weight.value, layer.proj.bias.value = shard(down, 1, mapping), bias
         return layer(x)
@@ -276,23 +255,23 @@ def test_mlp(tp: int, act: str) -> None:
     else:
         inner = halves(act, torch.cat(up, -1)) if double else ACTIVATIONS[act](up[0])
     want = linear(inner.numpy(), down, bias)
-    for (found,) in every_rank(build, {"x": x}, tp):
-        close(found, want)
+    for (y,) in every_rank(build, {"x": x}, tp):
+        close(y, want)
 
 
 @pytest.mark.parametrize("act", ["silu", "gelu"])
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize(
-    ("cls", "version"), [(GatedMLP, "0.16"), (FusedGatedMLP, "0.7"), (FusedGatedMLP, "0.16")]
+    ("name", "version"), [("GatedMLP", "0.16"), ("FusedGatedMLP", "0.7"), ("FusedGatedMLP", "0.16")]
 )
 @pytest.mark.parametrize("tp", WORLDS)
-def test_gated_mlp(tp: int, cls: Any, version: str, bias: bool, act: str) -> None:
+def test_gated_mlp(tp: int, name: str, version: str, bias: bool, act: str) -> None:
     """fc is the activated branch; the fused weight of a rank is its gate, then its fc."""
     x, fc, gate, down = drawn(2, 3, K), drawn(M, K), drawn(M, K) * 2 + 0.1, drawn(K, M)
     biases = [drawn(M), drawn(M) * 3, drawn(K)]
 
     def build(mapping: Mapping, x: Any) -> Any:
-        layer = cls(K, M, act, bias, "float32", mapping.tp_group, mapping.tp_size)
+        layer = getattr(layers, name)(K, M, act, bias, **parallel(mapping))
         if hasattr(layer, "fused_fc"):
             rows = [(layer.fused_fc, [gate, fc], [biases[1], biases[0]])]
         else:
@@ -310,5 +289,5 @@ def test_gated_mlp(tp: int, cls: Any, version: str, bias: bool, act: str) -> Non
     branches = linear(x, fc, added[0]), linear(x, gate, added[1])
     inner = ACTIVATIONS[act](torch.from_numpy(branches[0])).numpy() * branches[1]
     want = linear(inner, down, added[2])
-    for (found,) in every_rank(build, {"x": x}, tp, version):
-        close(found, want)
+    for (y,) in every_rank(build, {"x": x}, tp, version):
+        close(y, want)

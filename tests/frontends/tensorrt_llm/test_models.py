@@ -146,7 +146,6 @@ def test_quantized_folders_that_scripts_do_not_read(
         steps_of(lambda _: LLaMAForCausalLM.from_checkpoint(folder), ONE)
 
 
-
 def test_quantized_layers_that_cannot_be_read(llama: Llama) -> None:
     scales = {"quantization": {"quant_algo": "W4A16"}}
 

@@ -16,16 +16,14 @@ from irc.errors import Error
 from irc.frontends.checkpoints.mixed_gemm import pack, quantize_columns
 from irc.frontends.tensorrt_llm.aliases import aliases
 from irc.frontends.tensorrt_llm.context import current_network, new_session
-from irc.frontends.tensorrt_llm.functional import embedding
 from irc.frontends.tensorrt_llm.functional import quantized as functions
 from irc.frontends.tensorrt_llm.layers import MOE, Attention, ColumnLinear, GatedMLP, MoeConfig
 from irc.frontends.tensorrt_llm.layers import quantized as layers
-from irc.frontends.tensorrt_llm.layers import quantized as models
 from irc.frontends.tensorrt_llm.mapping import Mapping as Ranks
 from irc.frontends.tensorrt_llm.module import Module, Parameter
 from irc.frontends.tensorrt_llm.quantization import QuantConfig, QuantMode
 from tests.fresh import fresh
-from tests.frontends.tensorrt_llm.worlds import Array, every_rank, module_of, shard
+from tests.frontends.tensorrt_llm.worlds import Array, every_rank, module_of, parallel, shard
 
 K, N, GROUP = 32, 16, 8
 SMOOTH = QuantMode.use_smooth_quant
@@ -43,14 +41,13 @@ def test_weight_only_linear(bits: int, version: str, row: bool, tp: int) -> None
     x = rng.normal(size=(2, 3, K)).astype("float32")
 
     def build(mapping: Ranks, x_: Any) -> Any:
-        column, own = layers.WeightOnlyQuantLinear, lambda array: shard(array, 0, mapping)
-        kind: Any = layers.WeightOnlyQuantRowLinear if row else column
+        kind = getattr(layers, f"WeightOnlyQuant{'Row' * row}Linear")
         mode = QuantMode.use_weight_only(bits == 4)
-        layer = kind(K, N, True, "float32", mapping.tp_group, mapping.tp_size, quant_mode=mode)
+        layer = kind(K, N, True, **parallel(mapping), quant_mode=mode)
         packed = pack(shard(codes, int(row), mapping).T, bits)
         layer.weight.value = packed.view(layer.weight.stored)
-        layer.per_channel_scale.value = scales if row else own(scales)
-        layer.bias.value = (bias if row else own(bias)).astype("float32")
+        for name, array in (("per_channel_scale", scales), ("bias", bias.astype("float32"))):
+            getattr(layer, name).value = array if row else shard(array, 0, mapping)
         return layer(Parameter(shard(x, -1, mapping)).value if row else x_)
 
     want = x @ (codes * scales[:, None]).T + bias
@@ -95,17 +92,16 @@ def test_constants_of_packed_codes(bits: int) -> None:
             packed = Parameter(pack(values, bits)).value
             return functions.weight_only_quant_matmul(x, packed, Parameter(scales).value, 8 // bits)
 
-        ((found,),) = every_rank(build, {"x": x})
-        np.testing.assert_allclose(found, x @ (values * scales), rtol=1e-3, atol=1e-4)
+        ((y,),) = every_rank(build, {"x": x})
+        np.testing.assert_allclose(y, x @ (values * scales), rtol=1e-3, atol=1e-4)
 
 
 class Model(Module):
     """Two layers, of which the head is excluded by default."""
 
     def __init__(self, mapping: Ranks) -> None:
-        group, size = mapping.tp_group, mapping.tp_size
-        self.mlp: Any = GatedMLP(K, 2 * K, "silu", True, "float32", group, size)
-        self.lm_head: Any = ColumnLinear(K, N, False, "float32", group, size)
+        self.mlp: Any = GatedMLP(K, 2 * K, "silu", True, **parallel(mapping))
+        self.lm_head: Any = ColumnLinear(K, N, False, **parallel(mapping))
 
     def forward(self, x: Any) -> Any:
         return self.lm_head(self.mlp(x))
@@ -127,12 +123,12 @@ def test_a_model_is_quantized_to_nearest_codes(tp: int, algo: str) -> None:
                 part.weight.value = shard(weights[name], name == "mlp.proj", mapping)
                 if part.bias is not None:
                     part.bias.value = np.full(part.bias.shape, 0.25, "float32")
-        return (models.quantize(model, QuantConfig(how, exclude_modules=[])) if how else model)(x)
+        return (layers.quantize(model, QuantConfig(how, exclude_modules=[])) if how else model)(x)
 
     ((exact,),) = every_rank(lambda mapping, x: build(mapping, x, None), {"x": x})
     worst = 0.02 if algo == "W8A16" else 0.3
-    for (found,) in every_rank(lambda mapping, x: build(mapping, x, algo), {"x": x}, tp):
-        error = np.linalg.norm(found - exact) / np.linalg.norm(exact)
+    for (y,) in every_rank(lambda mapping, x: build(mapping, x, algo), {"x": x}, tp):
+        error = np.linalg.norm(y - exact) / np.linalg.norm(exact)
         assert 1e-5 < error < worst
 
 
@@ -147,30 +143,9 @@ def test_a_model_is_quantized_to_nearest_codes(tp: int, algo: str) -> None:
 def test_excluded_modules_stay(algo: str, excluded: list[str] | None, quantized: str) -> None:
     with new_session():
         config = QuantConfig(algo, exclude_modules=excluded)
-        model = models.quantize(Model(Ranks()), config)
+        model = layers.quantize(Model(Ranks()), config)
         parts = {n for n, part in model.named_modules() if isinstance(part, layers.WeightOnly)}
     assert parts == {*quantized.split()}
-
-
-@pytest.mark.parametrize("dim", [0, 1])
-@pytest.mark.parametrize("tp", [1, 2, 4])
-def test_a_table_of_codes(tp: int, dim: int) -> None:
-    """With a factor per row, as the sources' WeightOnlyQuantEmbedding has it."""
-    rng = fresh(36)
-    codes = rng.integers(-127, 128, (10, 8)).astype("int8")
-    factors = rng.uniform(0.5, 2, 10).astype("float32")
-    ids = np.arange(-1, 12, dtype="int32")
-
-    def build(mapping: Ranks, ids: Any) -> Any:
-        table, scale = (Parameter(w).value for w in (shard(codes, dim, mapping), factors))
-        place = mapping.tp_size, mapping.tp_group, dim, mapping.tp_rank
-        call: Any = embedding
-        return call(ids, table, *place, per_token_scale=scale)
-
-    want = np.zeros((13, 8), "float32")
-    want[1:11] = codes * factors[:, None]
-    for (found,) in every_rank(build, {"ids": ids}, tp):
-        np.testing.assert_array_equal(found, want)
 
 
 def codes_of(x: Array, limits: tuple[float, float] | None = None) -> tuple[Array, Array]:
@@ -190,12 +165,12 @@ def test_norms_in_codes() -> None:
         own: Any = {"weight": Parameter(weight).value, "bias": Parameter(bias).value}
         one, clamp = Parameter(np.full(1, 20, "f4")).value, Parameter(np.array(limits, "f4")).value
         layer: Any = functions.smooth_quant_layer_norm(x, (K,), **own, scale=one)
-        layers = functions.smooth_quant_layer_norm(x, (K,), **own, dynamic_act_scaling=True)
+        by_token = functions.smooth_quant_layer_norm(x, (K,), **own, dynamic_act_scaling=True)
         rms = functions.smooth_quant_rms_norm(x, (K,), **own, scale=one, clamp_val=clamp)
         tokens = functions.smooth_quant_rms_norm(
             x, (K,), **own, clamp_val=clamp, dynamic_act_scaling=True, sum_per_token=True
         )
-        return layer, *layers, rms, *tokens
+        return layer, *by_token, rms, *tokens
 
     centred = x - x.mean(-1, keepdims=True)
     normed, rms = (
@@ -204,8 +179,7 @@ def test_norms_in_codes() -> None:
     clamped = np.clip(rms, *limits)
     want = np.clip(np.rint(normed * 20), -128, 127), *codes_of(normed), np.rint(clamped * 20)
     want = *want, *codes_of(clamped), clamped.sum(-1, keepdims=True)
-    (found,) = every_rank(build, {"x": x})
-    for own, other in zip(found, want, strict=True):
+    for own, other in zip(every_rank(build, {"x": x})[0], want, strict=True):
         np.testing.assert_allclose(own, other, rtol=1e-4, atol=1 if own.dtype == np.int8 else 1e-4)
         assert (own == other).mean() > 0.99 or own.dtype != np.int8
 
@@ -220,13 +194,13 @@ def test_products_of_codes(token: bool, channel: bool) -> None:
 
     def build(mapping: Ranks, x: Any) -> Any:
         current_network().plugin_config.smooth_quant_gemm_plugin = "float32"
-        operands = x, *(Parameter(each).value for each in (weight, a, b)), token, channel
+        operands = x, *(Parameter(array).value for array in (weight, a, b)), token, channel
         product: Any = functions.smooth_quant_gemm
         return product(*operands)
 
-    ((found,),) = every_rank(build, {"x": x})
+    ((y,),) = every_rank(build, {"x": x})
     product = x.reshape(6, K).astype("float32") @ weight.astype("float32").T * (a * b)
-    np.testing.assert_allclose(found.reshape(6, N), product, rtol=1e-3)
+    np.testing.assert_allclose(y.reshape(6, N), product, rtol=1e-3)
 
 
 def test_experts_that_stay_are_noted() -> None:
@@ -235,13 +209,13 @@ def test_experts_that_stay_are_noted() -> None:
             self.moe = MOE(MoeConfig(num_experts=4, top_k=2), K, N, "relu", Ranks())
 
     with new_session() as session:
-        models.quantize(Experts(), QuantConfig("W8A16"))
+        layers.quantize(Experts(), QuantConfig("W8A16"))
         assert any("experts keep their floats" in note for note in session.notes)
 
 
 def changed(**config: Any) -> None:
     """Quantize a model."""
-    models.quantize(Model(Ranks()), QuantConfig(**config))
+    layers.quantize(Model(Ranks()), QuantConfig(**config))
 
 
 def set_floats(make: Any) -> None:
@@ -257,8 +231,8 @@ MESSAGES: dict[str, Any] = {
     ),
     "holds codes of i8, .* floats of f32; quantize them first": lambda: set_floats(lambda: CODES),
     "copy of TensorRT-LLM: --tens": lambda: changed(quant_algo="W8A8_SQ_PER_CHANNEL"),
-    "irc compile FOLDER --quantize SCHEME": lambda: models.quantize_model(Model(Ranks()), SMOOTH()),
-    "group_size need a mode with scales per group": lambda: models.quantize_model(
+    "irc compile FOLDER --quantize SCHEME": lambda: layers.quantize_model(Model(Ranks()), SMOOTH()),
+    "group_size need a mode with scales per group": lambda: layers.quantize_model(
         Model(Ranks()), QuantMode.use_weight_only(), group_size=64
     ),
     "layers in FP8 are not supported": lambda: Attention(K, 4, quant_mode=QuantMode.FP8_QDQ),
@@ -331,13 +305,12 @@ def test_smooth_quant_of_the_sources(tmp_path: Path) -> None:
 
     class Head(Module):
         def __init__(self, mapping: Ranks) -> None:
-            self.transformer: Any = ColumnLinear(
-                K, N, True, "float32", mapping.tp_group, mapping.tp_size, gather_output=False
-            )
+            sizes = parallel(mapping, in_features=K, out_features=N, gather_output=False)
+            self.transformer: Any = ColumnLinear(**sizes)
 
     def build(mapping: Ranks, x: Any) -> Any:
         algo = "W8A8_SQ_PER_CHANNEL_PER_TOKEN_PLUGIN"
-        layer = models.quantize(Head(mapping), QuantConfig(algo)).transformer
+        layer = layers.quantize(Head(mapping), QuantConfig(algo)).transformer
         layer.weight.value, layer.bias.value = (shard(w, 0, mapping) for w in (weight, bias))
         layer.per_channel_scale.value = shard(steps, 1, mapping)
         return layer(x)
@@ -347,8 +320,8 @@ def test_smooth_quant_of_the_sources(tmp_path: Path) -> None:
     for tp in (1, 2):
         with new_session("0.16", sources=tmp_path), aliases():
             module = module_of(build, {"x": x}, tp)
-            found = irc.evaluate(module, {"x": x})["out0"]
-        np.testing.assert_allclose(found, want, rtol=1e-3, atol=1e-3)
+            y = irc.evaluate(module, {"x": x})["out0"]
+        np.testing.assert_allclose(y, want, rtol=1e-3, atol=1e-3)
 
 
 @pytest.mark.parametrize("path", ["layers.SmoothQuantLinear", "quantize.smooth_quantize"])

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 import torch
 from safetensors.numpy import save_file
-from transformers import LlamaConfig, LlamaForCausalLM
 
 import irc
 from irc.frontends.tensorrt_llm.runtime import GenerationSession, SamplingConfig
 from irc.frontends.tensorrt_llm.script import run_script
-from tests.fresh import fresh, session_seed
+from tests.fresh import fresh
 from tests.frontends.tensorrt_llm import models
+from tests.frontends.tensorrt_llm.llamas import VOCAB, Llama
 
 pytestmark = pytest.mark.oracle
 SCRIPTS = Path(__file__).parents[3] / "examples" / "tensorrt_llm"
@@ -32,13 +32,11 @@ def compiled(script: str, folder: Path, *arguments: str) -> irc.Artifact:
 def continued(artifact: Any, prompts: list[list[int]]) -> np.ndarray[Any, Any]:
     """The tokens [B, STEPS] that follow prompts, each with the largest logit."""
     session = GenerationSession(None, artifact)
-    longest = max(map(len, prompts))
-    session.setup(len(prompts), longest, STEPS)
+    session.setup(len(prompts), max(map(len, prompts)), STEPS)
     sampling = SamplingConfig(end_id=-1, pad_id=-1)
-    padded = np.array([each + [0] * (longest - len(each)) for each in prompts], np.int32)
-    lengths = np.array([len(each) for each in prompts], np.int32)
-    found = session.decode(padded, lengths, sampling)[:, 0]
-    return np.stack([row[n : n + STEPS] for row, n in zip(found, lengths, strict=True)])
+    rows = session.decode_batch([np.array(prompt) for prompt in prompts], sampling)[:, 0]
+    ends = [len(prompt) + STEPS for prompt in prompts]
+    return np.stack([row[end - STEPS : end] for row, end in zip(rows, ends, strict=True)])
 
 
 def greedy(logits: Any, prompts: list[list[int]]) -> np.ndarray[Any, Any]:
@@ -66,13 +64,8 @@ def options(script: str, tp: int, weights: dict[str, Any], folder: Path) -> list
         parts = {n if n.startswith(own) else f"transformer.{n}": x for n, x in weights.items()}
         save_file(parts, path)
     output = "output" if script == "release_0_16/encoder.py" else "output_dir"
-    found = [
-        "--weights",
-        f"{path}.npz" if old else str(path),
-        f"--{output}",
-        str(folder / "engines"),
-    ]
-    return [*found, "--world_size" if old else "--tp_size", str(tp)]
+    to = ["--weights", f"{path}{'.npz' * old}", f"--{output}", str(folder / "engines")]
+    return [*to, "--world_size" if old else "--tp_size", str(tp)]
 
 
 @pytest.mark.parametrize("tp", [1, 2, 4])
@@ -86,46 +79,21 @@ def test_a_gpt_with_its_own_attention(script: str, tp: int, tmp_path: Path) -> N
     np.testing.assert_array_equal(continued(artifact, prompts), wanted)
 
 
-@pytest.fixture(scope="module")
-def llama(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, LlamaForCausalLM]:
-    """A LLaMA with random weights, and its folder."""
-    torch.manual_seed(session_seed())
-    config = LlamaConfig(
-        vocab_size=98,
-        hidden_size=32,
-        intermediate_size=44,
-        num_hidden_layers=3,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=80,
-        tie_word_embeddings=False,
-    )
-    model = LlamaForCausalLM(config).eval()
-    for name, parameter in model.named_parameters():
-        if "norm" not in name:
-            torch.nn.init.normal_(parameter, std=parameter.shape[-1] ** -0.5)
-    folder = tmp_path_factory.mktemp("llama")
-    model.save_pretrained(folder)
-    return folder, model
-
-
 @pytest.mark.parametrize(("tp", "pp"), [(1, 1), (2, 1), (2, 2)])
 @pytest.mark.parametrize("plugin", [True, False], ids=["plugin", "plain"])
 @pytest.mark.parametrize("script", ["release_0_7/llama.py", "release_0_16/llama.py"])
-def test_llama(
-    script: str, plugin: bool, tp: int, pp: int, tmp_path: Path, llama: tuple[Path, Any]
-) -> None:
-    folder, model = llama
-    prompts = drawn_prompts(fresh(tp + 4 * pp), 98, 5, 3)
+def test_llama(script: str, plugin: bool, tp: int, pp: int, tmp_path: Path, llama: Llama) -> None:
+    prompts = drawn_prompts(fresh(tp + 4 * pp), VOCAB, 5, 3)
     sizes = ["--tp_size", str(tp), "--pp_size", str(pp)]
-    options = ["--model_dir", str(folder), *sizes, "--output_dir", str(tmp_path / "engines")]
+    options = ["--model_dir", str(llama.folder), *sizes, "--output_dir", str(tmp_path / "engines")]
     if "0_7/" in script:
-        options += ["--world_size", str(tp * pp)] + ["--use_gpt_attention_plugin"] * plugin
+        options += ["--world_size", str(tp * pp), "--rotary_base", "20000"]
+        options += ["--use_gpt_attention_plugin"] * plugin
     else:
         options += ["--gpt_attention_plugin", "auto" if plugin else ""]
     artifact = compiled(script, tmp_path, *options)
     with torch.no_grad():
-        wanted = greedy(lambda ids: model(torch.from_numpy(ids)).logits.numpy(), prompts)
+        wanted = greedy(lambda ids: llama.torch(torch.from_numpy(ids)).logits.numpy(), prompts)
     np.testing.assert_array_equal(continued(artifact, prompts), wanted)
 
 

@@ -34,8 +34,8 @@ def module_of(
 
     def one_rank(mapping: Ranks) -> None:
         given = {name: _input(name, array, dynamic) for name, array in inputs.items()}
-        found = build(mapping, **given)
-        for i, tensor in enumerate(found if isinstance(found, tuple) else (found,)):
+        outputs = build(mapping, **given)
+        for i, tensor in enumerate(outputs if isinstance(outputs, tuple) else (outputs,)):
             if tensor is not None:
                 tensor.mark_output(f"out{i}")
 
@@ -53,16 +53,23 @@ def _input(name: str, array: Array, dynamic: int) -> Tensor:
     return Tensor(name=name, dtype=kind, shape=sizes, dim_range=ranges)
 
 
+def parallel(mapping: Ranks, **more: Any) -> dict[str, Any]:
+    """The arguments that all sharded layers take."""
+    return {"dtype": "float32", "tp_group": mapping.tp_group, "tp_size": mapping.tp_size, **more}
+
+
 def every_rank(
     build: Build, inputs: Mapping[str, Array], tp: int = 1, version: str = "0.16", **sizes: Any
 ) -> list[list[Array]]:
     """The outputs of every rank, which get the same inputs."""
     with new_session(version):
         module = module_of(build, inputs, tp, **sizes)
-        inputs = used(module, inputs)
-        if not module.local:
-            return [list(irc.evaluate(module, inputs).values())]
-        return [list(found.values()) for found in evaluate_ranks(module, inputs)]
+        return [list(outputs.values()) for outputs in run_ranks(module, used(module, inputs))]
+
+
+def run_ranks(module: irc.Module, inputs: Mapping[str, Array]) -> list[dict[str, Array]]:
+    """The outputs of every rank by name."""
+    return evaluate_ranks(module, inputs) if module.local else [irc.evaluate(module, inputs)]
 
 
 def shard(array: Array, dim: int, mapping: Ranks) -> Array:
