@@ -243,7 +243,7 @@ def add_quantization(parser: argparse.ArgumentParser) -> None:
     add("--group", metavar="N", type=whole_number(), default=0, help=what)
     what = "a glob of layers to quantize; may be repeated (default: all)"
     add("--include", metavar="GLOB", action="append", help=what)
-    what = "a glob of layers to keep; may be repeated (default: the head, routers; '' is none)"
+    what = "a glob of layers to keep; may be repeated (default: routers; '' is none)"
     add("--exclude", metavar="GLOB", action="append", help=what)
     add("--kv-cache", metavar="KIND", default="", help="keep KV caches in int8 or fp8")
     what = "statistics of irc calibrate, or the data for them: .txt, .npz or a folder of such"

@@ -23,12 +23,11 @@ from .activations import Activation, activation_of, quantize_input
 from .algorithms import CHOOSE, RESCALE, Array, Context, check_algorithms, check_statistics
 from .assignment import Assigner, Assignment
 from .caches import check_kind, quantize_caches
-from .selection import Selection
+from .selection import HEAD, Selection, is_head
 from .table import Row, read_caches, read_table
 from .weights import quantize_weights, use_weight
 
 AUTO = "auto"
-HEAD = "lm_head.weight"  # the name by which plans find the weight of a head
 
 
 @register("quantize")
@@ -38,11 +37,12 @@ class QuantizeModule(Pass):
     `scheme` is one of those below, or auto, which chooses one per site for a `budget` such as
     "4.5 bits" or "30 dB". `table` maps globs on scopes to schemes: a JSON file, or its text; it may
     say `kv_cache_quant_algo` for `kv`.
-    `include` and `exclude` are globs; without `exclude` the head, routers and tied weights are left
-    out, with [] nothing is. `group` inputs of a weight share a scale, 0 is the scheme's number.
-    `calibration` is a folder of irc calibrate, and `observer` how it gives the ranges of
-    static scales: by default mse for i8 and min-max for FP8. `kv_scales`, such as "k0=0.02", are
-    those of caches without calibration. No shard that `plan` makes of a weight cuts a group.
+    `include` and `exclude` are globs. Routers stay, and heads get w8a16, unless `include` or the
+    table names them; with `exclude` [] all layers get the scheme. `group` inputs of a weight share
+    a scale, 0 is the scheme's number. `calibration` is a folder of irc calibrate, and `observer`
+    how it gives the ranges of static scales: by default mse for i8 and min-max for FP8.
+    `kv_scales`, such as "k0=0.02", are those of caches without calibration. No shard that `plan`
+    makes of a weight cuts a group.
     """
 
     scheme: str = ""
@@ -129,9 +129,12 @@ class QuantizeModule(Pass):
         selection = self._selection()
         rows = selection.rows(sites, list(module.weights))
         for site in sites:
-            if site.name not in rows:
+            row = rows.get(site.name)
+            if row is None:
                 kept = f"{site.name} stays {site.weight.type.dtype}"
                 stats.explain(f"{kept}: {selection.why_not(site)}")
+            elif row.scheme is not None and is_head(site):
+                stats.explain(f"{site.name}, a head: {row.scheme.name}")
         if self.scheme == AUTO:
             open = [site for site in sites if site.name in rows and rows[site.name].scheme is None]
             rows |= _chosen(open, context)

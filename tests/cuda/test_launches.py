@@ -55,7 +55,7 @@ def test_launches_of_a_layer(mesh: str, quantize: str, batch: int, tmp_path: Pat
     layer = [*norm, *LAYER[:3], *total, *norm, *LAYER[3:], *total]
     layers = ["elementwise", *total, *3 * layer]
     # the tokens whose logits are wanted; norm and head; the likeliest of them
-    wanted = "rms_norm" if batch > 1 else "elementwise"
+    wanted = "rms_norm" if norm else "elementwise"
     assert names[: len(layers) + 2] == [*layers, wanted, "linear_rows"]
     assert mesh or len(names) == len(layers) + 3
 

@@ -15,7 +15,7 @@ from irc.errors import Error
 from irc.extensions.user_files import forget, name_of
 from irc.ir.core import Module
 from irc.ir.mesh import Mesh
-from irc.ops import Dequantize
+from irc.ops import Dequantize, Linear
 from irc.passes.quantize import Scheme, register_scheme
 from irc.pipeline import load_file, run_pipeline
 from irc.quantization.schemes import scheme_called
@@ -40,24 +40,23 @@ def chosen(module: Module, options: str) -> set[str]:
 
 ATTENTION = {f"self_attn.{name}_proj" for name in "qkvo"}
 MLP = {f"mlp.{name}_proj" for name in ("gate", "up", "down")}
+ALL = ATTENTION | MLP | {"lm_head"}
 
 
 @pytest.mark.parametrize(
     ("options", "wanted"),
     [
-        ("scheme=w8a16", ATTENTION | MLP),
-        ("scheme=w8a16, exclude=[]", ATTENTION | MLP | {"lm_head"}),
+        ("scheme=w8a16", ALL),
+        ("scheme=w8a16, exclude=[]", ALL),
+        ('scheme=w8a16, exclude=["*lm_head"]', ATTENTION | MLP),
         ('scheme=w8a16, exclude=["*.mlp.*"]', ATTENTION | {"lm_head"}),
         ('scheme=w8a16, include=["*.mlp.*"]', MLP),
         ("scheme=w8a16, include=[]", set()),
         ('scheme=w8a16, include=["lm_head", "*.up_proj"]', {"lm_head", "mlp.up_proj"}),
         ('scheme=w8a16, include=["*.mlp.*"], exclude=["*.up_proj"]', MLP - {"mlp.up_proj"}),
         ('table="{\\"*.mlp.*\\": \\"w8a16\\"}"', MLP),
-        ('scheme=w8a16, table="{\\"*.mlp.*\\": null}"', ATTENTION),
-        (
-            'table="{\\"*.up_proj\\": null, \\"*\\": \\"w8a16\\"}"',
-            ATTENTION | MLP - {"mlp.up_proj"},
-        ),
+        ('scheme=w8a16, table="{\\"*.mlp.*\\": null}"', ALL - MLP),
+        ('table="{\\"*.up_proj\\": null, \\"*\\": \\"w8a16\\"}"', ALL - {"mlp.up_proj"}),
         ('table="{\\"lm_head\\": \\"w8a16\\"}"', {"lm_head"}),
     ],
 )
@@ -65,18 +64,43 @@ def test_selection(options: str, wanted: set[str]) -> None:
     assert chosen(tiny_llama(num_hidden_layers=1), options) == wanted
 
 
-def test_a_tied_weight_becomes_two_where_it_is_included() -> None:
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize(
+    ("options", "kind"),
+    [
+        ("scheme=w4a16", "i8"),
+        ("scheme=fp8_rowwise", "i8"),
+        ('scheme=w4a16, exclude=["*.mlp.*"]', "i8"),
+        ('table="{\\"*\\": \\"w4a16\\"}"', "i8"),
+        ("scheme=w4a16, exclude=[]", "i4"),
+        ('scheme=w4a16, include=["*lm_head"]', "i4"),
+        ('table="{\\"lm_head\\": \\"w4a16\\", \\"*\\": \\"w8a16\\"}"', "i4"),
+        ('scheme=w4a16, exclude=["*lm_head"]', ""),
+        ('scheme=w4a16, table="{\\"lm_head\\": null}"', ""),
+        ('table="{\\"*.mlp.*\\": \\"w4a16\\"}"', ""),
+        ('scheme=auto, budget="6 bits"', "i8"),
+    ],
+)
+def test_the_codes_of_a_head(options: str, kind: str, tied: bool) -> None:
+    module = tiny_llama(num_hidden_layers=1, tie_word_embeddings=tied)
+    quantized(module, options)
+    head = next(
+        op for op in module.ops() if isinstance(op, Linear) and op.result.type.shape[-1] == 37
+    )
+    codes = head.weight.producer
+    assert (codes.operands[0].type.dtype if codes is not None else "") == kind
+    assert head.x.producer is not None and head.x.producer.opname != "dequantize"
+
+
+def test_a_tied_weight_becomes_two() -> None:
+    """The embedding reads the weight as it is stored, the head codes of 8 bits."""
     module = tiny_llama(num_hidden_layers=1, tie_word_embeddings=True)
     table = module.weights["model.embed_tokens.weight"]
-    assert "model.embed_tokens" not in chosen(module, "scheme=w8a16")
     ids = prompt_of(module, fresh(8))
     wanted = logits(module, ids)
-    assert chosen(module, 'scheme=w8a16, include=["*embed_tokens"]') == {
-        *ATTENTION,
-        *MLP,
-        "lm_head",
-    }
+    assert chosen(module, "scheme=w8a16") == ALL
     assert module.weights["model.embed_tokens.weight"] is table and table.type.dtype == "f32"
+    assert module.weights["lm_head.weight"].type.dtype == "i8"
     assert np.linalg.norm(logits(module, ids) - wanted) < 0.02 * np.linalg.norm(wanted)
 
 
