@@ -43,12 +43,11 @@ def irc_rows(checkpoint: Path, work: Path, label: str, repeat: int) -> list[tupl
     ]
 
 
-def genai(checkpoint: Path, work: Path) -> Run:
-    """The onnxruntime-genai model builder, f32 for CPU."""
-    out, cache = work / "genai", work / "genai-cache"
+def genai(checkpoint: Path, out: Path, precision: str = "fp32") -> Run:
+    """The onnxruntime-genai model builder for CPU."""
     shutil.rmtree(out, ignore_errors=True)
     command = python("onnxruntime_genai.models.builder", "-m", checkpoint, "-o", out)
-    return measure([*command, "-p", "fp32", "-e", "cpu", "-c", str(cache)])
+    return measure([*command, "-p", precision, "-e", "cpu", "-c", str(out.parent / "genai-cache")])
 
 
 def export(checkpoint: Path, work: Path) -> Run:
@@ -76,7 +75,7 @@ def main() -> None:
         rows += irc_rows(checkpoint, work, f"{shape} {dtype}", options.repeat)
         if shape == "8b" or options.skip_peers:
             continue
-        rows.append((f"{GENAI} {shape} f32", genai(checkpoint, work)))
+        rows.append((f"{GENAI} {shape} f32", genai(checkpoint, work / "genai")))
         rows.append((f"{EXPORT} {shape} f32", export(checkpoint, work)))
     print(f"{'':44s}{'seconds':>9s}{'peak MB':>9s}")
     for name, run in rows:

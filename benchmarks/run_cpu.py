@@ -1,8 +1,10 @@
-"""Prefill and decode tokens/s on CPU beside onnxruntime-genai and transformers, f32, equal threads.
+"""Prefill and decode tokens/s on CPU beside onnxruntime-genai and transformers, equal threads.
 
     python -m benchmarks.run_cpu [--shape 1b] [--threads 2] [--prompt 128] [--new 32] [--rounds 6]
+        [--quantize w4a16 w4a8_int8]
 
-The same random weights, the same prompt, batch 1. Every engine is a process of its own; rounds
+In f32, or quantized from bf16 by some schemes, beside onnxruntime-genai's int4 in its own blocks of
+32. The same random weights, the same prompt, batch 1. Every engine is a process of its own; rounds
 alternate between the engines, and the table shows each engine's best round, since noise on a
 shared machine only ever slows a run down.
 """
@@ -21,13 +23,25 @@ from benchmarks.process import measure, python
 ENGINES = ("irc", "genai", "transformers")
 
 
-def prepare(shape: str, work: Path, engines: Sequence[str]) -> dict[str, Path]:
-    """What each engine loads."""
-    checkpoint = make(shape, work / f"{shape}-f32", "f32")
-    compiling.irc_run(checkpoint, work / "irc")
-    if "genai" in engines and not (work / "genai" / "genai_config.json").exists():
-        compiling.genai(checkpoint, work)
-    return {"irc": work / "irc", "genai": work / "genai", "transformers": checkpoint}
+def prepare(
+    shape: str, work: Path, engines: Sequence[str], schemes: Sequence[str]
+) -> dict[str, tuple[str, Path]]:
+    """What to run by its label: an engine, and what it loads."""
+    dtype, precision = ("bf16", "int4") if schemes else ("f32", "fp32")
+    checkpoint = make(shape, work / f"{shape}-{dtype}", dtype)
+    found: dict[str, tuple[str, Path]] = {}
+    for scheme in schemes or ("",):
+        label = f"irc {scheme}".strip()
+        found[label] = "irc", work / label.replace(" ", "-")
+        flags = ["--quantize", scheme] if scheme else []
+        compiling.irc_run(checkpoint, found[label][1], *flags)
+    if "genai" in engines:
+        found["genai"] = "genai", work / f"genai-run-{precision}"
+        if not (found["genai"][1] / "genai_config.json").exists():
+            compiling.genai(checkpoint, found["genai"][1], precision)
+    if "transformers" in engines and not schemes:
+        found["transformers"] = "transformers", checkpoint
+    return found
 
 
 def main() -> None:
@@ -39,33 +53,32 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--work", type=Path, default=Path("build/benchmarks"))
     parser.add_argument("--engines", nargs="+", choices=ENGINES, default=ENGINES)
+    parser.add_argument("--quantize", nargs="+", default=[], metavar="SCHEME")
     options = parser.parse_args()
-    folders = prepare(options.shape, options.work.resolve(), options.engines)
-    results: dict[str, list[dict[str, float]]] = {engine: [] for engine in options.engines}
+    runs = prepare(options.shape, options.work.resolve(), options.engines, options.quantize)
+    results: dict[str, list[dict[str, float]]] = {label: [] for label in runs}
     sizes = [str(n) for n in (options.threads, options.prompt, options.new)]
     for _ in range(options.rounds):
-        for engine in options.engines:
-            run = measure(python(f"benchmarks.peers.run_{engine}", folders[engine], *sizes))
+        for label, (engine, folder) in runs.items():
+            run = measure(python(f"benchmarks.peers.run_{engine}", folder, *sizes))
             found = json.loads(run.output.strip().splitlines()[-1])
-            results[engine].append(found | {"peak_mb": run.peak_mb})
+            results[label].append(found | {"peak_mb": run.peak_mb})
     print(f"{'':14s}{'load s':>8s}{'prefill t/s':>13s}{'decode t/s':>12s}{'peak MB':>9s}")
     best: dict[str, dict[str, float]] = {}
-    for engine, rounds in results.items():
-        best[engine] = {
+    for label, rounds in results.items():
+        best[label] = {
             "load": min(r["load"] for r in rounds),
             "prefill": options.prompt / min(r["prefill"] for r in rounds),
             "decode": 1 / min(r["decode"] for r in rounds),
             "peak": max(r["peak_mb"] for r in rounds),
         }
-        b = best[engine]
-        print(
-            f"{engine:14s}{b['load']:8.1f}{b['prefill']:13.1f}{b['decode']:12.2f}{b['peak']:9.0f}"
-        )
-    peers = [b for engine, b in best.items() if engine != "irc"]
-    for phase in ("prefill", "decode"):
-        if peers and "irc" in best:
-            ratio = best["irc"][phase] / max(p[phase] for p in peers)
-            print(f"{phase}: irc at {100 * ratio:.0f} % of the faster peer")
+        b = best[label]
+        print(f"{label:14s}{b['load']:8.2f}{b['prefill']:13.1f}{b['decode']:12.2f}{b['peak']:9.0f}")
+    peers = [b for label, b in best.items() if not label.startswith("irc")]
+    for label in (label for label in best if peers and label.startswith("irc")):
+        for phase in ("prefill", "decode"):
+            ratio = best[label][phase] / max(p[phase] for p in peers)
+            print(f"{phase}: {label} at {100 * ratio:.0f} % of the fastest peer")
 
 
 if __name__ == "__main__":

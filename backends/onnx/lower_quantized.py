@@ -18,6 +18,7 @@ the error relative to f32 (ONNX Runtime 1.32, AVX-512 VNNI, blocks of 128):
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -31,10 +32,13 @@ from irc.ir.core import Op, Value, Weight
 from irc.ir.dims import Shape
 from irc.ir.dtypes import dtype, is_float, numpy_dtype
 from irc.ops.quant import Scaled, block_sizes
-from irc.weights import UnboundRef
+from irc.quantization.words import words_shape
+from irc.weights import Ref, UnboundRef, UnpackedRef, is_computed
 
 _BLOCKS = (128, 64, 32, 16)  # sizes of blocks, powers of two, which MatMulNBits needs
 _OFFSETS = {"i4": 8, "u4": 0, "i8": 128, "u8": 0, "f4e2m1": 128}  # of its codes, which are unsigned
+_SIGNS = {"i4": 0x88, "i8": 0x80}  # the highest bits of the codes in a byte
+_WORDS = "columns"  # how codes with these bits inverted are packed, in words of 32 bits
 _INTEGERS = 4  # the accuracy level of activations that are rounded to 8 bits
 
 
@@ -73,9 +77,10 @@ def linear(e: Emitter, op: ops.Linear) -> Lowered:
     found = packed(e.root(op.weight).producer)
     if found is None:
         return plain_linear(e, op)
+    x = _before_rounding(e, op.x, found.size)
     product = e.add(
         "com.microsoft::MatMulNBits",
-        _in_two_parts(e, e.flat(op.x), op.x.type.shape, found.size),
+        e.flat(x) if x is not None else _in_two_parts(e, e.flat(op.x), op.x.type.shape, found.size),
         *e.cached((found.op, "packed"), lambda: _stored(e, found)),
         N=found.shape[0],
         K=found.shape[1] * found.size,
@@ -83,8 +88,31 @@ def linear(e: Emitter, op: ops.Linear) -> Lowered:
         block_size=found.size,
         accuracy_level=_INTEGERS,
     )
-    product = e.add("Add", *e.graph.several(2, "Split", product, axis=0, num_outputs=2))
+    if x is None:
+        product = e.add("Add", *e.graph.several(2, "Split", product, axis=0, num_outputs=2))
     return Flat(product if op.bias is None else e.add("Add", product, e.get(op.bias)))
+
+
+def _before_rounding(e: Emitter, x: Value, size: int) -> Value | None:
+    """The value that x rounds to 8 bits in blocks of `size`, which MatMulNBits does itself."""
+    op = e.root(x).producer
+    if not isinstance(op, ops.Dequantize) or not _rounds_in_blocks(op, e.root):
+        return None
+    codes, scale = e.root(op.x).producer, e.root(op.scale).producer
+    assert isinstance(codes, ops.Quantize) and isinstance(scale, ops.DynamicScale)
+    same = e.root(codes.scale) is e.root(op.scale) and e.root(scale.x) is e.root(codes.x)
+    return codes.x if same and scale.block == size else None
+
+
+def _rounds_in_blocks(op: Op, root: Callable[[Value], Value] = lambda value: value) -> bool:
+    """Whether an operation belongs to the rounding of a value to i8 in blocks, with f32 scales."""
+    if isinstance(op, ops.DynamicScale):
+        return (op.dtype, op.scale) == ("i8", "f32") and op.block in _BLOCKS
+    if isinstance(op, ops.Dequantize):
+        made = root(op.x).producer
+        return isinstance(made, ops.Quantize) and _rounds_in_blocks(made, root)
+    made = root(op.scale).producer if isinstance(op, ops.Quantize) and op.zero is None else None
+    return isinstance(made, ops.DynamicScale) and _rounds_in_blocks(made, root)
 
 
 def _in_two_parts(e: Emitter, x: str, shape: Shape, size: int) -> str:
@@ -114,19 +142,33 @@ def _stored(e: Emitter, found: Packed) -> list[str]:
     if kind == "f4e2m1":
         codes, scale = _doubled(e, found), e.add("Mul", scale, e.number(0.5, "f32"))
     else:
-        codes = _bytes(e, found.weight, (*found.shape, found.size * found.bits // 8))
-    if kind in ("i4", "i8"):  # from signed to unsigned
-        sign = e.number(0x88 if kind == "i4" else 0x80, "u8")
-        codes = e.add("BitwiseXor", codes, sign)
+        codes = _unsigned(e, found)
     return [codes, _per_block(e, found, scale), *_zeros(e, found)]
 
 
-def _bytes(e: Emitter, weight: Weight, shape: tuple[int, ...]) -> str:
-    """The initializer of the bytes of a weight, as u8 of a shape."""
-    name = e.graph.fresh(weight.name)
-    e.forms[name] = replace(e.storage.form(weight, weight.type.dtype), dtype="u8", shape=shape)
+def _unsigned(e: Emitter, found: Packed) -> str:
+    """Integer codes as MatMulNBits takes them: signed ones with their highest bit inverted, which
+    adds half of their number. Computed ones are written so, others are inverted in the graph."""
+    weight, sign = found.weight, _SIGNS.get(found.weight.type.dtype, 0)
+    shape = (*found.shape, found.size * found.bits // 8)
+    if not sign:
+        return _bytes(e, weight, shape)
+    if is_computed(e.storage.reader.complete(weight)):
+        return _bytes(e, weight, shape, sign)
+    return e.add("BitwiseXor", _bytes(e, weight, shape), e.number(sign, "u8"))
+
+
+def _bytes(e: Emitter, weight: Weight, shape: tuple[int, ...], flipped: int = 0) -> str:
+    """The initializer of the bytes of a weight, as u8 of a shape, with `flipped` bits inverted."""
+    name, kind = e.graph.fresh(weight.name), weight.type.dtype
+    form = e.storage.form(weight, kind)
+    e.forms[name] = replace(form, dtype="u8", shape=shape, flipped=flipped)
     e.graph.initializers[name] = TensorProto(name=name)  # per_rank.py fills it in
-    e.other_forms.setdefault(weight, UnboundRef(name))
+    back: Ref = UnboundRef(name)
+    if flipped:
+        words = UnboundRef(name, words_shape(_WORDS, kind, form.shape))
+        back = UnpackedRef(words, _WORDS, kind, form.shape)
+    e.other_forms.setdefault(weight, back)
     return name
 
 
@@ -208,7 +250,7 @@ def scales_refusal(op: Op) -> str | None:
 
 def _refusal(op: Op) -> str | None:
     kind = op.operands[0].type.dtype
-    if packed(op) is not None:
+    if packed(op) is not None or _rounds_in_blocks(op):
         return None
     if isinstance(op.operands[0].producer, ops.Quantize):
         return "would become a QGemm, whose sums overflow in 16 bits on processors without VNNI"
@@ -217,13 +259,15 @@ def _refusal(op: Op) -> str | None:
 
 def _not_native(op: Op) -> str | None:
     assert isinstance(op, ops.Quantize)
-    fits = op.dtype in ("i8", "u8") and per_index(op) is not None
+    fits = (op.dtype in ("i8", "u8") and per_index(op) is not None) or _rounds_in_blocks(op)
     return None if fits else "has codes or blocks without a fast kernel"
 
 
 @TABLE.lower(ops.Quantize, unless=_not_native)
 def quantize(e: Emitter, op: ops.Quantize) -> Lowered:
-    """QuantizeLinear."""
+    """QuantizeLinear; nothing for products that round their inputs themselves."""
+    if _rounds_in_blocks(op):
+        return Later(lambda: _expanded(e, op))
     dim = per_index(op)
     assert dim is not None
     shaped = [e.get(op.scale), *([e.get(op.zero)] if op.zero is not None else [])]
@@ -240,14 +284,30 @@ def quantize(e: Emitter, op: ops.Quantize) -> Lowered:
 @TABLE.lower(ops.Dequantize, unless=_refusal)
 def dequantize(e: Emitter, op: ops.Dequantize) -> Lowered:
     """DequantizeLinear; nothing for products, where MatMulNBits reads the codes."""
+    if packed(op) is None and _rounds_in_blocks(op):
+        return Later(lambda: _expanded(e, op))
     return Later(lambda: _made(e, op)) if packed(op) is not None else dequantized(e, op)
 
 
 def _made(e: Emitter, op: ops.Dequantize) -> str:
     if op.x.type.dtype != "f4e2m1" and scales_refusal(op) is None:
         return dequantized(e, op)
+    return _expanded(e, op)
+
+
+def _expanded(e: Emitter, op: Op) -> str:
     e.expand(op)
     return e.get(op.result)
+
+
+def _not_rounded(op: Op) -> str | None:
+    return None if _rounds_in_blocks(op) else "is no rounding that MatMulNBits does itself"
+
+
+@TABLE.lower(ops.DynamicScale, unless=_not_rounded)
+def dynamic_scale(e: Emitter, op: ops.DynamicScale) -> Lowered:
+    """Nothing for products that round their inputs themselves, else what it expands to."""
+    return Later(lambda: _expanded(e, op))
 
 
 def dequantized(e: Emitter, op: ops.Dequantize, scale: str = "") -> str:

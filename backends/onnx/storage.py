@@ -17,6 +17,7 @@ from math import prod
 from operator import itemgetter
 from pathlib import Path
 
+import numpy as np
 from onnx.onnx_ml_pb2 import TensorProto
 
 from irc.artifact.atomic import check_space
@@ -40,12 +41,16 @@ OWN, SHARED = "rank{}.weights", "shared.weights"
 
 @dataclass(frozen=True)
 class Form:
-    """How all ranks that run one graph store a weight: what is read, its dtype and shape."""
+    """How all ranks that run one graph store a weight: what is read, its dtype and shape.
+
+    `flipped` has the bits of every byte that are inverted when it is written.
+    """
 
     weight: Weight
     ref: Weight | Ref
     dtype: str
     shape: tuple[int, ...]
+    flipped: int = 0
 
     @property
     def nbytes(self) -> int:
@@ -120,12 +125,13 @@ class Storage:
         if not form.nbytes:
             proto.raw_data = b""
             return proto
-        extent = self.reader.extent(form.ref, rank)
+        extent = None if form.flipped else self.reader.extent(form.ref, rank)
         if extent is not None:
             real = replace(extent, path=os.path.realpath(extent.path))
             self._in_place.append((rank, proto, real))
             return proto
-        key = self.reader.pieces(form.ref, rank), form.dtype, form.shape  # equal for equal bytes
+        pieces = self.reader.pieces(form.ref, rank)
+        key = pieces, form.dtype, form.shape, form.flipped  # equal for equal bytes
         known = self._converted.setdefault(key, _Converted(form))
         known.protos.append(proto)
         known.ranks.append(rank)
@@ -170,7 +176,8 @@ class Storage:
         """The bytes to be written in order: weight by weight, and shard by shard."""
         shards: dict[object, list[_Converted]] = {}
         for each in self._converted.values():
-            shards.setdefault((each.form.weight, each.form.shape), []).append(each)
+            form = each.form
+            shards.setdefault((form.weight, form.shape, form.flipped), []).append(each)
         return [*shards.values()]
 
     def _write_own(self, folder: Path, progress: Progress) -> dict[str, str]:
@@ -202,7 +209,8 @@ class Storage:
             facts = os.stat(path)
             text.append(f"{os.path.realpath(path)} {facts.st_size} {facts.st_mtime_ns}")
         for group, ref in zip(groups, refs, strict=True):
-            text.append(f"{ref} {group[0].form.dtype} {group[0].form.shape}")
+            form = group[0].form
+            text.append(f"{ref} {form.dtype} {form.shape} {form.flipped}")
             text += [f"{each.file} {each.offset} {each.ranks}" for each in group]
         return Unfinished(folder, hashlib.sha256("\n".join(text).encode()).hexdigest())
 
@@ -250,6 +258,7 @@ class Storage:
             ends = [each.offset for each in group]
             for _, blocks in items:
                 for i, (each, block) in enumerate(zip(group, blocks, strict=True)):
+                    block = block ^ np.uint8(each.form.flipped) if each.form.flipped else block
                     ends[i] += files[each.file].write(ends[i], block.data)
                 done += sum(block.nbytes for block in blocks)
                 progress("writing the weights", done / total)

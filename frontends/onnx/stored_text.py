@@ -13,7 +13,7 @@ from irc.ir.core import Module, Weight
 from irc.ir.verify import verify
 from irc.onnx_format.module_text import CHECKSUM, TEXT, checksum
 from irc.text import parse_module
-from irc.weights import Cast, UnboundRef, ZerosRef
+from irc.weights import Cast, Ref, UnboundRef, UnpackedRef, ZerosRef
 
 if TYPE_CHECKING:
     from onnx import ModelProto, TensorProto
@@ -44,7 +44,8 @@ def stored_module(model: ModelProto, files: Files, bound: Mapping[str, Data]) ->
     except Error as error:
         return _without(files, f"this irc does not read the text in it ({error.message})")
     for weight in module.weights.values():
-        name = weight.ref.key if isinstance(weight.ref, UnboundRef) else ""
+        held = _held(weight.ref)
+        name = held.key if isinstance(held, UnboundRef) else ""
         if name not in tensors and name not in bound:
             return None  # its weights are inputs, and no manifest says where their bytes are
         _bind(weight, bound[name] if name in bound else files.data(tensors[name]), files)
@@ -53,18 +54,27 @@ def stored_module(model: ModelProto, files: Files, bound: Mapping[str, Data]) ->
     return module
 
 
+def _held(ref: Ref) -> Ref:
+    """The reference to a tensor of the file that another is computed from."""
+    return ref.source if isinstance(ref, UnpackedRef) else ref
+
+
 def _bind(weight: Weight, data: Data, files: Files) -> None:
     """Refer to the bytes of a weight, with a cast where they are stored in another dtype."""
-    padded = weight.ref.shape if isinstance(weight.ref, UnboundRef) else None
-    if data.dtype == "u8" != weight.type.dtype:  # codes that a node reads as bytes
+    held = _held(weight.ref)
+    padded = held.shape if isinstance(held, UnboundRef) else None
+    kind = weight.type.dtype if held is weight.ref else "i32"  # of the elements, or of words
+    if data.dtype == "u8" != kind:  # codes that a node reads as bytes
         sizes = tuple(int(str(size)) for size in padded or weight.type.shape)
-        viewed = replace(data, dtype=weight.type.dtype, shape=sizes)
+        viewed = replace(data, dtype=kind, shape=sizes)
         data = viewed if viewed.nbytes == data.nbytes else data
     if data.shape != (padded or weight.type.shape):
         raise Error(f"the weight {weight.name} is {weight.type} and its tensor {list(data.shape)}")
     ref = files.ref(data) if data.count else ZerosRef(data.shape, data.dtype)
-    kind = weight.type.dtype
     ref = ref if kind == data.dtype else ref.then(Cast(kind))
+    if isinstance(weight.ref, UnpackedRef):
+        weight.ref = replace(weight.ref, source=ref)
+        return
     for step in weight.ref.steps:
         ref = ref.then(step)
     weight.ref = ref

@@ -97,6 +97,8 @@ for _scheme in (
     Scheme("w4a16", ("int4", GROUP), doc="4-bit weights in groups",
            aliases="int4_wo int4_weights int4_weights|per_group"),
     Scheme("w4a16_asym", ("uint4", GROUP), doc="4-bit weights in groups with zero points"),
+    Scheme("w4a8_int8", ("int4", GROUP), "block", "int8",
+           doc="4-bit weights and INT8 inputs in groups"),
     Scheme("w4a16_awq", ("int4", GROUP), algorithm="awq",
            doc="4-bit weights scaled by what their inputs need (AWQ)", aliases="int4_awq"),
     Scheme("w4a16_gptq", ("int4", GROUP), algorithm="gptq",

@@ -13,7 +13,10 @@ import irc.passes
 from irc.backends.reference import evaluate
 from irc.frontends.onnx import import_onnx
 from irc.ir.core import Module
+from irc.passes.quantize import QuantizeModule
+from irc.pipeline import run_pipeline
 from tests.fresh import fresh
+from tests.rows import ROWS, row_error
 
 assert irc.passes
 N, K = 24, 160
@@ -42,7 +45,7 @@ def module(
         file = f'file @f = "{path}"'
     given = ", zero=@z" if zero else ""
     zeros = f'weight @z : {kind}{list(scales)} = random("z", 1, 7.0)' if zero else ""
-    return irc.parse(f"""module @m dims(B=1:2:4) {{
+    return irc.parse(f"""module @m dims(B=1:2:{ROWS}) {{
       {file}
       weight @w : {kind}[{N}, {K}] = random("w", 1, {LARGEST[kind]})
       weight @s : {made[0]}{list(scales)} = {made[1]}
@@ -56,15 +59,16 @@ def module(
     }}""")
 
 
-def run(made: Module, folder: Path, pipeline: str | None = None) -> tuple[list[str], float]:
-    """(the operators of the model, the largest error relative to the largest result)."""
-    x = fresh(3).standard_normal((3, 2, K)).astype(np.float32)
+def run(
+    made: Module, folder: Path, pipeline: str | None = None, rounded: bool = False
+) -> tuple[list[str], float]:
+    """(the operators of the model, the largest error relative to the largest result of a row)."""
+    x = fresh(3).standard_normal((ROWS, 2, K)).astype(np.float32)
     x[..., 3] *= 50  # an outlier channel
     wanted = evaluate(made, {"x": x})["y"]
     found = irc.compile(made, folder, pipeline=pipeline).run({"x": x})["y"]
     graph = onnx.load(folder / "rank0.onnx", load_external_data=False).graph
-    error = float(np.abs(found - wanted).max() / np.abs(wanted).max())
-    return [node.op_type for node in graph.node], error
+    return [node.op_type for node in graph.node], row_error(found, wanted, rounded)
 
 
 CASES = [
@@ -121,6 +125,52 @@ def test_the_model_is_read_back(kind: str, tmp_path: Path) -> None:
     irc.compile(made, tmp_path)
     again, x = import_onnx(tmp_path / "rank0.onnx"), {"x": np.ones((1, 2, K), np.float32)}
     np.testing.assert_array_equal(evaluate(again, x)["y"], evaluate(made, x)["y"])
+
+
+@pytest.mark.parametrize("scheme", ["w4a16", "w8a16", "w4a16_asym"])
+def test_computed_codes_are_written_unsigned(scheme: str, tmp_path: Path) -> None:
+    """So no node inverts their signs when the model is loaded; it is read back as it was."""
+    made = irc.parse(f"""module @m dims(B=1:2:{ROWS}) {{
+      weight @w : f32[{N}, {K}] = random("w", 1, 0.1)
+      func @forward(%x: f32[B, 2, {K}]) -> (y: f32[B, 2, {N}]) {{
+        %y = linear %x, @w : f32[B, 2, {N}]
+        return %y }} }}""")
+    run_pipeline(made, [QuantizeModule(scheme=scheme)])
+    nodes, error = run(made, tmp_path)
+    assert "MatMulNBits" in nodes and "BitwiseXor" not in nodes
+    assert error < CLOSE
+    again, x = import_onnx(tmp_path / "rank0.onnx"), {"x": np.ones((1, 2, K), np.float32)}
+    assert [op.opname for op in again.ops()] == [op.opname for op in made.ops()]
+    np.testing.assert_array_equal(evaluate(again, x)["y"], evaluate(made, x)["y"])
+
+
+@pytest.mark.parametrize(
+    ("kind", "block", "scales", "alone", "rounds"),
+    [
+        ("i4", 32, (N, K // 32), True, False),
+        ("u4", 16, (1, K // 16), True, False),
+        ("i8", 32, (N, 1), True, False),
+        ("i4", 16, (N, K // 32), True, True),  # other blocks than those of the product
+        ("i4", 80, (N, K // 80), True, True),
+        ("i4", 32, (N, K // 32), False, True),  # the rounded numbers have another user
+    ],
+)
+def test_a_product_rounds_its_inputs(
+    kind: str, block: int, scales: tuple[int, int], alone: bool, rounds: bool, tmp_path: Path
+) -> None:
+    """MatMulNBits rounds to 8 bits in blocks, so no other node has to."""
+    body = f"""%s = dynamic_scale %x {{dtype="i8", block={block}}} : f32[B, 2, {K // block}]
+        %c = quantize %x, %s {{dtype="i8"}} : i8[B, 2, {K}]
+        %d = dequantize %c, %s : f32[B, 2, {K}]
+        %y = linear %d, %w, bias=@b"""
+    if not alone:
+        body = f"""{body.replace("%y", "%l")} : f32[B, 2, {N}]
+        %m = reduce_max %d {{dims=[-1], keep}} : f32[B, 2, 1]
+        %y = add %l, %m"""
+    nodes, error = run(module(kind, scales, body=body), tmp_path, "inline", rounded=True)
+    assert nodes.count("MatMulNBits") == 1
+    assert ("Round" in nodes) is rounds and ("Split" in nodes) is (rounds and alone)
+    assert error < CLOSE
 
 
 def test_activations_of_four_bits_are_rounded_to_even(tmp_path: Path) -> None:
