@@ -142,7 +142,7 @@ class Storage:
 
         `progress` gets the name of the step and the fraction that is done.
         """
-        self.reader.check_copied((each.form.ref for each in self._converted.values()), moved=True)
+        self.reader.check_copied((own.form.ref for own in self._converted.values()), moved=True)
         found = self.locate(folder)
         return replace(found, hashes=self._write_own(folder, progress or silent))
 
@@ -225,7 +225,7 @@ class Storage:
         if kept is not None:
             folder = kept.folder
         first = 0 if kept is None else kept.count
-        check_space(folder, sum(each.form.nbytes for each in chain(*groups[first:])))
+        check_space(folder, sum(shard.form.nbytes for shard in chain(*groups[first:])))
         ends = dict.fromkeys((each.file for each in chain(*groups)), 0)
         for each in chain(*groups[:first]):
             ends[each.file] = max(ends[each.file], each.offset + each.form.nbytes)

@@ -19,13 +19,14 @@ Pair: TypeAlias = int | tuple[int, int]  # of height and width, or of both
 
 
 def _pair(size: Pair, least: int, what: str) -> tuple[int, int]:
-    pair = (size, size) if isinstance(size, int) else tuple(size)
-    if len(pair) != 2 or not all(type(each) is int and each >= least for each in pair):
+    pair = size if isinstance(size, (tuple, list)) else (size, size)
+    if len(pair) != 2 or not all(type(number) is int and number >= least for number in pair):
         raise Error(
             f"{what} is {size!r}; expected a number of at least {least}, or two such numbers",
             loc=here(),
         )
-    return pair
+    height, width = pair
+    return height, width
 
 
 class Conv2d(Module):
@@ -84,7 +85,9 @@ class _Pool2d(Module):
     def _pooled(self, x: Tensor, fill: float, join: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
         """Each window's elements joined, one dimension after the other."""
         if x.ndim != 4:
-            raise Error(f"expected an image [B, channels, height, width], found {x.type}")
+            raise Error(
+                f"expected an image [B, channels, height, width], found {x.type}", loc=here()
+            )
         if any(self.padding):
             around = (0, 0, *self.padding)
             x = F.pad(x, before=around, after=around, value=fill)

@@ -2,7 +2,7 @@
 
 import dataclasses
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -99,13 +99,13 @@ def test_layers_of_images_agree_with_torch(
     ours, theirs = LIKE_TORCH[case]
     other = theirs(torch.nn).eval()
     with torch.no_grad():
-        for each in other.state_dict().values():
-            if each.is_floating_point():
-                each.copy_(torch.from_numpy(RANDOM.uniform(0.5, 2, each.shape)))
+        for weight in other.state_dict().values():
+            if weight.is_floating_point():
+                weight.copy_(torch.from_numpy(RANDOM.uniform(0.5, 2, weight.shape)))
     x = RANDOM.normal(size=size).astype(np.float32)
     module = irc.trace(ours(), {"x": irc.Spec("f32", ("B", *size[1:]))}, {"B": (1, 1, 4)})
     if module.weights:
-        arrays = {name: each.numpy() for name, each in other.state_dict().items()}
+        arrays = {name: weight.numpy() for name, weight in other.state_dict().items()}
         arrays.pop("num_batches_tracked", None)
         write_safetensors(tmp_path / "model.safetensors", arrays)
         huggingface.bind(module, tmp_path)
@@ -116,17 +116,25 @@ def test_layers_of_images_agree_with_torch(
     close(artifact({"x": x})["result0"], wanted)
 
 
-def test_layers_of_images_refuse_other_sizes() -> None:
-    for make in (
-        lambda: layers.Conv2d(6, 4, 3, groups=4),
-        lambda: layers.Conv2d(6, 4, 0),
-        lambda: layers.MaxPool2d((2, 2, 2)),  # pyright: ignore[reportArgumentType]
-        lambda: layers.AvgPool2d(2, padding=2),
-        lambda: run(layers.MaxPool2d(9), x=np.zeros((1, 1, 8, 9), np.float32)),
-        lambda: run(layers.MaxPool2d(2), x=X),
-    ):
-        with pytest.raises(irc.Error):
-            make()
+WRONG_IMAGES: dict[str, Any] = {
+    "4 groups do not divide 6 channels and 4": lambda: layers.Conv2d(6, 4, 3, groups=4),
+    "kernel_size is 0; expected a number of at least 1": lambda: layers.Conv2d(6, 4, 0),
+    "kernel_size is (2, 2, 2); expected": lambda: layers.MaxPool2d(cast("Any", (2, 2, 2))),
+    "stride is 1.5; expected": lambda: layers.MaxPool2d(2, cast("Any", 1.5)),
+    "padding is 'same'; expected": lambda: layers.Conv2d(6, 4, 3, padding=cast("Any", "same")),
+    "a padding of 2 is more than half of kernel_size 2": lambda: layers.AvgPool2d(2, padding=2),
+    "a window of 9 does not fit into f32[1, 1, 8, 9]": lambda: run(
+        layers.MaxPool2d(9), x=np.zeros((1, 1, 8, 9), np.float32)
+    ),
+    "expected an image [B, channels, height, width]": lambda: run(layers.MaxPool2d(2), x=X),
+}
+
+
+@pytest.mark.parametrize("message", WRONG_IMAGES)
+def test_layers_of_images_refuse_other_sizes(message: str) -> None:
+    with pytest.raises(irc.Error) as caught:
+        WRONG_IMAGES[message]()
+    assert message in str(caught.value) and "test_layers.py" in str(caught.value)
 
 
 def standard(x: np.ndarray) -> np.ndarray:
