@@ -142,7 +142,7 @@ class Storage:
 
         `progress` gets the name of the step and the fraction that is done.
         """
-        self.reader.check_copied((own.form.ref for own in self._converted.values()), moved=True)
+        self.reader.check_copied(own.form.weight for own in self._converted.values())
         found = self.locate(folder)
         return replace(found, hashes=self._write_own(folder, progress or silent))
 

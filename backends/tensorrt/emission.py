@@ -89,7 +89,7 @@ class Emission:
     def _write(self) -> Emitted:
         storage = self._storage()
         weights = [] if self._outside else self.module.weights.values()
-        storage.reader.check_copied(weights, moved=True)
+        storage.reader.check_copied(weights)
         findings: dict[str, list[Finding]] = {}
         graphs = self._graphs(storage)
         found = storage.write(self.folder, self.progress)

@@ -171,7 +171,7 @@ def test_a_tp_plan_in_the_folder_is_read(checkpoint: Path, tmp_path: Path) -> No
 
 def test_an_artifact_of_several_ranks_compiles_again(checkpoint: Path, tmp_path: Path) -> None:
     works("compile", checkpoint, "-o", tmp_path / "a", "--mesh", "tp=2")
-    works("compile", tmp_path / "a", "-o", tmp_path / "b")
+    works("compile", tmp_path / "a", "-o", tmp_path / "b", "--checkpoint", checkpoint)
     one, two = ((tmp_path / name / "module.irc").read_text() for name in "ab")
     assert one == two
 

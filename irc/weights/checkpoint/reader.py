@@ -15,7 +15,7 @@ from ...ir.core import Module, Weight
 from ...ir.dtypes import dtype as dtype_called
 from ...ir.dtypes import numpy_dtype, packed
 from .. import BytesRef, Cast, ComputedRef, ConcatRef, FileRef, RandomRef, Ref, UnboundRef, ZerosRef
-from ..computed import AT_ONCE, is_computed
+from ..computed import AT_ONCE
 from ..safetensors import Tensor
 from ..shapes import ref_dtype, shape_before, shapes_of, stated
 from .files import Array, Extent, File
@@ -113,24 +113,17 @@ class Reader:
             held = f"{dtype}[{', '.join(map(str, shape))}]"
             raise Error(f"weight @{weight.name} is {weight.type}, but {weight.ref} is {held}")
 
-    def check_copied(self, weights: Iterable[Weight | Ref], moved: bool = False) -> None:
-        """An Error where a copy of weights would copy bytes of a `foreign` file of the module.
-
-        `moved`: tensors of a checkpoint may be sharded, reordered and cast, as a backend needs it.
-        """
+    def check_copied(self, weights: Iterable[Weight | Ref]) -> None:
+        """An Error where a copy of weights would copy bytes of a `foreign` file of the module."""
         for weight in weights:
-            ref = self.complete(weight)
-            is_raw = any(isinstance(source, BytesRef) for source in ref.sources())
-            if moved and not is_raw and not is_computed(ref):
-                continue
-            for name in ref.files():
+            for name in self.complete(weight).files():
                 if name in self._module.foreign:
                     what = f"@{weight.name}" if isinstance(weight, Weight) else str(weight)
                     raise Error(
                         f"the artifact would get a copy of {what} from {self.path(name)}, which "
                         "the source names and which is not in its folder; name the folder of the "
-                        "weights with --checkpoint, or give --trust if you trust who wrote the "
-                        "source"
+                        "weights with --checkpoint, or give --trust if you wrote the source or "
+                        "trust who did"
                     )
 
     def read(self, weight: Weight | Ref, rank: int = 0) -> Array:
