@@ -227,12 +227,14 @@ def _facts(prepared: Prepared, folder: Path) -> dict[str, Any]:
 
 def _from_folder(pipeline: str, folder: Path) -> str:
     """A pipeline whose plans are named from `folder`, as weights are, wherever both lie."""
+    from ..passes.shard.plan import DEFAULT
     from ..pipeline import Pipeline, parse_pipeline
 
     passes: list[Any] = [*parse_pipeline(pipeline)]
-    for i, each in enumerate(passes):
-        if os.path.isfile(plan := getattr(each, "plan", "")):
-            passes[i] = replace(each, plan=os.path.relpath(plan, folder))
+    for i, pass_ in enumerate(passes):
+        plan = getattr(pass_, "plan", DEFAULT)
+        if isinstance(plan, str) and plan != DEFAULT and os.path.isfile(plan):
+            passes[i] = replace(pass_, plan=os.path.relpath(plan, folder))
     return str(Pipeline(tuple(passes)))
 
 

@@ -16,13 +16,13 @@ from irc.quantization.sites import Site, by_input, find_sites
 from irc.rewrite import permit
 
 from ..shard.notes import grouped
-from ..shard.plan import megatron, read_plan
+from ..shard.plan import DEFAULT, read_plan
 from ..shared.edit import free_name
 from . import auto, awq, gptq, smoothquant  # noqa: F401  # pyright: ignore[reportUnusedImport]
 from .activations import Activation, activation_of, quantize_input
 from .algorithms import CHOOSE, RESCALE, Array, Context, check_algorithms, check_statistics
 from .assignment import Assigner, Assignment
-from .caches import check_kind, quantize_caches
+from .caches import check_kind, parse_scales, quantize_caches
 from .selection import HEAD, Selection, is_head
 from .table import Row, read_caches, read_table
 from .weights import quantize_weights, use_weight
@@ -55,7 +55,7 @@ class QuantizeModule(Pass):
     table: str = ""
     budget: str = ""
     observer: str = ""
-    plan: str = "megatron"
+    plan: str = DEFAULT
 
     @classmethod
     def known_values(cls) -> dict[str, dict[str, str]]:
@@ -71,7 +71,9 @@ class QuantizeModule(Pass):
         if self.scheme or self.table:
             self._quantize(context)
         if self.caches:
-            found.count("caches", quantize_caches(self.caches, self.kv_scales or (), context))
+            found.count(
+                "caches", quantize_caches(self.caches, parse_scales(self.kv_scales or ()), context)
+            )
         found.notes = grouped(found.notes)
         stats.update(found)
 
@@ -91,6 +93,9 @@ class QuantizeModule(Pass):
         check_observer(self.observer)
         if self.caches:
             check_kind(self.caches)
+        elif self.kv_scales:
+            raise Error("quantize: kv_scales have no effect without kv")
+        parse_scales(self.kv_scales or ())
 
     @property
     def caches(self) -> str:
@@ -138,8 +143,7 @@ class QuantizeModule(Pass):
         if self.scheme == AUTO:
             open = [site for site in sites if site.name in rows and rows[site.name].scheme is None]
             rows |= _chosen(open, context)
-        plan = megatron() if self.plan == "megatron" else read_plan(self.plan)
-        assigner = Assigner(module, plan, stats)
+        assigner = Assigner(module, read_plan(self.plan), stats)
         found: list[Assignment] = []
         for site in _apart([site for site in sites if site.name in rows], module):
             row = rows[site.name]

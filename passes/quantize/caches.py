@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
+from math import inf, nan
 from typing import Any
+
+import numpy as np
 
 from irc.errors import Error, did_you_mean
 from irc.ops import CacheUpdate, Dequantize, Quantize
@@ -25,22 +28,38 @@ def check_kind(kind: str) -> None:
         raise Error(f"no format of caches called {kind!r}{did_you_mean(kind, KINDS)}; give {known}")
 
 
-def quantize_caches(kind: str, scales: Sequence[str], context: Context) -> int:
+def parse_scales(texts: Iterable[str]) -> dict[str, float]:
+    """By the argument of a cache, its scale, from texts such as "k0=0.02"."""
+    scales: dict[str, float] = {}
+    for text in texts:
+        name, _, number = text.partition("=")
+        try:
+            scales[name] = float(number)
+        except ValueError:
+            scales[name] = nan
+        if not 0 < np.float32(scales[name]) < inf:
+            raise Error(f'{text!r} is no scale of a cache; give one above 0, such as "k0=0.02"')
+    return scales
+
+
+def quantize_caches(kind: str, scales: Mapping[str, float], context: Context) -> int:
     """Store all caches as int8 or fp8, with a scale per cache; returns how many there were.
 
-    `scales`, such as "k0=0.02", hold without calibration. An FP8 cache that has none has the scale
-    1: its numbers keep their exponents.
+    `scales` hold without calibration. An FP8 cache that has none has the scale 1: its numbers keep
+    their exponents.
     """
-    known = {name: float(scale) for name, _, scale in (each.partition("=") for each in scales)}
-    sites = [site for site in find_caches(context.module) if permit("quantize", site.op)]
+    caches = find_caches(context.module)
+    for name in scales.keys() - {site.name for site in caches}:
+        context.stats.explain(f"no cache is called {name}, so its scale is left out")
+    sites = [site for site in caches if permit("quantize", site.op)]
     for site in sites:
-        _quantize(site, kind, _scale(site, kind, known, context))
+        _quantize(site, kind, _scale(site, kind, scales, context))
     return len(sites)
 
 
-def _scale(site: CacheSite, kind: str, known: Mapping[str, float], context: Context) -> float:
-    if context.statistics is None and site.name in known:
-        return known[site.name]
+def _scale(site: CacheSite, kind: str, scales: Mapping[str, float], context: Context) -> float:
+    if context.statistics is None and site.name in scales:
+        return scales[site.name]
     if kind == "fp8" and context.statistics is None:
         return 1.0
     statistics = context.calibrated(f"a cache in {kind}")

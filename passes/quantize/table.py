@@ -48,7 +48,7 @@ def _read(table: str) -> Mapping[str, Any]:
         return read_object(Path(table), _WHAT)
     try:
         return json.loads(table)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise Error(f"{_WHAT} is not JSON: {error}") from None
 
 

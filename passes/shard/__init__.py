@@ -12,7 +12,7 @@ from .even_blocks import even_blocks
 from .heads import even_heads
 from .notes import grouped
 from .place import place
-from .plan import megatron, read_plan
+from .plan import DEFAULT, read_plan
 from .segments import cut_segments
 from .share import share_of_weights
 from .smaller_blocks import smaller_blocks
@@ -32,12 +32,12 @@ class ShardModule(Pass):
     """
 
     mesh: str = ""
-    plan: str = "megatron"
+    plan: str = DEFAULT
     sequence: bool = False
 
     def run(self, module: Module, stats: Stats) -> None:
         self._check(module)
-        rows = megatron() if self.plan == "megatron" else read_plan(self.plan)
+        rows = read_plan(self.plan)
         if self.mesh:
             module.mesh = _merged(module.mesh, Mesh.parse(self.mesh))
         if all(size == 1 for axis, size in module.mesh.axes if axis != "pp"):
@@ -52,7 +52,7 @@ class ShardModule(Pass):
         for function in module.functions.values():
             Solver(module, function, placement, found, self.sequence).run()
         found.notes = grouped(found.notes)
-        found.summary = share_of_weights(module, rows, origins, self.plan == "megatron")
+        found.summary = share_of_weights(module, rows, origins, self.plan == DEFAULT)
         stats.update(found)
 
     def _check(self, module: Module) -> None:

@@ -5,12 +5,12 @@ Arguments of the main function are matched as well. The word `megatron` stands f
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
-from typing import Any, cast
+from pathlib import Path
 
 from irc.errors import Error
 from irc.files import open_file
+from irc.json_files import read_object
 
 from .rows import Row, row
 from .tp_plan import styled_rows, tp_plan_in
@@ -26,6 +26,7 @@ POSITION = (
     "pos_embed segment_embeddings"
 )
 EMBEDDING = "embed_tokens wte word_embeddings tok_embeddings embedding embed embed_in"
+DEFAULT = "megatron"
 ENDS = ("lm_head", "embed_out", *EMBEDDING.split())
 
 
@@ -61,8 +62,12 @@ def _named(modules: str, weight: str, bias: str, source: str) -> list[Row]:
 def read_plan(path: str) -> list[Row]:
     """The rows of a file: lines of text (# begins a comment), or JSON with a Hugging Face tp_plan.
 
-    JSON is a tp_plan itself or a config.json that has one.
+    JSON is a tp_plan itself or a config.json that has one. The name `DEFAULT` is no file.
     """
+    if path == DEFAULT:
+        return megatron()
+    if path.endswith(".json"):
+        return _from_json(path)
     try:
         with open_file(path) as file:
             text = file.read().decode()
@@ -71,12 +76,10 @@ def read_plan(path: str) -> list[Row]:
             f"cannot read the plan {path}: {error}; a plan is megatron, or a file of rows such as "
             "*.q_proj.weight 0@tp"
         ) from None
-    if path.endswith(".json"):
-        return _from_json(text, path)
     rows: list[Row] = []
     for number, line in enumerate(text.splitlines(), 1):
         line = line.partition("#")[0].strip()
-        if line == "megatron":
+        if line == DEFAULT:
             rows += megatron()
         elif line:
             rows.append(replace(row(line, f"{path}:{number}"), must_fit=True))
@@ -85,14 +88,10 @@ def read_plan(path: str) -> list[Row]:
     return rows
 
 
-def _from_json(text: str, path: str) -> list[Row]:
-    try:
-        found: Any = json.loads(text)
-    except ValueError as error:
-        raise Error(f"the plan {path} is not JSON: {error}") from None
-    if not isinstance(found, dict) or not found:
+def _from_json(path: str) -> list[Row]:
+    table = read_object(Path(path), "the plan")
+    if not table:
         raise Error(f"the plan {path} is no table of module patterns")
-    table = cast("dict[str, Any]", found)
     plan = tp_plan_in(table, path)
     if plan is None and "model_type" in table:
         raise Error(f"{path} has no tp_plan (base_model_tp_plan); give another plan, or megatron")
@@ -101,4 +100,4 @@ def _from_json(text: str, path: str) -> list[Row]:
     return [*styled_rows(plan or table, path), *ends]
 
 
-__all__ = ["Row", "megatron", "read_plan", "tp_plan_in"]
+__all__ = ["DEFAULT", "Row", "megatron", "read_plan", "tp_plan_in"]

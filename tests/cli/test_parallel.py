@@ -150,6 +150,15 @@ def test_a_plan_of_the_user_is_followed(checkpoint: Path, tmp_path: Path) -> Non
     assert f"{plan}:1: *.nope.weight 0@tp fits no weight" in said
 
 
+def test_a_file_called_as_the_default_plan_is_no_plan(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("megatron").write_text("")
+    works("compile", checkpoint, "-o", "out", "--mesh", "tp=2", "--quantize", "w8a16")
+    assert "plan" not in json.loads(Path("out/config.json").read_text())["pipeline"]
+
+
 def test_a_tp_plan_in_the_folder_is_read(checkpoint: Path, tmp_path: Path) -> None:
     folder = tmp_path / "ck"
     shutil.copytree(checkpoint, folder)

@@ -157,6 +157,14 @@ def test_caches_hold_codes() -> None:
     assert 0 < error < 0.15
 
 
+def test_scales_of_caches_that_are_given() -> None:
+    module = tiny_llama(head_dim=4, num_hidden_layers=1)
+    stats = quantized(module, 'kv=fp8, kv_scales=["v0=0.25", "k7=2"]')
+    scales: list[Any] = [op.value for op in module.ops() if isinstance(op, Full)]
+    assert sorted(set(scales)) == [0.25, 1.0]
+    assert "no cache is called k7, so its scale is left out" in stats.notes
+
+
 def test_a_calibrated_cache_uses_all_codes(tmp_path: Path) -> None:
     module = tiny_llama(head_dim=4, num_hidden_layers=1)
     names = [str(arg.name) for arg in module.main.args[4:]]
