@@ -26,9 +26,9 @@ def stays_in(path: str | os.PathLike[str], folder: str | os.PathLike[str]) -> bo
     The files of a snapshot in a Hugging Face cache are links to the `blobs` beside its snapshots.
     """
     place = Path(os.path.realpath(folder))
-    for each in (place, *place.parents):
-        if each.name == "snapshots" and (each.parent / "blobs").is_dir():
-            place = each.parent
+    for above in (place, *place.parents):
+        if above.name == "snapshots" and (above.parent / "blobs").is_dir():
+            place = above.parent
             break
     return "\0" not in os.fspath(path) and place in Path(os.path.realpath(path)).parents
 

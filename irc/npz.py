@@ -69,11 +69,11 @@ def open_npz(path: Path) -> Generator[dict[str, Member]]:
                 what = "holds one array without a name, not an .npz archive"
                 raise Error(f"{path} {what}; write it with numpy.savez")
             archive = stack.enter_context(zipfile.ZipFile(file))
-            found = [
+            members = [
                 _opened(stack.enter_context(archive.open(info)), info, path)
                 for info in archive.infolist()
             ]
-        yield {member.name: member for member in found}
+        yield {member.name: member for member in members}
 
 
 def _opened(file: IO[bytes], info: zipfile.ZipInfo, path: Path) -> Member:
@@ -119,9 +119,9 @@ def read_whole(path: Path, members: Iterable[Member]) -> Arrays:
 
 def _free_memory() -> int:
     """Bytes of memory that can be used without swapping; all where the system does not say."""
-    with suppress(OSError, ValueError), open("/proc/meminfo", encoding="ascii") as file:
-        found = dict(line.split(":") for line in file)
-        return int(found["MemAvailable"].removesuffix("kB\n")) << 10
+    with suppress(OSError, ValueError, KeyError), open("/proc/meminfo", encoding="ascii") as file:
+        facts = dict(line.split(":") for line in file)
+        return int(facts["MemAvailable"].removesuffix("kB\n")) << 10
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 

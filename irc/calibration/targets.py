@@ -48,17 +48,17 @@ class Target:
 
 def find_targets(module: Module, gram: bool) -> list[Target]:
     """The targets of a module, in the order of its operations; copies have the same ones."""
-    found = [
+    targets = [
         Target(tuple(dict.fromkeys(s.key for s in same)), same[0].x, gram, len(same[0].shape) > 2)
         for same in by_input(find_sites(module))
     ]
-    found += [Target((cache.name,), cache.new) for cache in find_caches(module)]
-    if not found:
+    targets += [Target((cache.name,), cache.new) for cache in find_caches(module)]
+    if not targets:
         raise Error(
             "the model has no linear with a float weight and no cache of floats, so there is "
             "nothing to calibrate"
         )
-    return found
+    return targets
 
 
 def groups(targets: Sequence[Target], sizes: Mapping[str, int], memory: int) -> list[list[int]]:

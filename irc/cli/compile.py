@@ -246,8 +246,8 @@ def _print(facts: dict[str, Any]) -> None:
     for each in facts["passes"]:
         for note in each["notes"]:
             print(f"  {each['pass'].partition('{')[0]}: {printable(note)}")
-    summaries = [each["summary"] for each in facts["passes"] if each["summary"]]
-    for note in (*facts["notes"], *summaries):
+    summaries = (pass_["summary"] for pass_ in facts["passes"])
+    for note in filter(None, (*facts["notes"], *summaries)):
         print(f"  {printable(note)}")
     if facts["artifact"] is None:
         print(f"nothing written (dry run), {facts['seconds']:.1f} s")

@@ -106,9 +106,9 @@ def read_prompt(option: str) -> str:
 
 def parse_ids(text: str) -> list[int]:
     """Token ids from a text such as `1 15043, 29892`."""
-    found: list[int] = []
+    ids: list[int] = []
     for word in text.replace(",", " ").split():
         if (token := whole_number_in(word)) is None:
             raise Error(f"with --raw-ids the prompt is numbers such as 1 15043, not {word!r}")
-        found.append(token)
-    return found
+        ids.append(token)
+    return ids

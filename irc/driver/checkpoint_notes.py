@@ -27,12 +27,14 @@ def checkpoint_notes(module: Module, folder: Path | None) -> list[str]:
     """Sentences about the files of a checkpoint folder, if there is one."""
     if folder is None:
         return []
-    config, generation = (_object(folder / f"{each}config.json") for each in ("", "generation_"))
+    config, generation = (
+        _object(folder / name) for name in ("config.json", "generation_config.json")
+    )
     notes: list[str] = []
-    longest, known = module.dims.get("C", (0, 0, 0))[2], config.get("max_position_embeddings")
-    if isinstance(known, int) and longest > known:
+    longest, trained = module.dims.get("C", (0, 0, 0))[2], config.get("max_position_embeddings")
+    if isinstance(trained, int) and longest > trained:
         notes.append(
-            f"C={longest} is beyond max_position_embeddings={known} of config.json: texts longer "
+            f"C={longest} is beyond max_position_embeddings={trained} of config.json: texts longer "
             "than the model was made for"
         )
     if (folder / "adapter_config.json").is_file():
@@ -41,9 +43,11 @@ def checkpoint_notes(module: Module, folder: Path | None) -> list[str]:
             "(merge_and_unload of peft)"
         )
     given = {**config, **generation}
-    set_ = [name for name, no in _CHOICE.items() if (given.get(name) or no) != no]
-    if set_:
-        notes.append(f"{', '.join(set_)} of the checkpoint: ignored, irc generate chooses greedily")
+    ignored = [name for name, no in _CHOICE.items() if (given.get(name) or no) != no]
+    if ignored:
+        notes.append(
+            f"{', '.join(ignored)} of the checkpoint: ignored, irc generate chooses greedily"
+        )
     return notes
 
 

@@ -159,8 +159,8 @@ class Quantization:
             codes = [op.x for op in module.ops() if isinstance(op, Dequantize)]
             experts = any(isinstance(x, Weight) and x.type.ndim > 2 for x in codes)
             texts = [_LINEAR, _EXPERTS] if experts else [_LINEAR]
-            each = [runnable_schemes(backend, text.replace("f32", dtype)) for text in texts]
-            names = ", ".join(name for name in each[0] if name in each[-1]) or "none"
+            runnable = [runnable_schemes(backend, text.replace("f32", dtype)) for text in texts]
+            names = ", ".join(name for name in runnable[0] if name in runnable[-1]) or "none"
             error.add_note(f"schemes that {backend.name} can run: {names}")
 
     @property

@@ -43,10 +43,10 @@ class Tokenizer:
     def begin(self) -> list[int]:
         """The special tokens that the tokenizer adds before a text."""
         with _failures_named(f"{self._path} cannot encode a text"):
-            found: Any = self._engine.encode("a")
-        marks = found.special_tokens_mask
+            encoded: Any = self._engine.encode("a")
+        marks = encoded.special_tokens_mask
         count = next((i for i, special in enumerate(marks) if not special), 0)
-        return list(found.ids)[:count]
+        return list(encoded.ids)[:count]
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of `ids` without special tokens."""

@@ -65,11 +65,11 @@ class QuantizationReport(Instrument):
         reader, folder = Reader(module), getattr(step.pass_, "calibration", "")
         statistics = Statistics(folder) if folder and self._errors else None
         for site, ref in self._before:
-            made = _dequantized(site.op.operands[1])
-            entered = _dequantized(site.op.operands[0])
-            if made is None and (entered is None or site.op.operands[0] is site.x):
+            weight = _dequantized(site.op.operands[1])
+            input = _dequantized(site.op.operands[0])
+            if weight is None and (input is None or site.op.operands[0] is site.x):
                 continue
-            self.rows.append(self._row(site, ref, made, entered, reader, statistics))
+            self.rows.append(self._row(site, ref, weight, input, reader, statistics))
 
     def as_json(self) -> list[dict[str, Any]]:
         """The rows for JSON."""
@@ -92,7 +92,7 @@ class QuantizationReport(Instrument):
         row = Row(site.name, _weight_words(weight), _input_words(input), before, before)
         if weight is None:
             return row
-        row = replace(row, after=sum(_nbytes(each.type) for each in _weights(weight)))
+        row = replace(row, after=sum(_nbytes(part.type) for part in _weights(weight)))
         if not self._errors:
             return row
         gram = None
@@ -181,17 +181,17 @@ def _error(
         part = (begin, min(begin + rows, shape[0]))
         inner = [(0, size) for size in shape[1:]]
         wanted = reader.region(original, [part, *inner]).astype(np.float32)
-        found = np.asarray(_values(weight, part, reader), np.float32)
+        rounded = np.asarray(_values(weight, part, reader), np.float32)
         for values, dim in factors:
             values = values[slice(*part)] if dim == 0 else values
-            found = found / values.reshape([-1 if i == dim else 1 for i in range(len(shape))])
-        error = found - wanted
+            rounded = rounded / values.reshape([-1 if i == dim else 1 for i in range(len(shape))])
+        error = rounded - wanted
         signal += float(np.vdot(wanted, wanted))
         noise += float(np.vdot(error, error))
         largest = max(largest, float(np.abs(error).max(initial=0.0)))
         if gram is not None:
-            for i, each in enumerate((wanted, error)):
-                flat = np.moveaxis(each, site.inputs, -1).reshape(-1, len(gram))
+            for i, array in enumerate((wanted, error)):
+                flat = np.moveaxis(array, site.inputs, -1).reshape(-1, len(gram))
                 outputs[i] += np.vdot(flat @ gram, flat)
     return _ratio(signal, noise), largest, None if gram is None else _ratio(*outputs.tolist())
 
@@ -206,12 +206,12 @@ def _ratio(signal: float, noise: float) -> float:
 def _factors(weight: Dequantize, site: Site, ref: Ref) -> list[tuple[Ref, int]]:
     """By dimension, the vectors that a weight which was `ref` was multiplied by before rounding."""
     assert isinstance(weight.x, Weight)
-    codes, found = weight.x.ref, list[tuple[Ref, int]]()
+    codes, factors = weight.x.ref, list[tuple[Ref, int]]()
     source = codes.source if isinstance(codes, QuantizedRef) else site.weight.ref
     while isinstance(source, ProductRef) and source != ref and not source.steps:
-        found.append((source.factor, source.dim))
+        factors.append((source.factor, source.dim))
         source = source.source
-    return found
+    return factors
 
 
 def _row_blocks(op: Dequantize) -> Iterator[int]:

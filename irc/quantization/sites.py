@@ -53,16 +53,16 @@ class CacheSite:
 
 def find_sites(module: Module) -> list[Site]:
     """Every product of activations and a float weight, in order; several may share a weight."""
-    found = [site for op in module.ops() for site in _site(op)]
+    sites = [site for op in module.ops() for site in _site(op)]
     inputs: dict[str, dict[Value, str]] = {}  # by name: the key of every input
     along: dict[tuple[Weight, int], dict[str, None]] = {}
-    for site in found:
+    for site in sites:
         keys = inputs.setdefault(site.name, {})
         key = keys.setdefault(site.x, f"{site.name}:{len(keys)}" if keys else site.name)
         along.setdefault((site.weight, site.inputs), {})[key] = None
     return [
         replace(site, key=inputs[site.name][site.x], keys=(*along[site.weight, site.inputs],))
-        for site in found
+        for site in sites
     ]
 
 

@@ -104,7 +104,7 @@ class Statistics:
         if not self.has_gram(*sites):
             raise Error(f"{self.folder} has no gram matrix of {sites[0]}; calibrate with --gram")
         sums = {what: [self._array(s, what) for s in sites] for what in ("products", "rows")}
-        return gram_of({what: sum(each[1:], each[0]) for what, each in sums.items()})
+        return gram_of({what: sum(arrays[1:], arrays[0]) for what, arrays in sums.items()})
 
     def histogram(self, site: str) -> Histogram:
         """The histogram of |x|."""

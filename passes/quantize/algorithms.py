@@ -86,6 +86,6 @@ def check_algorithms(assigned: Sequence[Assignment], context: Context) -> None:
 def check_statistics(assigned: Sequence[Assignment], context: Context) -> None:
     """An Error where the statistics are those of other inputs."""
     known = context.statistics
-    for site in {each.site.key: each.site for each in assigned}.values():
+    for site in {one.site.key: one.site for one in assigned}.values():
         if known is not None and site.key in known.facts.sites:
             known.check_width(site.key, site.shape[site.inputs])

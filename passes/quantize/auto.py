@@ -87,8 +87,9 @@ def choose(
             closed.add(name)
         else:
             chosen[name] = after
-    for scheme in {choice.scheme for choices in sites.values() for choice in choices}:
-        alike = {name: c for name, each in sites.items() for c in each if c.scheme == scheme}
+    schemes = dict.fromkeys(choice.scheme for choices in sites.values() for choice in choices)
+    for scheme in schemes:  # in order, so that the same one of equals is chosen each time
+        alike = {name: c for name, choices in sites.items() for c in choices if c.scheme == scheme}
         if len(alike) == len(sites) and _better(alike, chosen, weights, budget):
             chosen = alike
     return chosen
@@ -186,12 +187,12 @@ def _error(
     if scheme.algorithm == "awq":
         factors = search([replace(weights, method="absmax")], mean, gram)[0]
         return min((weights.error(), weights.error(factors)), key=lambda e: output_error(e, gram))
-    found = encode(
+    rounded = encode(
         weights.values, weights.format, weights.block, weights.scale_dtype, weights.method
     )
-    steps = np.repeat(as_f32(found.scales), len(gram) // found.scales.shape[1], axis=1)
+    steps = np.repeat(as_f32(rounded.scales), len(gram) // rounded.scales.shape[1], axis=1)
     codes = gptq(weights.values, by, weights.format.codes, steps)
-    return decode(replace(found, codes=codes)) - weights.values
+    return decode(replace(rounded, codes=codes)) - weights.values
 
 
 def _bits(assigned: Assignment) -> float:

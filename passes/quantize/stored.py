@@ -30,7 +30,7 @@ def stored(
     folder = Path(context.calibration).resolve() / algorithm
     path = folder / f"{quote(site, safe='')}-{digest}.safetensors"
     if not path.is_file():
-        context.reader.check_copied(each.site.weight for each in group)
+        context.reader.check_copied(assigned.site.weight for assigned in group)
         folder.mkdir(exist_ok=True)
         write_tensors(path, compute())
     return _add_file(context, f"{algorithm}.{site}", path)

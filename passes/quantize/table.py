@@ -35,8 +35,8 @@ def read_table(table: str) -> list[Row]:
 
 def read_caches(table: str) -> str:
     """The kind of caches that a table names as `kv_cache_quant_algo`; empty without."""
-    found = _read(table).get(_CACHES)
-    return str(found).lower() if found is not None else ""
+    kind = _read(table).get(_CACHES)
+    return str(kind).lower() if kind is not None else ""
 
 
 def _is_text(table: str) -> bool:

@@ -32,16 +32,16 @@ def smaller_blocks(module: Module, rows: list[Row], origins: dict[str, str], sta
 
 def blocks_within_heads(op: Attention, heads: int, kv_heads: int, stats: Stats) -> bool:
     """Let no block of the projections around an attention hold parts of two heads."""
-    found: list[tuple[Value, int, int]] = []
+    heads_of: list[tuple[Value, int, int]] = []  # a parameter, its dimension, and how many it has
     user = next(iter(rounded(op.result).users), None)
     if isinstance(user, Linear):
-        found.append((user.weight, 1, heads))
+        heads_of.append((user.weight, 1, heads))
     for value, count in ((op.q, heads), (op.k, kv_heads), (op.v, kv_heads)):
         projection = _projection(value)
         if projection is not None:
-            found += [(parameter, dim, count) for parameter, dim in projection.parts]
+            heads_of += [(parameter, dim, count) for parameter, dim in projection.parts]
     done = [
-        _fit(value.producer, dim, _part(value, dim, count), stats) for value, dim, count in found
+        _fit(value.producer, dim, _part(value, dim, count), stats) for value, dim, count in heads_of
     ]
     return any(done)
 
@@ -49,10 +49,10 @@ def blocks_within_heads(op: Attention, heads: int, kv_heads: int, stats: Stats) 
 def _projection(value: Value) -> Projection | None:
     """The projection that makes an operand of attention, behind what treats heads separately."""
     while True:
-        found = Projection.of(value) if value.type.ndim == 3 else None
+        projection = Projection.of(value) if value.type.ndim == 3 else None
         op = value.producer
-        if found is not None or op is None or not op.operands:
-            return found
+        if projection is not None or op is None or not op.operands:
+            return projection
         value = op.new if isinstance(op, CacheUpdate) else op.operands[0]
 
 
@@ -71,9 +71,9 @@ def _fit(op: Op | None, dim: int, part: int, stats: Stats) -> bool:
     block, level = size // count, op.scale.producer
     common = gcd(block, part)
     scale = level.x if isinstance(level, Dequantize) else op.scale
-    given = [each for each in (scale, op.zero) if each is not None]
-    weights = [each for each in given if isinstance(each, Weight) and used_once(each)]
-    if common == block or common < LEAST_BLOCK or len(weights) < len(given):
+    values = [value for value in (scale, op.zero) if value is not None]
+    weights = [value for value in values if isinstance(value, Weight) and used_once(value)]
+    if common == block or common < LEAST_BLOCK or len(weights) < len(values):
         return False
     for weight in weights:
         _repeat(weight, dim, block // common)

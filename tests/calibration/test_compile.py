@@ -85,12 +85,12 @@ def test_a_weight_of_three_inputs_in_two_orientations(scheme: str, tmp_path: Pat
         gram = statistics.gram("u", "u:1")
         np.testing.assert_allclose(gram, both.T @ both / 128, rtol=1e-3)
         return
-    largest = [np.abs(each).max() for each in (x, 100 * x, plain["z"])]
+    largest = [np.abs(values).max() for values in (x, 100 * x, plain["z"])]
     code = 448 if scheme == "fp8" else 127
     assert static_scales(artifact.module) == pytest.approx([most / code for most in largest], 1e-5)
-    found = irc.evaluate(artifact.module, {"x": x})
+    rounded = irc.evaluate(artifact.module, {"x": x})
     for name, wanted in plain.items():
-        assert np.abs(found[name] - wanted).max() < 0.1 * np.abs(wanted).max()
+        assert np.abs(rounded[name] - wanted).max() < 0.1 * np.abs(wanted).max()
 
 
 def test_caches_where_all_linears_are_quantized(tmp_path: Path) -> None:

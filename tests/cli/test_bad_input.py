@@ -169,5 +169,5 @@ def test_results_of_any_name(tmp_path: Path) -> None:
         *("run", tmp_path / "m.irc", "--backend", "reference"),
         *("--inputs", tmp_path / "in.npz", "--outputs", tmp_path / "out.npz"),
     )
-    with np.load(tmp_path / "out.npz") as found:
-        assert [*found] == ["file", "allow_pickle"]
+    with np.load(tmp_path / "out.npz") as outputs:
+        assert [*outputs] == ["file", "allow_pickle"]

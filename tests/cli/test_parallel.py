@@ -173,8 +173,8 @@ def test_a_tp_plan_in_the_folder_is_read(checkpoint: Path, tmp_path: Path) -> No
     shutil.copytree(folder, tmp_path / "elsewhere" / "ck")
     other = tmp_path / "elsewhere" / "out"
     works("compile", tmp_path / "elsewhere" / "ck", "-o", other, "--mesh", "tp=2")
-    manifests = [(each / "config.json").read_text() for each in (tmp_path / "out", other)]
-    one, two = (json.loads(each)["pipeline"] for each in manifests)
+    manifests = [(out / "config.json").read_text() for out in (tmp_path / "out", other)]
+    one, two = (json.loads(manifest)["pipeline"] for manifest in manifests)
     assert 'plan="../ck/config.json"' in one and one == two
 
 

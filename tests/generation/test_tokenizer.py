@@ -83,15 +83,15 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     with pytest.raises(Error, match=r"tokenizer.json cannot be read as a tokenizer: "):
         Tokenizer(tmp_path)
     write_tokenizer(tmp_path)
-    found = json.loads((tmp_path / "tokenizer.json").read_text())
+    facts = json.loads((tmp_path / "tokenizer.json").read_text())
     pattern = {"Regex": "(a+)+$"}  # takes exponential time, which the package ends by a panic
-    found["pre_tokenizer"] = {
+    facts["pre_tokenizer"] = {
         "type": "Split",
         "pattern": pattern,
         "behavior": "Isolated",
         "invert": False,
     }
-    (tmp_path / "tokenizer.json").write_text(json.dumps(found))
+    (tmp_path / "tokenizer.json").write_text(json.dumps(facts))
     with pytest.raises(Error, match=r"tokenizer.json cannot encode this text: "):
         Tokenizer(tmp_path).encode("a" * 40 + "b")
     (tmp_path / "generation_config.json").write_text("{")

@@ -174,18 +174,18 @@ def test_small_values_are_kept(name: str, size: float) -> None:
     """Scales of f16 hold all that f16 does; in blocks of f8e4m3 the smallest scale is kept."""
     values = fresh().uniform(-size, size, (2, 8)).astype(np.float16)
     values[:, 0], values[0] = size, values[0] * (1 if FORMATS[name].tensor_scale else 1e4)
-    found = decode(encode(values, name, [1, 8], "f16"))
+    decoded = decode(encode(values, name, [1, 8], "f16"))
     wanted = values.astype(np.float32)
     bits = 0.3 if "4" in FORMATS[name].codes[:2] else 0.13  # of four bits, and of eight
-    error = np.abs(found - wanted).max(axis=1) / np.abs(wanted).max(axis=1)
+    error = np.abs(decoded - wanted).max(axis=1) / np.abs(wanted).max(axis=1)
     assert (error <= bits).all() and decode(encode(values * 0, name, [1, 8], "f16")).max() == 0
 
 
 def test_the_smallest_numbers_in_nvfp4() -> None:
     for size in (1e-45, 3e-41, 1e-38):
         values = (size * np.linspace(-1, 1, 32, dtype=np.float64)).astype(np.float32)[None]
-        found = decode(encode(values, "nvfp4", [1, 16]))
-        assert np.abs(found - values).max() <= max(0.3 * size, 6e-42)
+        decoded = decode(encode(values, "nvfp4", [1, 16]))
+        assert np.abs(decoded - values).max() <= max(0.3 * size, 6e-42)
 
 
 def test_bad_arguments() -> None:

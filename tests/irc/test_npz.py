@@ -22,9 +22,9 @@ NO_ARCHIVE = "is no .npz archive of plain arrays"
 def archive(**members: bytes) -> bytes:
     """An .npz file with the given bytes in its members."""
     file = io.BytesIO()
-    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as made:
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as zipped:
         for name, data in members.items():
-            made.writestr(f"{name}.npy", data)
+            zipped.writestr(f"{name}.npy", data)
     return file.getvalue()
 
 
@@ -103,11 +103,11 @@ def test_any_name_and_order(tmp_path: Path) -> None:
     arrays = {name: np.arange(6.0).reshape(2, 3) + i for i, name in enumerate(names)}
     arrays |= {"order": np.asfortranarray(NUMBERS), "scalar": np.array(2), "none": np.zeros((0, 3))}
     write_npz(tmp_path / "out.npz", arrays)
-    found = read_npz(tmp_path / "out.npz")
-    assert list(found) == list(arrays)
+    loaded = read_npz(tmp_path / "out.npz")
+    assert list(loaded) == list(arrays)
     with np.load(tmp_path / "out.npz") as same:
         for name, array in arrays.items():
-            np.testing.assert_array_equal(found[name], array)
+            np.testing.assert_array_equal(loaded[name], array)
             if name != "x.npy":
                 np.testing.assert_array_equal(same[name], array)
-    found["file"][0] = 1  # arrays may be written to
+    loaded["file"][0] = 1  # arrays may be written to

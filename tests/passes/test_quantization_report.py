@@ -55,12 +55,12 @@ def test_errors_are_those_of_the_outputs_for_unit_inputs(
     x = fresh(1).standard_normal((256, 256)) * np.geomspace(0.1, 10, 256)
     x = x.astype(np.float32)
     write_folder(tmp_path, {"a": x, "b": x})
-    module, found = measured(f'scheme="{scheme}", calibration={json.dumps(str(tmp_path))}')
+    module, shown = measured(f'scheme="{scheme}", calibration={json.dumps(str(tmp_path))}')
     plain, rounded = evaluate(irc.parse(TEXT), {"x": x}), evaluate(module, {"x": x})
     unit = {"x": np.eye(256, dtype=np.float32)}
     wanted, outputs = evaluate(irc.parse(TEXT), unit), evaluate(module, unit)
-    assert [row.site for row in found.rows] == ["a", "b"]
-    for row in found.rows:
+    assert [row.site for row in shown.rows] == ["a", "b"]
+    for row in shown.rows:
         error = outputs[row.site] - wanted[row.site]
         sqnr = 10 * np.log10((wanted[row.site] ** 2).sum() / (error**2).sum())
         assert row.sqnr == pytest.approx(sqnr, abs=0.01)
@@ -100,10 +100,10 @@ def test_factors_of_inputs_and_of_outputs_are_no_errors(turned: bool, tmp_path: 
     x = fresh(2).standard_normal((256, 64)) * np.geomspace(0.1, 10, 64)
     h = fresh(3).standard_normal((256, 256)) * np.geomspace(0.1, 10, 256)
     write_folder(tmp_path, {"w": x.astype(np.float32), "v": h.astype(np.float32)})
-    module, found = irc.parse(text), QuantizationReport(errors=True)
+    module, shown = irc.parse(text), QuantizationReport(errors=True)
     options = f"calibration={json.dumps(str(tmp_path))}, scheme=w4a16_awq, group=32"
-    run_pipeline(module, f"quantize{{{options}}}", [found])
-    for row in found.rows:
+    run_pipeline(module, f"quantize{{{options}}}", [shown])
+    for row in shown.rows:
         assert row.sqnr is not None and row.outputs is not None
         assert 14 < row.sqnr < 25 and 14 < row.outputs < 35
         assert row.largest is not None and row.largest < 0.1

@@ -139,8 +139,8 @@ def test_both_halves_of_a_merged_linear_keep_their_scales(
     write_folder(tmp_path, {"gate_up": x})
     wanted = evaluate(module, {"x": x})
     quantized(module, f"scheme={scheme}, calibration={json.dumps(str(tmp_path))}")
-    for name, found in evaluate(module, {"x": x}).items():
-        error = np.linalg.norm(found - wanted[name]) / np.linalg.norm(wanted[name])
+    for name, rounded in evaluate(module, {"x": x}).items():
+        error = np.linalg.norm(rounded - wanted[name]) / np.linalg.norm(wanted[name])
         assert error < (0.06 if scheme == "fp8" else 0.03)
 
 

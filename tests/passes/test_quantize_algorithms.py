@@ -233,9 +233,9 @@ def test_one_scheme_for_all_sites_is_never_better() -> None:
     }
     for limit in (4.0, 5.0, 6.0):
         chosen = choose(sites, 2, Budget.parse(f"{limit} bits"))
-        noise = sum(each.noise for each in chosen.values())
+        noise = sum(choice.noise for choice in chosen.values())
         for scheme in "xy":
-            alike = [c for each in sites.values() for c in each if c.scheme == scheme]
+            alike = [c for choices in sites.values() for c in choices if c.scheme == scheme]
             if sum(choice.bits for choice in alike) <= 2 * limit:
                 assert noise <= sum(choice.noise for choice in alike)
 

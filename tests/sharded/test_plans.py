@@ -108,7 +108,6 @@ WRONG: list[tuple[str, str, str]] = [
     ("plan.json", "{", "is not JSON"),
     ("plan.json", "[1]", "holds no JSON object"),
     ("plan.json", "{}", "is no table of module patterns"),
-    ("plan.json", "{}", "is no table of module patterns"),
     ("plan.json", '{"fc1": "colwize"}', "unknown style 'colwize' for fc1; did you mean"),
     ("plan.json", '{"fc1": 3}', "unknown style 3 for fc1"),
     ("plan.json", '{"base_model_tp_plan": "colwise"}', "base_model_tp_plan is 'colwise', but"),

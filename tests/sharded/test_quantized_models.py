@@ -15,6 +15,7 @@ from irc.backends.reference import evaluate
 from irc.ir.core import Module
 from irc.ir.mesh import Mesh
 from irc.pipeline import run_pipeline
+from irc.quantization.formats import FORMATS
 from irc.quantization.schemes import SCHEMES, Scheme
 from irc.quantization.sites import find_sites
 from tests.calibration.statistics_folder import write_folder
@@ -122,7 +123,12 @@ def test_odd_sizes(sizes: dict[str, Any], options: str, mesh: str) -> None:
     assert split and all("tp" in str(module.main.layouts[f"%k{i}"]) for i in range(2))
 
 
-@pytest.mark.parametrize("scheme", ROUND, ids=lambda scheme: scheme.name)
+@pytest.mark.parametrize(
+    "scheme",
+    # the others have blocks of 16 and 32 by definition, which are refused for these heads
+    [scheme for scheme in ROUND if not FORMATS[scheme.weight[0]].scales],
+    ids=lambda scheme: scheme.name,
+)
 @pytest.mark.parametrize(("heads", "mesh"), [((8, 1, 12), "tp=3"), ((6, 2, 12), "tp=4")])
 def test_padded_heads_add_nothing(scheme: Scheme, heads: tuple[int, ...], mesh: str) -> None:
     """Where ranks do not share the heads evenly, also with one scale and zero for a whole row."""
@@ -130,11 +136,7 @@ def test_padded_heads_add_nothing(scheme: Scheme, heads: tuple[int, ...], mesh: 
     module = llama(**dict(zip(names, heads, strict=True)), num_hidden_layers=1)
     module.mesh = Mesh.parse(mesh)
     ids = prompt_of(module, fresh(9), ROWS)
-    try:
-        run_pipeline(module, f"{BEFORE}, quantize{{scheme={scheme.name}}}")
-    except irc.Error as error:  # formats with blocks of 16 and 32 are refused for these heads
-        assert "do not divide" in str(error)
-        return
+    run_pipeline(module, f"{BEFORE}, quantize{{scheme={scheme.name}}}")
     wanted = logits(module, ids)
     run_pipeline(module, f'shard{{mesh="{mesh}"}}, localize')
     assert row_error(logits(module, ids), wanted, bool(scheme.activation)) <= CLOSE
