@@ -8,7 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..argument_checks import check_path
+from ..argument_checks import check_arrays, check_path
 from ..artifact.folder import ArtifactFolder
 from ..artifact.manifest import Manifest
 from ..errors import Error
@@ -89,7 +89,9 @@ class Artifact:
         self, inputs: Mapping[str, object] | None = None, /, **named: object
     ) -> dict[str, Any]:
         """`run`, with inputs in a dictionary or by name: `artifact(ids=ids)`."""
-        return self.run({**(inputs or {}), **named})
+        inputs = {} if inputs is None else inputs
+        check_arrays(inputs)
+        return self.run({**inputs, **named})
 
     def generate(self, prompt: str, max_new_tokens: int = 100) -> str:
         """The text with which a language model continues `prompt`, chosen greedily."""

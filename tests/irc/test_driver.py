@@ -72,6 +72,8 @@ def test_a_module_compiles_and_runs(tmp_path: Path) -> None:
     loaded = irc.load(tmp_path / "out")
     np.testing.assert_array_equal(loaded.run({"x": X})["y"], 2 * X)
     assert str(loaded.module).startswith("module @double dims(B=1:2:8)")
+    with pytest.raises(irc.Error, match="the inputs of the model is a ndarray; give a mapping"):
+        loaded(X)  # pyright: ignore[reportArgumentType]
     assert repr(loaded) == f"<artifact {tmp_path}/out for onnx>"
 
 
