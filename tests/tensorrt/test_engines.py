@@ -207,8 +207,10 @@ def test_an_artifact_folder_is_enough_to_build_for_another_gpu(
 ) -> None:
     first = built(tmp_path, grouped, "tp=2", build=False)
     assert all(rank["engine"] is None for rank in first.manifest["program"]["ranks"])
-    engine = {"target": "tensorrt-rtx/sm_89"}
-    again = irc.compile(first.folder, tmp_path / "again", backend="tensorrt-rtx", engine=engine)
+    options: Any = {"backend": "tensorrt-rtx", "engine": {"target": "tensorrt-rtx/sm_89"}}
+    with pytest.raises(irc.Error, match=r"would get a copy of @model\.embed_tokens"):
+        irc.compile(first.folder, tmp_path / "again", **options)
+    again = irc.compile(first.folder, tmp_path / "again", checkpoint=grouped, **options)
     assert again.manifest["program"]["target"] == "tensorrt-rtx-1.7/sm_89"
     assert (again.folder / "stage0.engine").stat().st_size
     models = [(each.folder / "stage0.onnx").read_bytes() for each in (first, again)]
