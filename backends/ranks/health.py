@@ -38,8 +38,8 @@ class Heartbeat:
     """What a rank tells all others, twice a second.
 
     `activity` grows while the rank computes or reads, `progress` with every call that it finishes;
-    `call` is the call that it is in, and `awaits` the other ranks that take part. `reported`:
-    whether it told the user about the failure. `last`: it sends no other.
+    `call` is the call that it is in, and `awaits` the other ranks that take part. `last`: it sends
+    no other.
     """
 
     rank: int
@@ -50,7 +50,6 @@ class Heartbeat:
     call: str = ""
     awaits: tuple[int, ...] = ()
     failure: Failure | None = None
-    reported: bool = False
     last: bool = False
 
     def __str__(self) -> str:

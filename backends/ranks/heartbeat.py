@@ -28,7 +28,7 @@ GRACE = 2.5  # seconds that the working thread has to notice a failure
 _SIZE = 1 << 15  # bytes of a heartbeat at most
 _LONGEST = 4000  # characters of a text in it
 _END = 1.5  # seconds that the reporting rank gives the others to end
-_REPORT = 4.0  # seconds that the others give the reporting rank
+_REPORT = 4.0  # seconds that telling the user may take
 _TURN = 0.02
 
 
@@ -88,7 +88,6 @@ class Status:
             self.call[:_LONGEST],
             self.awaits,
             self.failure,
-            self.reported,
         )
 
 
@@ -174,7 +173,8 @@ class HeartbeatThread:
             self._send()
         if status.exit_status is not None:
             self._exit(status.exit_status)
-        if self._failed and now - self._failed > GRACE:
+        # the working thread may be telling the user
+        if self._failed and now - self._failed > GRACE + _REPORT * status.reported:
             if status.reports() and status.failure is not None:
                 self._report(status.failure.text)
             self._exit(1)
@@ -239,7 +239,7 @@ class HeartbeatThread:
         self._status.exit_status = status
         reporter = _reporter(failure)
         if self._status.rank != reporter:
-            self._continue(_REPORT, lambda: self.peers[reporter].beat.reported)
+            self._continue(_REPORT, lambda: self.peers[reporter].beat.state == ENDED)
             self._continue(_END, lambda: False)
             os._exit(status)
         others = [peer for rank, peer in self.peers.items() if rank not in failure.silent]

@@ -125,6 +125,32 @@ def test_mistakes_are_one_sentence(two_ranks: Path, tmp_path: Path) -> None:
         assert err.count("error:") == len(lines(err)) == 1, err
 
 
+SLOW = """import time
+import irc.cli.main
+from irc import Pass, register
+
+def slow(*_):  # what is looked for behind a message
+    time.sleep(3)
+    return []
+
+irc.cli.main._options_elsewhere = slow
+
+@register("slow-nothing")
+class SlowNothing(Pass):
+    def run(self, module, stats): ...
+"""
+
+
+def test_the_message_of_a_slow_rank_is_the_only_one(two_ranks: Path, tmp_path: Path) -> None:
+    (tmp_path / "slow.py").write_text(SLOW)
+    words = ["generate", two_ranks, "--load", tmp_path / "slow.py", "--launcher", "mpi"]
+    status, _, err = output_of(irc(*words, "--prompt", ""))
+    assert (status, lines(err)) == (
+        1,
+        ["error: the prompt has no tokens; expected at least one"],
+    ), err
+
+
 def test_another_artifact_is_named(two_ranks: Path, tmp_path: Path) -> None:
     """The same command in two folders that hold artifacts of one name."""
     from tests.ranks.conftest import compiled
