@@ -42,7 +42,7 @@ def configure(parser: ArgumentParser) -> None:
 
 def run(args: Namespace) -> int:
     """Load one or two artifacts, predict the text, print a table."""
-    from ..generation.quality import longest_call, measure_quality
+    from ..generation.quality import LENGTH, longest_call, measure_quality
 
     text = _read_text(args.text)
     with Progress() as progress:
@@ -51,7 +51,10 @@ def run(args: Namespace) -> int:
         ids = model.tokenizer.encode(text)[: args.tokens]
         if other is not None and other.tokenizer.encode(text)[: args.tokens] != ids:
             raise Error(f"{args.source} and {args.against} have different tokenizers")
-        length = args.length or min(longest_call(each) for each in (model, other) if each)
+        models = [each for each in (model, other) if each is not None]
+        length = min(longest_call(each, args.length or LENGTH) for each in models)
+        if args.length and length < args.length:
+            raise Error(f"a call takes {length} tokens at most; give --length {length} or less")
         found = measure_quality(
             model, other, ids, length, lambda done: progress("predicting the text", done)
         )
@@ -84,7 +87,7 @@ def _rows(found: Quality, sizes: Sequence[int]) -> list[list[str]]:
     """A row per figure: its name, that of DIR, that of the other model."""
     before = found.reference_perplexity
     rows = [
-        ["weights", *map(amount, sizes)],
+        ["weights of a rank", *map(amount, sizes)],
         ["perplexity", f"{found.perplexity:.4f}", "" if before is None else f"{before:.4f}"],
     ]
     if found.increase is not None:

@@ -44,9 +44,9 @@ class Quality:
         return asdict(self) | {"increase": self.increase}
 
 
-def longest_call(model: Model) -> int:
-    """The tokens of a window by default: 256, or the most that a call of the model takes."""
-    longest = LENGTH
+def longest_call(model: Model, most: int = LENGTH) -> int:
+    """The tokens of a window: `most`, or fewer if a call of the model takes fewer."""
+    longest = most
     for port in model.program.ports.inputs:
         found = linear(port.shape[1]) if len(port.shape) == 2 else None
         if found is not None and found[0] in model.dims:

@@ -38,5 +38,7 @@ def test_refusals(artifact: Path, tmp_path: Path) -> None:
     binary = tmp_path / "binary.txt"
     binary.write_bytes(b"\xff\xfe")
     assert "not text in UTF-8" in refused("quality", artifact, "--text", binary)
+    text = refused("quality", artifact, "--length", "600")
+    assert "a call takes 512 tokens at most; give --length 512 or less" in text
     binary.write_bytes(b"")
     assert "the text has 0 tokens" in refused("quality", artifact, "--text", binary)
