@@ -132,7 +132,8 @@ class Graph:
                 shown.add(value.name)
                 proto.value_info.append(value)
         model = ModelProto(ir_version=IR_VERSION, producer_name="irc", graph=proto)
-        model.opset_import.append(OperatorSetIdProto(domain="", version=OPSET))
+        opset = 26 if any(node.op_type == "BitCast" for node in proto.node) else OPSET
+        model.opset_import.append(OperatorSetIdProto(domain="", version=opset))
         for domain in sorted({node.domain for node in proto.node if node.domain}):
             model.opset_import.append(OperatorSetIdProto(domain=domain, version=1))
         model.metadata_props.extend(entries(metadata))

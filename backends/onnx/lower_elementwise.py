@@ -199,6 +199,13 @@ def cast(e: Emitter, op: ops.Cast) -> Lowered:
     return result(_nearest_f8(e, x, op.dtype, finite or _is_clipped(op.x.producer, op.dtype)))
 
 
+@TABLE.lower(ops.Bitcast)
+def bitcast(e: Emitter, op: ops.Bitcast) -> Lowered:
+    """BitCast, of opset 26."""
+    (x,), result = aligned(e, op)
+    return result(e.add("BitCast", x, to=DTYPES[op.dtype]))
+
+
 def _is_clipped(op: Op | None, dtype: str) -> bool:
     """Whether an operation makes no number that is too large for a dtype."""
     bounds = (op.low, op.high) if isinstance(op, ops.Clip) else (None,)

@@ -153,10 +153,26 @@ def clip(b: Builder, node: Node) -> Made:
 
 @reads("Cast", known="to saturate round_mode")
 def cast(b: Builder, node: Node) -> Made:
+    return _converted(b, node, _target(node))
+
+
+def _target(node: Node) -> str:
     target = DTYPES.get(node.integer("to", 1))
     if target is None:
-        raise Error(f"Cast to the ONNX dtype {node.integer('to', 1)}, which irc does not have")
-    return _converted(b, node, target)
+        raise Error(
+            f"{node.kind} to the ONNX dtype {node.integer('to', 1)}, which irc does not have"
+        )
+    return target
+
+
+@reads("BitCast", known="to")
+def bit_cast(b: Builder, node: Node) -> Made:
+    """Between integers of one width, and of bool, Cast keeps the bits."""
+    x, target = node.input(0), _target(node)
+    source, result = dtype_called(x.dtype), dtype_called(target)
+    if source.bits == result.bits and result.is_integer and not source.is_float:
+        return b.cast(x, target)
+    return x if source is result else b.op(ops.Bitcast, x, dtype=target)
 
 
 def _converted(b: Builder, node: Node, target: str) -> Made:

@@ -6,6 +6,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from ..errors import Error
 from ..ir.core import Op
 from ..ir.declare import Operand, operation
 from ..ir.dtypes import dtype, is_float, largest, numpy_dtype
@@ -140,3 +141,26 @@ class Cast(Op):
     @np.errstate(all="ignore")
     def evaluate(self, x: Any) -> Any:
         return np.asarray(x).astype(numpy_dtype(self.dtype))
+
+
+@operation("bitcast", sharding="... -> ...")
+class Bitcast(Op):
+    """The bits of x as numbers of `dtype`, which has as many: 32 or 64.
+
+    Between integers cast keeps the bits.
+    """
+
+    x: Operand
+    dtype: str
+
+    def infer(self) -> TensorType:
+        source, target = dtype(self.x.type.dtype), dtype(self.dtype)
+        if source.bits != target.bits or source.bits < 32:
+            raise Error(
+                f"bitcast takes and gives numbers of 32 or of 64 bits, not {source.name} and "
+                f"{target.name}; between integers cast keeps the bits"
+            )
+        return TensorType(self.dtype, self.x.type.shape)
+
+    def evaluate(self, x: Any) -> Any:
+        return np.asarray(x).view(numpy_dtype(self.dtype))

@@ -159,4 +159,25 @@ def _cast() -> list[Example]:
     ]
 
 
-EXAMPLES = [*_arithmetic(), *_functions(), *_logic(), *_where(), *_cast()]
+def _bitcast() -> list[Example]:
+    """Any bits, also those of NaN."""
+
+    def bits(rng: np.random.Generator, shape: tuple[int, ...]) -> Any:
+        return np.asarray(rng.integers(0, 2**32, shape, np.uint32)).view(np.float32)
+
+    bad = (
+        Bad("32 or of 64 bits, not f32 and i64", (Arg((4,)),), {"dtype": "i64"}),
+        Bad("32 or of 64 bits, not f16 and i16", (Arg((4,), "f16"),), {"dtype": "i16"}),
+    )
+    whole = Arg((12,), draw=lambda rng, shape: rng.integers(-(2**31), 2**31, shape))
+    return [
+        Example(
+            "bitcast", (Arg((B, 8), "f32", draw=bits),), {"dtype": "i32"}, bad, ("f32",), {"B": 12}
+        ),
+        Example("bitcast", (Arg(()),), {"dtype": "u64"}, dtypes=("f64",)),
+        Example("bitcast", (whole,), {"dtype": "f32"}, dtypes=("i32", "u32")),
+        Example("bitcast", (whole,), {"dtype": "f64"}, dtypes=("i64", "u64")),
+    ]
+
+
+EXAMPLES = [*_bitcast(), *_arithmetic(), *_functions(), *_logic(), *_where(), *_cast()]

@@ -26,6 +26,7 @@ REFUSED = {
     ("scatter_elements", ""): "into existing values",
     ("matmul", "i32"): "multiplies i32, and TensorRT only floats",
     ("cast", ""): "is in u8, which TensorRT does not have",
+    ("bitcast", ""): " TensorRT ",
     ("quantize", ""): "",
     ("dynamic_scale", ""): "",
     ("dequantize", ""): "",  # see test_quantized_weights_that_tensorrt_lacks

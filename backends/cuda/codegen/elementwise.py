@@ -138,6 +138,11 @@ def _cast(body: Body, op: ops.Cast, result: int, index: Index) -> str:
     return f"({register(op.dtype)}){x}"
 
 
+@element(ops.Bitcast)
+def _bitcast(body: Body, op: ops.Bitcast, result: int, index: Index) -> str:
+    return f"bits_as<{register(op.dtype)}>({operand(body, op.x, index)})"
+
+
 def _scale_index(body: Body, op: Scaled, index: Index) -> Index:
     """The index of the scale that holds for an element of x."""
     blocks = block_sizes(op.x.type.shape, op.scale.type.shape)

@@ -252,6 +252,11 @@ INLINE int round_i4(int x) { return i4::decoded(i4::encoded(x)); }
 INLINE int round_u16(int x) { return (u16)x; }
 INLINE int round_u8(int x) { return (unsigned char)x; }
 INLINE int round_u4(int x) { return x & 15; }
+template <typename To, typename From> INLINE To bits_as(From x) {
+    union { From from; To to; } bits;
+    bits.from = x;
+    return bits.to;
+}
 
 // ---- arithmetic ----------------------------------------------------------------------------------
 // Integers wrap around. A product is never contracted with a sum, so that results do not depend on

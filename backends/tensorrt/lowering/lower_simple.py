@@ -6,6 +6,7 @@ from __future__ import annotations
 from irc import ops
 from irc.backends.onnx.emitter import Flat, Lowered
 from irc.backends.onnx.lower_collective import rank as constant_rank
+from irc.backends.onnx.lower_elementwise import bitcast
 from irc.backends.onnx.lower_matrix import matmul
 from irc.backends.onnx.lower_shape import known_rows
 from irc.backends.tensorrt.lowering.emitter import TensorRTEmitter, is_odd
@@ -101,6 +102,15 @@ def embedding(e: TensorRTEmitter, op: ops.Embedding) -> Lowered:
     weight = e.weight(op.table)
     table = e.get(op.table) if weight is None else e.rows(weight)
     return known_rows(e, op, lambda ids: e.add("Gather", table, ids, axis=0))
+
+
+CHOICES.lower(
+    ops.Bitcast,
+    choice="none",
+    reason="the parser has no BitCast",
+    source="irc/backends/tensorrt/lint/known.py",
+    unless=lambda op: "is no operator that TensorRT has; compute it outside",
+)(bitcast)
 
 
 def _reduction(op: Op) -> str | None:
