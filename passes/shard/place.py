@@ -115,8 +115,7 @@ def _check_axes(module: Module, rows: list[Row], stats: Stats) -> None:
     args = [arg for function in module.functions.values() for arg in function.args]
     values = [*module.weights.values(), *args]
     used = {axis for value in values for axes in value.type.axes for axis in axes}
-    known = {axis for row in rows for axis in row.axes}
-    known |= {"ep"} if "tp" in known else set()
+    known = row_axes(rows)
     for axis, size in module.mesh.axes:
         if size == 1 or axis in used or axis == "pp":
             continue
@@ -175,6 +174,12 @@ def _split(module: Module, value: Value, row: Row, stats: Stats) -> None:
     if tuple(axes) != value.type.axes:
         value.type = value.type.replace(axes=tuple(axes))
         stats.explain(f"{value_name(value)} is {value.type}: {row.source}")
+
+
+def row_axes(rows: list[Row]) -> set[str]:
+    """The axes that rows name; `tp` stands for ep.tp, see `mesh_axes`."""
+    axes = {axis for row in rows for axis in row.axes}
+    return axes | {"ep"} if "tp" in axes else axes
 
 
 def planned_axes(module: Module, rows: list[Row], name: str, dim: int) -> Axes:

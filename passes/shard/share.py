@@ -8,7 +8,7 @@ from irc.ir.dims import Dim, product
 from irc.ir.dtypes import dtype
 
 from .notes import general
-from .place import BATCH, only_looked_up
+from .place import BATCH, only_looked_up, row_axes
 from .rows import Row, find_row
 
 _SHOWN = 3  # kinds of replicated weights
@@ -18,11 +18,13 @@ _UNNAMED = "no row of the plan names it"
 def share_of_weights(
     module: Module, rows: list[Row], origins: dict[str, str], is_default: bool
 ) -> str:
-    """A sentence about a sharded module; "" where no axis of its mesh shards weights.
+    """A sentence about a sharded module; "" where its mesh has no axis over which rows shard.
 
     `is_default`: the rows are those of the default plan.
     """
-    if all(size == 1 for axis, size in module.mesh.axes if axis not in ("pp", BATCH)):
+    known = row_axes(rows) - {BATCH}
+    axes = [axis for axis, size in module.mesh.axes if size > 1 and axis in known]
+    if not axes:
         return ""
     sizes = {name: _bytes(weight) for name, weight in module.weights.items()}
     total, rest = sum(sizes.values()), dict[tuple[str, str], int]()
@@ -42,8 +44,7 @@ def share_of_weights(
         shown.append(f"the rest ({left})")
     says += f"; replicated: {', '.join(shown)}" if shown else ""
     if large and large[-1][0][1] == _UNNAMED:
-        axis = next(a for a, size in module.mesh.axes if a not in ("pp", BATCH) and size > 1)
-        says += f"; --plan FILE shards more, with rows such as {large[-1][0][0]} 0@{axis}"
+        says += f"; --plan FILE shards more, with rows such as {large[-1][0][0]} 0@{axes[-1]}"
         says += ", then megatron" * is_default
     return says
 

@@ -130,7 +130,9 @@ def test_the_share_of_sharded_weights_is_said(checkpoint: Path, tmp_path: Path) 
     (tmp_path / "plan.txt").write_text("h.*.proj.weight 0@tp\nmegatron\n")
     more = works(*words, "--plan", tmp_path / "plan.txt").out
     assert f"{1 - 2 * 4 * 256 / total:.1%} of the weights" in more and "--plan FILE" not in more
-    assert "of the weights" not in works(*words[:-2], "dp=2", "--dry-run").out
+    for mesh in ("dp=2", "cp=2"):
+        assert "of the weights" not in works(*words[:-2], mesh, "--dry-run").out
+    assert "such as h.*.proj.weight 0@tp" in works(*words[:-2], "cp=2,tp=2", "--dry-run").out
     (tmp_path / "plan.txt").write_text("*.mlp.*.weight replicated\nmegatron\n")
     words = ["compile", checkpoint, "--dry-run", "--mesh", "tp=2", "--plan", tmp_path / "plan.txt"]
     assert f".mlp.up_proj.weight (12.3 kB: {tmp_path}/plan.txt:1)" in works(*words).out
