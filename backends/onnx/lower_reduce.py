@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 import numpy as np
 
@@ -15,38 +14,71 @@ from irc.ir.core import Value
 from irc.ir.dims import Dim, DimLike, bind, product
 from irc.ir.dtypes import dtype as dtype_called
 from irc.ir.dtypes import integer_range, is_float, largest
-from irc.onnx_format.operators import DIRECT, PARTIAL, REDUCTIONS, Row
+from irc.onnx_format.operators import DIRECT, PARTIAL, REDUCTIONS
+from irc.ops.reduce import Reduction
 
 
-def _reduction(row: Row) -> Callable[[Emitter, ops.ReduceSum], Lowered]:
-    """The lowering of one kind of reduction."""
+def _reduced(e: Emitter, op: Reduction) -> str:
+    """One node."""
+    row = REDUCTIONS[type(op)]
+    dims, attributes = e.ints(*op.dims), row.to_onnx(op)
+    return apply(e, row.kind, op.x.type.dtype, [e.get(op.x)], dims, **attributes)
 
-    def lower(e: Emitter, op: ops.ReduceSum) -> Lowered:
-        if op.x.type.dtype in _SORTED and row.kind in ("ReduceMax", "ReduceMin"):
-            return _first_of_sorted(e, op, largest=row.kind == "ReduceMax")
-        if row.kind == "ReduceSum" and _is_size(op):
-            return e.add("Squeeze", e.dim(op.x.type.shape[0]), e.ints(0))
-        dims, x, dtype = e.ints(*op.dims), e.get(op.x), op.x.type.dtype
-        if row.kind == "ReduceSum" and row.kind in e.missing and _is_large(op.x):
-            total = _sum_of_halves(e, e.cast64(op.x), dims, op.keep)
-            return total if dtype == "i64" else e.cast(total, dtype)
-        if row.kind == "ReduceProd" and row.kind in e.missing and not is_float(dtype):
-            return _product(e, op)
-        if row.kind in e.missing and not is_float(dtype) and dtype != "i64":  # i32 saturates
-            wide = e.add(row.kind, e.cast(x, "i64"), dims, **row.to_onnx(op))
-            return e.cast(wide, e.dtype(dtype))
-        reduced = apply(e, row.kind, dtype, [x], dims, **row.to_onnx(op))
-        count = product(tuple(op.x.type.shape[dim] for dim in op.dims))
-        if row.kind == "ReduceMean" and _may_be_0(e, count):  # where ONNX Runtime 1.32 has 0
-            empty = e.add("Equal", e.dim(count), e.ints(0))
-            empty = e.add("Squeeze", empty, e.ints(0))
-            return e.add("Where", empty, e.number(math.nan, dtype), reduced)
-        if not is_float(dtype) or e.reduces_nan or row.kind not in ("ReduceMax", "ReduceMin"):
-            return reduced
-        absolute = e.add("ReduceL1", x, dims, **row.to_onnx(op))  # NaN where there is one
-        return e.add("Where", e.add("IsNaN", absolute), absolute, reduced)
 
-    return lower
+@TABLE.lower(ops.ReduceSum)
+def reduce_sum(e: Emitter, op: ops.ReduceSum) -> Lowered:
+    """ReduceSum, of i64 for all integers: that of ONNX Runtime 1.31 adds i32 up to the largest."""
+    dtype, dims = op.x.type.dtype, e.ints(*op.dims)
+    if _is_size(op):
+        return e.add("Squeeze", e.dim(op.x.type.shape[0]), e.ints(0))
+    if is_float(dtype) or "ReduceSum" not in e.missing:
+        return _reduced(e, op)
+    x = e.cast64(op.x)
+    if _is_large(op.x):
+        total = _sum_of_halves(e, x, dims, op.keep)
+    else:
+        total = e.add("ReduceSum", x, dims, keepdims=int(op.keep))
+    return total if dtype == "i64" else e.cast(total, e.dtype(dtype))
+
+
+@TABLE.lower(ops.ReduceMean)
+def reduce_mean(e: Emitter, op: ops.ReduceMean) -> Lowered:
+    """ReduceMean; NaN of nothing, where ONNX Runtime 1.32 has 0."""
+    mean, count = _reduced(e, op), product(tuple(op.x.type.shape[dim] for dim in op.dims))
+    if not _may_be_0(e, count):
+        return mean
+    empty = e.add("Squeeze", e.add("Equal", e.dim(count), e.ints(0)), e.ints(0))
+    return e.add("Where", empty, e.number(math.nan, op.x.type.dtype), mean)
+
+
+@TABLE.lower(ops.ReduceMax, ops.ReduceMin)
+def reduce_extreme(e: Emitter, op: ops.ReduceMax | ops.ReduceMin) -> Lowered:
+    """ReduceMax or ReduceMin; NaN where there is one."""
+    dtype = op.x.type.dtype
+    if dtype in _SORTED:
+        return _first_of_sorted(e, op, largest=isinstance(op, ops.ReduceMax))
+    extreme = _reduced(e, op)
+    if not is_float(dtype) or e.reduces_nan:
+        return extreme
+    absolute = e.add("ReduceL1", e.get(op.x), e.ints(*op.dims), keepdims=int(op.keep))
+    return e.add("Where", e.add("IsNaN", absolute), absolute, extreme)
+
+
+@TABLE.lower(ops.ReduceProd)
+def reduce_prod(e: Emitter, op: ops.ReduceProd) -> Lowered:
+    """ReduceProd; of integers ScatterElements, along every dimension in turn.
+
+    ONNX Runtime 1.31 multiplies i64 as f64 in ReduceProd, and i32 up to the largest.
+    """
+    x, shape, dtype = e.get(op.x), list(op.x.type.shape), op.x.type.dtype
+    if is_float(dtype) or "ReduceProd" not in e.missing:
+        return _reduced(e, op)
+    for dim in op.dims:
+        first = e.filled(0, tuple(shape), "i64")
+        shape[dim] = 1
+        ones = e.filled(1, tuple(shape), dtype)
+        x = e.add("ScatterElements", ones, first, x, axis=dim, reduction="mul")
+    return x if op.keep else e.reshape(x, op.result.type.shape)
 
 
 def _may_be_0(e: Emitter, size: DimLike) -> bool:
@@ -74,20 +106,6 @@ def _sum_of_halves(e: Emitter, x: str, dims: str, keep: bool) -> str:
     return e.add("Add", e.add("Mul", high, half), low)
 
 
-def _product(e: Emitter, op: ops.ReduceSum) -> str:
-    """The product of integers by ScatterElements, along every dimension in turn.
-
-    ONNX Runtime 1.31 multiplies i64 as f64 in ReduceProd, and i32 up to the largest.
-    """
-    x, shape, dtype = e.get(op.x), list(op.x.type.shape), op.x.type.dtype
-    for dim in op.dims:
-        first = e.filled(0, tuple(shape), "i64")
-        shape[dim] = 1
-        ones = e.filled(1, tuple(shape), dtype)
-        x = e.add("ScatterElements", ones, first, x, axis=dim, reduction="mul")
-    return x if op.keep else e.reshape(x, op.result.type.shape)
-
-
 def _is_size(op: ops.ReduceSum) -> bool:
     """Whether an operation counts the ones of a vector: a size as data, known without kernels."""
     ones, type = op.x.producer, op.x.type
@@ -100,27 +118,23 @@ def _is_size(op: ops.ReduceSum) -> bool:
 _SORTED = ("i64", "i16", "i4", "u64", "u32", "u16", "u4")
 
 
-def _first_of_sorted(e: Emitter, op: ops.ReduceSum, largest: bool) -> str:
+def _first_of_sorted(e: Emitter, op: Reduction, largest: bool) -> str:
     """The extreme integer along every dimension in turn.
 
     One element is added, for dimensions that may be empty.
     """
-    kind, rank, one = op.x.type.dtype, op.x.type.ndim, e.ints(1)
+    kind, ndim, one = op.x.type.dtype, op.x.type.ndim, e.ints(1)
     x = ordered(e, e.get(op.x), kind)
     low, high = integer_range("i64" if kind == "u64" else kind)
     worst = e.number(low if largest else high, signed(kind))
     for dim in op.dims:
-        at = dim % rank
-        ends = e.ints(*[0] * (rank + at), 1, *[0] * (rank - 1 - at))
+        at = dim % ndim
+        ends = e.ints(*[0] * (ndim + at), 1, *[0] * (ndim - 1 - at))
         x = e.add("Pad", x, ends, worst)
         x, _ = e.graph.several(2, "TopK", x, one, axis=at, largest=int(largest))
-    x = x if op.keep else e.add("Squeeze", x, e.ints(*[dim % rank for dim in op.dims]))
+    x = x if op.keep else e.add("Squeeze", x, e.ints(*[dim % ndim for dim in op.dims]))
     x = x if kind == "i64" else e.cast(x, e.dtype(kind))
     return e.add("Add", x, e.number(1 << 63, kind)) if kind == "u64" else x
-
-
-for _cls, _row in REDUCTIONS.items():
-    TABLE.lower(_cls)(_reduction(_row))
 
 
 @TABLE.lower(ops.Argmax)

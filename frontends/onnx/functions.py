@@ -9,7 +9,7 @@ from irc import ops
 from irc.errors import Error
 from irc.frontends.onnx.builder import Builder
 from irc.frontends.onnx.entry import Entry, Node, sizes
-from irc.frontends.onnx.rules import Made, reads
+from irc.frontends.onnx.rules import Made, only, reads
 from irc.ir.core import Op
 from irc.ir.dims import DimLike, exact_divide
 from irc.ir.dtypes import dtype as dtype_called
@@ -157,7 +157,7 @@ def bitwise_not(b: Builder, node: Node) -> Made:
     return b.op(ops.Sub, b.number(-1 if signed else 2**count - 1, x.dtype), x)
 
 
-@reads("BitShift", known="direction")
+@reads("BitShift", known="direction", refuses=only("direction", "LEFT", "RIGHT"))
 def bit_shift(b: Builder, node: Node) -> Made:
     """x times or over a power of two; by a negative number or all bits, 0 or the sign."""
     x, count, signed = _integer(node)
@@ -167,7 +167,7 @@ def bit_shift(b: Builder, node: Node) -> Made:
     powers = b.constant(sizes(*(2**i for i in range(top + 1))), x.dtype, (top + 1,))
     power = b.op(ops.Gather, powers, b.op(ops.Minimum, by, top), dim=0)
     within = b.op(ops.Le, by, top)
-    if node.text("direction", "").upper() == "LEFT":
+    if node.text("direction", "") == "LEFT":
         moved = b.op(ops.Mul, x, power)
         if not signed:
             return b.where(within, moved, 0)

@@ -112,6 +112,7 @@ TWICE = np.array([2, -1], np.int64)
         ("Pad", "x p  a", {"p": np.ones(4, int), "a": np.array([3, -1])}, {}, "Pad names one of"),
         ("Range", "z l d", {"z": 0 * ONE, "l": FAR, "d": ONE}, {}, "from 0.0 to inf by 1.0 has no"),
         ("Range", "z l d", {"z": 0 * ONE, "l": ONE, "d": NO}, {}, "from 0.0 to 1.0 by nan has no"),
+        ("BitShift", "x x", {}, {"direction": "UP"}, "direction=UP is not supported"),
         ("SpaceToDepth", "x", {}, {"blocksize": 3}, "needs sizes that 3 divides; found 8, 8"),
         ("DepthToSpace", "x", {}, {"blocksize": 3}, "needs sizes that 9 divides; found 4"),
         ("DepthToSpace", "x", {}, {"blocksize": 0}, "blocksize=0, mode=DCR; expected 1 or more"),
