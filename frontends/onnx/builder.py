@@ -36,6 +36,7 @@ class Builder:
     def __init__(self, module: Module, function: Function, files: Files) -> None:
         self.module, self.function, self.files = module, function, files
         self.rank: int | None = None
+        self.names: dict[str, str] = {}  # of weights, by tensors that the file gives other names
         self.ops: list[Op] = []
         self.pinned: set[Op] = set()  # collectives, which are kept even if nothing uses them
         self.loc: Loc | None = None
@@ -106,7 +107,7 @@ class Builder:
         ref = self.files.ref(data) if data.count else ZerosRef(data.shape, data.dtype)
         if cast is not None and cast != data.dtype:
             ref = ref.then(Cast(cast))
-        name = plain_name(data.name) or "weight"
+        name = plain_name(self.names.get(data.name, data.name)) or "weight"
         return Weight(TensorType(cast or data.dtype, data.shape), name, ref)
 
     def constant(self, content: Content, dtype: str, shape: Shape) -> Value:

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 _PLACE = re.compile(r"(.*):(\d+)")
 _FRAME = re.compile(r'File "([^"]+)", line (\d+)')
 _SCOPES = "pkg.torch.onnx.name_scopes"
+_UNNAMED = re.compile(r"(val|onnx::\w+)_\d+")  # tensors that torch.onnx.export computed of weights
 
 
 def import_onnx(
@@ -141,6 +142,7 @@ class _Importer:
         self.builder = Builder(module, function, self.files)
         self.builder.rank = self.rank
         self._sources(function)
+        self.builder.names = self._names()
         for node, proto in zip(nodes, graph.node, strict=True):
             self._read(node, proto)
         if len(self.symbols) > 1:
@@ -204,6 +206,16 @@ class _Importer:
                 self.entries[value.name] = Entry(bound.dtype, bound.shape, data=bound)
             elif value.name not in self.entries:
                 self.entries[value.name] = self.builder.entry(next(args))
+
+    def _names(self) -> dict[str, str]:
+        """Names for weights that torch.onnx.export left without one: of the modules they are in."""
+        names: dict[str, str] = {}
+        for node, proto in zip(self.nodes, self.model.graph.node, strict=True):
+            if node.kind in ("MatMul", "Gemm", "Conv") and node.loc is not None and node.loc.scope:
+                for name, part in zip(proto.input[1:], ("weight", "bias"), strict=False):
+                    if _UNNAMED.fullmatch(name):
+                        names.setdefault(name, f"{node.loc.scope}.{part}")
+        return names
 
     def _node(self, number: int, proto: NodeProto) -> Node:
         """A node without its inputs."""

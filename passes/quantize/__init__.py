@@ -16,7 +16,7 @@ from irc.quantization.sites import Site, by_input, find_sites
 from irc.rewrite import permit
 
 from ..shard.notes import grouped
-from ..shard.plan import DEFAULT, read_plan
+from ..shard.plan import DEFAULT, plan_rows
 from ..shared.edit import free_name
 from . import auto, awq, gptq, smoothquant  # noqa: F401  # pyright: ignore[reportUnusedImport]
 from .activations import Activation, activation_of, quantize_input
@@ -143,7 +143,7 @@ class QuantizeModule(Pass):
         if self.scheme == AUTO:
             open = [site for site in sites if site.name in rows and rows[site.name].scheme is None]
             rows |= _chosen(open, context)
-        assigner = Assigner(module, read_plan(self.plan), stats)
+        assigner = Assigner(module, plan_rows(self.plan, module), stats)
         found: list[Assignment] = []
         for site in _apart([site for site in sites if site.name in rows], module):
             row = rows[site.name]

@@ -12,7 +12,7 @@ from .even_blocks import even_blocks
 from .heads import even_heads
 from .notes import grouped
 from .place import place
-from .plan import DEFAULT, read_plan
+from .plan import DEFAULT, plan_rows
 from .segments import cut_segments
 from .share import share_of_weights
 from .smaller_blocks import smaller_blocks
@@ -37,7 +37,7 @@ class ShardModule(Pass):
 
     def run(self, module: Module, stats: Stats) -> None:
         self._check(module)
-        rows = read_plan(self.plan)
+        rows = plan_rows(self.plan, module)
         if self.mesh:
             module.mesh = _merged(module.mesh, Mesh.parse(self.mesh))
         if all(size == 1 for axis, size in module.mesh.axes if axis != "pp"):

@@ -6,13 +6,17 @@ Arguments of the main function are matched as well. The word `megatron` stands f
 from __future__ import annotations
 
 from dataclasses import replace
+from glob import escape
 from pathlib import Path
 
 from irc.errors import Error
 from irc.files import open_file
+from irc.ir.core import Module
 from irc.json_files import read_object
 
-from .rows import Row, row
+from ..shared.parameters import weights_of
+from .even_blocks import Product
+from .rows import Row, find_row, row
 from .tp_plan import styled_rows, tp_plan_in
 
 COLUMN = (
@@ -59,6 +63,25 @@ def _named(modules: str, weight: str, bias: str, source: str) -> list[Row]:
     ]
 
 
+def plan_rows(plan: str, module: Module) -> list[Row]:
+    """The rows of a plan, megatron or the path of a file, for a module.
+
+    Names of modules decide about matrices [out, in]. One that a product takes as [in, out] gets a
+    row of its own, with these dimensions exchanged; rows that a user wrote are taken as they are.
+    """
+    rows, turned = read_plan(plan), dict[str, Row]()
+    for product in filter(None, map(Product.of, module.ops())):
+        if product.inputs > product.outputs:
+            continue
+        dims = {product.inputs: product.outputs, product.outputs: product.inputs}
+        for weight in weights_of(product.parameter) or ():
+            found = find_row(rows, weight.name)
+            if found and not found.must_fit and weight.type.ndim == product.parameter.type.ndim:
+                splits = tuple((dims.get(dim, dim), axes) for dim, axes in found.splits)
+                turned[weight.name] = replace(found, pattern=escape(weight.name), splits=splits)
+    return [*turned.values(), *rows]
+
+
 def read_plan(path: str) -> list[Row]:
     """The rows of a file: lines of text (# begins a comment), or JSON with a Hugging Face tp_plan.
 
@@ -100,4 +123,4 @@ def _from_json(path: str) -> list[Row]:
     return [*styled_rows(plan or table, path), *ends]
 
 
-__all__ = ["DEFAULT", "Row", "megatron", "read_plan", "tp_plan_in"]
+__all__ = ["DEFAULT", "Row", "megatron", "plan_rows", "read_plan", "tp_plan_in"]

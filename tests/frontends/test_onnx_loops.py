@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-import warnings
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -19,6 +17,7 @@ from irc.backends.reference import evaluate
 from irc.frontends.onnx import import_onnx
 from tests.fresh import fresh
 from tests.frontends.onnx_models import compared, model, saved
+from tests.frontends.torch_models import exported
 
 pytestmark = pytest.mark.oracle
 IDS = np.array([1, 2, 4, 5, 4, 3, 2, 9])
@@ -31,17 +30,6 @@ BAGS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     ),
     "bags of one size": ({}, {"ids": IDS.reshape(2, 4)}),
 }
-
-
-def exported(module: Any, given: dict[str, Any], path: Path, **words: Any) -> Any:
-    """What torch computes, whose file is written."""
-    torch: Any = import_module("torch")
-    tensors = tuple(torch.from_numpy(x) for x in given.values())
-    with warnings.catch_warnings(), torch.no_grad():
-        warnings.simplefilter("ignore")
-        logging.getLogger("torch.onnx").setLevel(logging.ERROR)
-        torch.onnx.export(module.eval(), tensors, str(path), input_names=[*given], **words)
-        return module(*tensors)
 
 
 def agrees(path: Path, given: dict[str, Any], wanted: list[Any], folder: Path) -> irc.Module:

@@ -23,7 +23,6 @@ from tests.tensorrt.emission import RTX, emitted, problem
 
 # (operation, dtype of an example, or "" for any) -> the reason that users read
 REFUSED = {
-    ("scatter_elements", ""): "into existing values",
     ("matmul", "i32"): "multiplies i32, and TensorRT only floats",
     ("cast", ""): "is in u8, which TensorRT does not have",
     ("bitcast", ""): " TensorRT ",

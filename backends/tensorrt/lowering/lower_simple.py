@@ -113,21 +113,42 @@ CHOICES.lower(
 )(bitcast)
 
 
-def _reduction(op: Op) -> str | None:
-    assert isinstance(op, ops.ScatterElements)
-    return None if op.reduction == "none" else f"cannot {op.reduction} into existing values"
+_REDUCTIONS = {
+    "add": ("Add", "ReduceSum"),
+    "mul": ("Mul", "ReduceProd"),
+    "max": ("Max", "ReduceMax"),
+    "min": ("Min", "ReduceMin"),
+}
 
 
 @CHOICES.lower(
     ops.ScatterElements,
     choice="ScatterElements",
-    reason="without a reduction only",
-    source="onnx/onnx-tensorrt 5ab48c5c, ScatterElements",
-    unless=_reduction,
+    reason="with a reduction a mask of updates and places, which TensorRT never stores",
+    source="activation memory of engines, TensorRT-RTX 1.7.1.116; onnx/onnx-tensorrt 5ab48c5c",
 )
 def scatter_elements(e: TensorRTEmitter, op: ops.ScatterElements) -> Lowered:
-    """`x` with `updates` written at `indices` along one dimension."""
-    return e.add("ScatterElements", e.get(op.x), e.get(op.indices), e.get(op.updates), axis=op.dim)
+    """`x` with `updates` written at `indices` along one dimension, or combined with what is there.
+
+    The latter compares all indices [..., N, 1, ...] with all places [M, ...].
+    """
+    x, updates = e.get(op.x), e.get(op.updates)
+    if op.reduction == "none":
+        return e.add("ScatterElements", x, e.get(op.indices), updates, axis=op.dim)
+    ndim, combine, kind = op.x.type.ndim, *_REDUCTIONS[op.reduction]
+    at = op.dim % ndim
+    size = op.x.type.shape[at]
+    places = e.add("Reshape", e.iota(size), e.ints(-1, *(1,) * (ndim - at - 1)))
+    indices = e.add("Unsqueeze", e.cast64(op.indices), e.ints(at + 1))
+    backwards = e.add("Less", indices, e.ints(0))
+    indices = e.add("Where", backwards, e.add("Add", indices, e.dim(size)), indices)
+    if op.reduction in ("max", "min"):
+        other = e.add("Unsqueeze", x, e.ints(at))
+    else:
+        other = e.number(int(op.reduction == "mul"), op.x.type.dtype)
+    updates = e.add("Unsqueeze", updates, e.ints(at + 1))
+    each = e.add("Where", e.add("Equal", indices, places), updates, other)
+    return e.add(combine, x, e.add(kind, each, e.ints(at), keepdims=0))
 
 
 @CHOICES.lower(

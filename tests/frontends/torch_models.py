@@ -1,0 +1,255 @@
+"""Models of four kinds written plainly in torch, and what torch.onnx.export makes of them."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tests.fresh import fresh
+
+Arrays = Mapping[str, np.ndarray[Any, Any]]
+
+
+@dataclass(frozen=True)
+class Example:
+    """A model with inputs, whose `axes` are dimensions of any size by name.
+
+    `sharded` are patterns of the matrices that tp shards, with the rows of `plan` before the
+    default ones; with these alone nothing is gathered.
+    """
+
+    model: Any
+    inputs: Arrays
+    axes: Mapping[str, Mapping[int, str]]
+    sharded: tuple[str, ...]
+    plan: tuple[str, ...] = ()
+
+    def resized(self, sizes: Mapping[str, int]) -> dict[str, np.ndarray[Any, Any]]:
+        """Inputs whose dimensions have other sizes: the first elements of each."""
+        found: dict[str, np.ndarray[Any, Any]] = {}
+        for name, array in self.inputs.items():
+            axes = self.axes.get(name, {})
+            ends = [sizes.get(axes.get(i, ""), size) for i, size in enumerate(array.shape)]
+            found[name] = array[tuple(map(slice, ends))]
+        return found
+
+    def computed(self, inputs: Arrays) -> list[np.ndarray[Any, Any]]:
+        """What torch computes."""
+        torch: Any = import_module("torch")
+        with torch.no_grad():
+            results = self.model(*(torch.from_numpy(array) for array in inputs.values()))
+        return [x.numpy() for x in (results if isinstance(results, tuple) else (results,))]
+
+    def export(self, path: Path, dynamo: bool) -> None:
+        """Write the file by the exporter of graphs, or by that of scripts."""
+        torch: Any = import_module("torch")
+        words: dict[str, Any] = {"dynamic_axes": self.axes}
+        if dynamo:
+            dims = {
+                name: torch.export.Dim(name) for at in self.axes.values() for name in at.values()
+            }
+            shapes = ({i: dims[n] for i, n in self.axes[name].items()} for name in self.inputs)
+            words = {"dynamic_shapes": tuple(shapes)}
+        exported(self.model, self.inputs, path, dynamo=dynamo, **words)
+
+
+def exported(module: Any, given: Arrays, path: Path, **words: Any) -> Any:
+    """What torch computes, whose file is written."""
+    torch: Any = import_module("torch")
+    tensors = tuple(torch.from_numpy(x) for x in given.values())
+    with warnings.catch_warnings(), torch.no_grad():
+        warnings.simplefilter("ignore")
+        logging.getLogger("torch.onnx").setLevel(logging.ERROR)
+        torch.onnx.export(module.eval(), tensors, str(path), input_names=[*given], **words)
+        return module(*tensors)
+
+
+def resnet(torch: Any) -> Example:
+    """Bottleneck blocks of ResNet-50 behind its stem (He et al., 2016)."""
+    nn = torch.nn
+
+    class Block(nn.Module):
+        def __init__(self, before: int, width: int, stride: int) -> None:
+            super().__init__()
+            after = 4 * width
+            self.conv1, self.bn1 = nn.Conv2d(before, width, 1, bias=False), nn.BatchNorm2d(width)
+            self.conv2 = nn.Conv2d(width, width, 3, stride, 1, bias=False)
+            self.conv3, self.bn2 = nn.Conv2d(width, after, 1, bias=False), nn.BatchNorm2d(width)
+            self.bn3, self.relu = nn.BatchNorm2d(after), nn.ReLU(inplace=True)
+            down = nn.Conv2d(before, after, 1, stride, bias=False)
+            same = stride == 1 and before == after
+            self.down = nn.Identity() if same else nn.Sequential(down, nn.BatchNorm2d(after))
+
+        def forward(self, x: Any) -> Any:
+            h = self.relu(self.bn1(self.conv1(x)))
+            h = self.relu(self.bn2(self.conv2(h)))
+            h = self.bn3(self.conv3(h))
+            h += self.down(x)
+            return self.relu(h)
+
+    class ResNet(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv1, self.bn1 = nn.Conv2d(3, 8, 7, 2, 3, bias=False), nn.BatchNorm2d(8)
+            self.relu, self.maxpool = nn.ReLU(inplace=True), nn.MaxPool2d(3, 2, 1)
+            self.layer1 = nn.Sequential(Block(8, 4, 1), Block(16, 4, 1))
+            self.layer2 = nn.Sequential(Block(16, 8, 2), Block(32, 8, 1))
+            self.avgpool, self.fc = nn.AdaptiveAvgPool2d((1, 1)), nn.Linear(32, 12)
+
+        def forward(self, x: Any) -> Any:
+            h = self.maxpool(self.relu(self.bn1(self.conv1(x))))
+            return self.fc(torch.flatten(self.avgpool(self.layer2(self.layer1(h))), 1))
+
+    inputs = {"x": fresh(1).standard_normal((3, 3, 32, 32)).astype(np.float32)}
+    sharded = ("fc.weight", "layer?.*.conv?.weight")
+    plan = ("fc.* 0@tp", "*.conv1.weight 0@tp", "*.conv2.weight 1@tp", "*.conv3.weight 0@tp")
+    return Example(ResNet(), inputs, {"x": {0: "batch"}}, sharded, plan)
+
+
+def clip(torch: Any) -> Example:
+    transformers = import_module("transformers")
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4}
+    sizes |= {"num_hidden_layers": 2}
+    text = {**sizes, "vocab_size": 64, "max_position_embeddings": 16, "eos_token_id": 63}
+    config = transformers.CLIPConfig(
+        text_config=text, vision_config={**sizes, "image_size": 16, "patch_size": 8}
+    )
+
+    class Clip(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = transformers.CLIPModel(config)
+
+        def forward(self, ids: Any, mask: Any, pixels: Any) -> Any:
+            found = self.inner(input_ids=ids, attention_mask=mask, pixel_values=pixels)
+            return found.logits_per_image, found.text_embeds, found.image_embeds
+
+    ids = fresh(3).integers(0, 60, (3, 7))
+    ids[:, 4], ids[0, 4:] = 63, [20, 10, 63]
+    mask = (np.arange(7) <= np.array([[6], [4], [4]])).astype(np.int64)
+    pixels = fresh(4).standard_normal((3, 3, 16, 16)).astype(np.float32)
+    rows = {0: "texts", 1: "seq"}
+    axes = {"ids": rows, "mask": rows, "pixels": {0: "images"}}
+    sharded = ("*token_embedding.weight", "*_proj.weight", "*.fc?.weight")
+    inputs = {"ids": ids, "mask": mask, "pixels": pixels}
+    return Example(Clip(), inputs, axes, sharded)
+
+
+def gru4rec(torch: Any) -> Example:
+    """The scores of all items after a session (Hidasi et al., 2016)."""
+    nn = torch.nn
+
+    class Gru4Rec(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table, self.gru = nn.Embedding(50, 12), nn.GRU(12, 16, 2, batch_first=True)
+            self.out = nn.Linear(16, 50)
+
+        def forward(self, session: Any) -> Any:
+            states, _ = self.gru(self.table(session))
+            return self.out(states[:, -1])
+
+    inputs = {"session": fresh(5).integers(0, 50, (3, 6))}
+    plan = ("out.* 0@tp",)
+    return Example(
+        Gru4Rec(), inputs, {"session": {0: "batch"}}, ("table.weight", "out.weight"), plan
+    )
+
+
+def gru4rec_step(torch: Any) -> Example:
+    """One event of every session of a batch; a session that starts has no state."""
+    nn = torch.nn
+
+    class Step(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table, self.gru = nn.Embedding(50, 12), nn.GRU(12, 16, 2)
+            self.out = nn.Linear(16, 50)
+
+        def forward(self, item: Any, state: Any, starts: Any) -> Any:
+            kept = state * (1 - starts)[None, :, None]
+            found, state = self.gru(self.table(item)[None], kept)
+            return self.out(found[0]), state
+
+    rng = fresh(5)
+    inputs = {
+        "item": rng.integers(0, 50, 3),
+        "state": rng.standard_normal((2, 3, 16)).astype(np.float32),
+        "starts": np.array([0, 1, 0], np.float32),
+    }
+    axes = {"item": {0: "batch"}, "state": {1: "batch"}, "starts": {0: "batch"}}
+    return Example(Step(), inputs, axes, ("table.weight",))
+
+
+def dlrm(torch: Any, bags_of_one_size: bool = False) -> Example:
+    """Bags of three features and dense ones, whose dot products are features (Naumov et al.,
+    2019)."""
+    nn = torch.nn
+
+    class Dlrm(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            sizes = (40, 21, 30)
+            self.tables = nn.ModuleList(nn.EmbeddingBag(n, 8, mode="sum") for n in sizes)
+            self.bottom = nn.Sequential(nn.Linear(5, 16), nn.ReLU(), nn.Linear(16, 8), nn.ReLU())
+            self.top = nn.Sequential(nn.Linear(14, 16), nn.ReLU(), nn.Linear(16, 1), nn.Sigmoid())
+
+        def forward(self, dense: Any, ids: Any, offsets: Any = None) -> Any:
+            x, bags = self.bottom(dense), list[Any]()
+            for i, table in enumerate(self.tables):
+                fixed = offsets is None
+                bags.append(table(ids[:, i]) if fixed else table(ids[i], offsets[i]))
+            features = torch.cat([x, *bags], 1).view(x.shape[0], -1, x.shape[1])
+            products = torch.bmm(features, features.transpose(1, 2))
+            rows, columns = torch.tril_indices(4, 4, -1)
+            return self.top(torch.cat([x, products[:, rows, columns]], 1))
+
+    rng = fresh(6)
+    dense: np.ndarray[Any, Any] = rng.standard_normal((4, 5)).astype(np.float32)
+    inputs = {"dense": dense}
+    axes = {"dense": {0: "batch"}, "ids": {0: "batch"}}
+    if bags_of_one_size:
+        inputs["ids"] = rng.integers(0, 21, (4, 3, 2))
+    else:
+        inputs["ids"] = rng.integers(0, 21, (3, 10))
+        inputs["offsets"] = np.array([[0, 2, 2, 7], [0, 3, 5, 9], [0, 1, 2, 3]])
+        axes |= {"ids": {1: "ids"}, "offsets": {1: "batch"}}
+    return Example(Dlrm(), inputs, axes, ("tables.*",))
+
+
+def dlrm_of_one_size(torch: Any) -> Example:
+    return dlrm(torch, bags_of_one_size=True)
+
+
+MODELS = {
+    "resnet": resnet,
+    "clip": clip,
+    "gru4rec": gru4rec,
+    "gru4rec step": gru4rec_step,
+    "dlrm": dlrm,
+    "dlrm, bags of one size": dlrm_of_one_size,
+}
+
+
+def example(name: str) -> Example:
+    """One of the models, with parameters that are neither 0 nor 1."""
+    torch: Any = import_module("torch")
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    found = MODELS[name](torch)
+    with torch.no_grad():
+        for parameter in found.model.parameters():
+            if parameter.ndim == 1:
+                parameter.uniform_(-0.5, 0.5)
+        for key, buffer in found.model.named_buffers():
+            if "running" in key:
+                buffer.uniform_(0.5, 2)
+    found.model.eval()
+    return found
