@@ -30,7 +30,7 @@ _REGISTERING = Lock()  # ranks are loaded in threads
 
 def register_schema() -> None:
     """Make `onnx.checker` and `onnx.shape_inference` know the operator; once is enough."""
-    import onnx.defs
+    import onnx.reference  # looks at all schemas once, and refuses two of one name
 
     with _REGISTERING:
         for domain, version in (("", OPSET), (DOMAIN, 1)):

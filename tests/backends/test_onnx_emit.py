@@ -176,3 +176,11 @@ def test_arguments_weights_and_values_may_be_returned_twice(folder: Path) -> Non
     last = facts["ports"]["outputs"][4]
     assert (last["dtype"], last["computed"]) == ("bf16", "f32")
     assert [o.name for o in model.graph.output] == ["a", "b", "c", "d", "e"]
+
+
+def test_the_reference_of_onnx_works_beside_the_schema_of_collectives() -> None:
+    script = (
+        "from irc.backends.onnx.schema import register_schema; register_schema(); "
+        "from onnx.reference import ReferenceEvaluator"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True)
