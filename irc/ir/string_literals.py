@@ -18,6 +18,12 @@ def shown_name(name: str) -> str:
     return name if WORD.fullmatch(name) else quote(name)
 
 
+def hint_shown(name: str) -> str:
+    """The name of another value in text, which it may have from an argument or a result: a word."""
+    plain = name if WORD.fullmatch(name) else re.sub(r"\W", "_", name)
+    return f"_{plain}" if plain[:1].isdigit() else plain
+
+
 def unquote(literal: str) -> str:
     """The text of a literal, quotes included; a ValueError where it cannot be read."""
     if "\\" not in literal and literal.isprintable() and len(literal) > 1:

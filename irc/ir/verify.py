@@ -12,7 +12,6 @@ from .core import Function, Module, Op, Value, Weight
 from .declare import types_of
 from .dims import Dim
 from .layouts import local_type
-from .string_literals import WORD
 from .types import TensorType
 
 _SYMBOL = re.compile(r"\w[\w.]*")
@@ -147,8 +146,6 @@ def _check_function(module: Module, function: Function) -> None:
                 checked.add(type)
             if result.owner is not op:
                 raise Error(f"a result of {op.opname} belongs to another operation", op)
-            if result.name is not None:
-                _check_name(result, function)
             defined.add(result)
         try:
             op.verify(module)
@@ -248,13 +245,6 @@ def _check_boundary(name: str | None, what: str) -> None:
     """A name that callers use: any text that prints, but for the sign of arguments in layouts."""
     if not name or not name.isprintable() or name[0] == "%":
         raise Error(f"{name!r} is no name for {what}; use printable characters, the first not %")
-
-
-def _check_name(value: Value, function: Function) -> None:
-    if value.name is None or not WORD.fullmatch(value.name):
-        raise Error(
-            f"{value.name!r} is no name for a value of @{function.name}; use letters, digits, _"
-        )
 
 
 def _check_type(module: Module, type: TensorType, op: Op | None, what: str) -> None:

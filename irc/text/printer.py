@@ -7,7 +7,7 @@ from textwrap import dedent
 from typing import Any, cast
 
 from ..ir.core import Function, Module, Op, Value, Weight
-from ..ir.string_literals import quote, shown_name
+from ..ir.string_literals import hint_shown, quote, shown_name
 
 
 def print_module(module: Module, locs: bool = False, scope: str | None = None) -> str:
@@ -68,7 +68,7 @@ def names_of(function: Function) -> dict[Value, str]:
     counts: dict[str, int] = {}
     for value in (*function.args, *(result for op in function for result in op.results)):
         base = value.name or ""
-        base = shown_name(base) if base and value.owner is function else base
+        base = shown_name(base) if base and value.owner is function else hint_shown(base)
         n = counts.get(base, 0)
         counts[base] = n + 1
         names[value] = f"%{base}" if base and not n else f"%{base}.{n}" if base else f"%{n}"

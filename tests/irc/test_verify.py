@@ -73,7 +73,6 @@ CASES = [
     ("a.results = ()", "neg has 0 results, but it makes 1"),
     ("a.result.type = T", r"the result of neg is f32\[8\], but it makes f32\[B, 8\]"),
     ("a.result.owner = b", "a result of neg belongs to another operation"),
-    ("a.result.name = 'a.b'", "'a.b' is no name for a value"),
     ("f.append(Neg(x))", "operations follow return"),
     ("f.append(Return([x]))", "operations follow return"),
     ("f.last.erase()", "@forward does not end in return"),

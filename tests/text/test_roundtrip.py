@@ -144,6 +144,17 @@ def test_arguments_and_results_have_any_names() -> None:
     assert print_module(module) == text
 
 
+def test_hints_of_values_are_printed_as_words() -> None:
+    body = "%a = neg %x : f32[2] %b = neg %a : f32[2] return %b"
+    module = parse_module(f"module @m {{ func @f(%x: f32[2]) -> (f32[2]) {{ {body} }} }}")
+    for op, name in zip(module.main, ("x:0", "0"), strict=False):  # as passes take from arguments
+        op.results[0].name = name
+    verify(module)
+    text = str(module)
+    assert "%x_0 = neg %x" in text and "%_0 = neg %x_0" in text
+    assert str(parse_module(text)) == text
+
+
 def test_name_hints_survive_and_become_unique() -> None:
     text = """module @m {
   func @f(%x: f32[2]) -> (f32[2]) {
