@@ -16,6 +16,7 @@ from irc.backends.onnx.backend import check_module
 from irc.backends.onnx.stages import stages_of
 from irc.ir.core import Module, Op
 from irc.text.printer import print_module
+from irc.weights import is_computed
 
 KERNELS, PLANS = "kernels", "plans"  # folders in that of the program
 
@@ -50,14 +51,14 @@ class CudaBackend(Backend):
         self._check(module)
         (folder / TEXT).write_text(print_module(module, locs=True), encoding="utf-8")
         write_plans(module, folder)
-        return Emitted({"base": base_of(folder, base)})
+        return Emitted({"base": base_of(folder, base)}, _notes(module))
 
     def check(self, module: Module, base: Path) -> list[str]:
         """Raise the errors of `emit`; nothing is written."""
         self._check(module)
         for _ in plans_of(module):
             pass
-        return []
+        return _notes(module)
 
     def load(self, folder: Path, manifest: Mapping[str, Any], **options: Any) -> Program:
         """The program on the GPU of this rank; `execute/load.py` documents the options."""
@@ -69,6 +70,13 @@ class CudaBackend(Backend):
         check_supported(self, module)
         check_module(module)
         refuse_fallback(module, "this backend")
+
+
+def _notes(module: Module) -> list[str]:
+    """What the user should know about a program of the module."""
+    count = sum(is_computed(weight.ref) for weight in module.weights.values())
+    what = "a weight is" if count == 1 else f"{count} weights are"
+    return [f"{what} computed whenever this is loaded; --bundle stores them"] if count else []
 
 
 def plans_of(module: Module) -> Iterator[tuple[str, Plan]]:

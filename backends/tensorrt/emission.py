@@ -103,12 +103,10 @@ class Emission:
                 findings[name] = self._lint(name, model)
                 write_model(self.folder / name, model)
             self._add_ranks(facts, graph, found)
-        has_plugin = any(emitter.plugins for emitter in emitters)
         has_native = any(emitter.natives for emitter in emitters)
         facts |= {
             "target": str(self.target),
             "weights": "outside" if self._outside else "inside",
-            "collectives": "plugin" if has_plugin else "native",
             "plugins": _plugin_versions(emitters),
             "engine": self.options.remembered(),
             "probe": self._write_probe() if has_native else None,

@@ -85,7 +85,6 @@ class EngineFacts(ProgramFacts):
     target: str
     weights: Literal["inside", "outside"]
     plugins: dict[str, str]
-    collectives: Literal["plugin", "native"]
     probe: Probe | None
     engine: dict[str, Any]
     self_test: SelfTest | None

@@ -144,6 +144,18 @@ def test_an_artifact_runs(tmp_path: Path) -> None:
     program.close()
 
 
+def test_weights_that_every_load_computes_are_said(tmp_path: Path) -> None:
+    module = irc.parse("""module @m dims(B=1:2:4) {
+      weight @w.weight : f32[8, 16] = random("w", 0, 0.1)
+      func @forward(%x: f32[B, 16]) -> (y: f32[B, 8]) {
+        %y = linear %x, @w.weight : f32[B, 8]
+        return %y } }""")
+    options: dict[str, Any] = {"backend": "cuda", "quantize": "w8a16"}
+    notes = "2 weights are computed whenever this is loaded; --bundle stores them"
+    assert irc.compile(module, tmp_path / "a", **options).notes == [notes]
+    assert irc.compile(module, tmp_path / "b", bundle=True, **options).notes == []
+
+
 @pytest.mark.parametrize("mesh", ["", "tp=2", "pp=2"])
 def test_tokens_are_fed_back_on_the_gpu(mesh: str, tmp_path: Path) -> None:
     module = compiled("gqa", mesh, "next-tokens")
