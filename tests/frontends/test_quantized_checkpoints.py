@@ -51,7 +51,9 @@ def test_a_layer(name: str, shape: tuple[int, int], tmp_path: Path) -> None:
 def test_blocks_that_do_not_divide_a_weight(n: int, k: int, tmp_path: Path) -> None:
     """Inputs of such a width are not quantized."""
     packed = float8(fresh(n), n, k, "weight_scale_inv", (128, 128))
-    check(bound(tmp_path / "m", FP8 | {"weight_block_size": [128, 128]}, packed), packed)
+    with pytest.warns(UserWarning, match="the inputs of proj.weight stay floats"):
+        module = bound(tmp_path / "m", FP8 | {"weight_block_size": [128, 128]}, packed)
+    check(module, packed)
 
 
 @pytest.mark.parametrize(("n", "k"), [(10, 44), (7, 36)])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -36,6 +37,7 @@ def insert(module: Module, layers: Mapping[str, Layer]) -> None:
             )
         if users:
             weight.replace_by(_dequantized(users[0], weight, layer, new[name]))
+    _tell_of_plain_inputs([site for site in sites if not _fits(site, layers[site.weight.name])])
     inputs: dict[Any, Value] = {}
     for site in sites:
         x = _input(site, layers[site.weight.name], inputs, new[site.weight.name])
@@ -73,6 +75,21 @@ def _declared(weight: Weight, name: str, part: Part, new: list[Weight]) -> Weigh
     return new[-1]
 
 
+def _fits(site: Site, layer: Layer) -> bool:
+    """Whether the blocks of the inputs of a layer divide them, or it quantizes none."""
+    block = layer.activation.block if layer.activation else 0
+    return site.shape[site.inputs] % (block or 1) == 0
+
+
+def _tell_of_plain_inputs(sites: list[Site]) -> None:
+    """Warn where inputs stay floats, which the checkpoint wants in codes."""
+    if sites:
+        more = f" and {len(sites) - 1} more" if len(sites) > 1 else ""
+        name = sites[0].weight.name
+        text = f"the inputs of {name}{more} stay floats: their blocks do not divide them"
+        warnings.warn(text, stacklevel=5)
+
+
 def _input(site: Site, layer: Layer, done: dict[Any, Value], new: list[Weight]) -> Value:
     """The input of a site, in the order of its layer, times factors, and quantized as that says."""
     x, op = site.x, site.op
@@ -89,7 +106,7 @@ def _input(site: Site, layer: Layer, done: dict[Any, Value], new: list[Weight]) 
             done[key] = result_before(Mul(x, factors), op, x.name)
         x = done[key]
     activation = layer.activation
-    if activation is None or site.shape[site.inputs] % (activation.block or 1):
+    if activation is None or not _fits(site, layer):
         return x
     key = op.parent, x, activation
     if key not in done:
