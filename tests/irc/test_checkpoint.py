@@ -280,7 +280,7 @@ def check_memory(reader: Reader, ref: Ref, ranks: int) -> None:
     tracemalloc.start()
     before = most = resident()
     count = 0
-    for blocks in reader.stream_ranks(ref, range(ranks)):
+    for _, blocks in reader.stream([(ref, range(ranks))]):
         count += blocks[0].size
         most = max(most, resident())
     _, peak = tracemalloc.get_traced_memory()

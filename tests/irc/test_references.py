@@ -48,7 +48,7 @@ def same(reader: Reader, ref: Ref, wanted: list[Array]) -> None:
     ranks = range(len(wanted))
     bits = [np.ascontiguousarray(want).tobytes() for want in wanted]
     streams = [list[bytes]() for _ in ranks]
-    for blocks in reader.stream_ranks(ref, ranks):
+    for _, blocks in reader.stream([(ref, ranks)]):
         for stream, block in zip(streams, blocks, strict=True):
             stream.append(block.tobytes())
     for rank, want in enumerate(wanted):
@@ -260,7 +260,7 @@ def test_ranks_with_columns_share_generated_rows(
     monkeypatch.setattr(reader_module, "BLOCK", 4096)
     reader, ref = reader_of(folder, "tp=4"), RandomRef("a", 1, 1.0, (512, 8)).then(Shard(1, TP))
     made = drawn_blocks(monkeypatch)
-    for _ in reader.stream_ranks(ref, range(4)):
+    for _ in reader.stream([(ref, range(4))]):
         pass
     assert sorted(made) == list(range(8))
 

@@ -155,10 +155,6 @@ class Reader:
         """Arrays that several regions need, computed by the first of them."""
         return self._results.get(key, compute)
 
-    def stream_ranks(self, weight: Weight | Ref, ranks: Sequence[int]) -> Iterator[list[Array]]:
-        """The elements in row-major order: each item has the next block of every rank."""
-        return (blocks for _, blocks in self.stream([(weight, ranks)]))
-
     def stream(
         self, tensors: Iterable[tuple[Weight | Ref, Sequence[int]]], as_bytes: bool = False
     ) -> Iterator[tuple[int, list[Array]]]:
