@@ -19,13 +19,14 @@ from irc.backends.onnx.kernels import MISSING
 from irc.backends.onnx.storage import Form, Storage
 from irc.backends.onnx.values import Flat as Flat
 from irc.backends.onnx.values import Later as Later
-from irc.backends.onnx.values import Place, printed_names
+from irc.backends.onnx.values import Place
 from irc.errors import Error
 from irc.ir.core import Function, Module, Op, Value, Weight
 from irc.ir.dims import Dim, DimLike, Shape, linear, product
 from irc.ir.dtypes import dtype as dtype_called
 from irc.ir.dtypes import numpy_dtype
 from irc.ops.collective import Exchange
+from irc.text.printer import names_of
 from irc.weights import Ref, UnboundRef
 
 Lowered: TypeAlias = str | Flat | Later | Sequence[str | Flat]
@@ -75,7 +76,7 @@ class Emitter:
         function, graph = self.function, self.graph
         results = self._output_names()
         graph.taken |= dict.fromkeys([*(str(a.name) for a in function.args), *results], 0)
-        self._names = printed_names(function)
+        self._names = {value: name[1:] for value, name in names_of(function).items()}
         for arg in function.args:
             name = str(arg.name)
             graph.inputs.append(value_info(name, self.dtype(arg), arg.type.shape))

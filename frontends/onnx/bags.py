@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from onnx import GraphProto, ModelProto, NodeProto, TensorProto
 
 DOMAIN = "irc.torch"
+# In the text of a body, i is the number of the bag, s and e are its offset and that of the next,
+# q is the sequence of results, c the condition and k the count of the Loop.
 # What the exporter of graphs appends for a bag; the last one ends where the rows end.
 _LAST, _MANY = r"(?:Sub\(@\d+,1\)|\d+)", r"(?:@\d+|Shape\(@\d+(?:,\w+=\d)*\)|\d+)"
 _ROWS, _SAME = r"Slice\(@(?P<rows>\d+),s,e\)", r"Slice\(@(?P=rows),s,e\)"

@@ -57,9 +57,9 @@ def import_onnx(
     `dims` are ranges (min, typical, max) of symbols, or one size; `equal` says by which other
     symbol one is replaced, where a file has two names for what is always one size. A file of one
     rank among several needs its `mesh` only where its groups leave that open. External data lies
-    below the folder of the model, or below `base`; with `trust` that is what the manifest of an
-    artifact says, else the manifest cannot change it, nor can links. `plugins` are those
-    whose nodes are read as operations, by namespace and name. A file that irc wrote carries the
+    below the folder of the model, links followed, or below `base`; with `trust` also below the
+    folder that the manifest of an artifact names. `plugins` are those whose nodes are read as
+    operations, by namespace and name. A file that irc wrote carries the
     text of its module, which is read in place of the nodes unless `use_text` is false or `equal` is
     given. An Error lists every node that irc has no operation for, before anything is built.
     """

@@ -90,9 +90,8 @@ def refusal(node: Node, table: Table = TABLE) -> str | None:
     return reading.refuses(node) if reading.refuses is not None else None
 
 
-_QUANTIZED = "; quantize in the form of QuantizeLinear and DequantizeLinear (QDQ)"
 _HINTS = {
-    "MatMulNBits": _QUANTIZED,
+    "MatMulNBits": "; quantize in the form of QuantizeLinear and DequantizeLinear (QDQ)",
     "DynamicQuantizeLSTM": "; name other operators to quantize_dynamic in op_types_to_quantize",
 }
 

@@ -20,8 +20,10 @@ def shown_name(name: str) -> str:
 
 def hint_shown(name: str) -> str:
     """The name of another value in text, which it may have from an argument or a result: a word."""
-    plain = name if WORD.fullmatch(name) else re.sub(r"\W", "_", name)
-    return f"_{plain}" if plain[:1].isdigit() else plain
+    if not name or WORD.fullmatch(name):
+        return name
+    plain = re.sub(r"\W", "_", name)
+    return plain if WORD.fullmatch(plain) else f"_{plain}"
 
 
 def unquote(literal: str) -> str:
