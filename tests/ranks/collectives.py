@@ -21,7 +21,7 @@ from irc.ops.collective_names import OPERATIONS, REDUCING, ROOTED
 Array: TypeAlias = np.ndarray[Any, Any]
 
 DTYPES = (np.float32, np.float64, np.float16, ml_dtypes.bfloat16, np.int32, np.int64, np.int8)
-DTYPES += (np.uint8, np.bool_, ml_dtypes.int4)
+DTYPES += (np.uint8, np.uint16, np.uint32, np.uint64, np.bool_, ml_dtypes.int4)
 TOLERANCES = {"f64": 1e-14, "f32": 1e-6, "f16": 4e-3, "bf16": 3e-2}
 _OPS = {"gather": "collective_gather", "scatter": "collective_scatter"}
 # elements of dimension 0 per rank of the group, and the rest of the shape; the last is so large
