@@ -6,6 +6,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from onnx import TensorProto, helper
 
@@ -16,6 +17,7 @@ from irc.errors import Error
 from irc.files import sharing_problem
 from irc.frontends.onnx import import_onnx
 from tests.cli.runner import refused, works
+from tests.fresh import fresh
 from tests.tiny_checkpoint import write_checkpoint
 
 SECRET = bytes(range(64)) * 64
@@ -83,6 +85,22 @@ def test_bytes_from_which_weights_are_computed(secret: Path, tmp_path: Path) -> 
         words = ("compile", tmp_path / "c", "-o", tmp_path / "d", *more)
         assert "which is not in its folder" in refused(*words)
         works(*words, "--checkpoint", folder)
+
+
+def test_codes_that_a_calibration_keeps(secret: Path, tmp_path: Path) -> None:
+    body = "func @f(%x: f32[B, 32]) -> (y: f32[B, 32]) {\n    %y = linear %x, @w : f32[B, 32]"
+    weight = f'file @f = "{secret}"\n  weight @w : f32[32, 32] = bytes(@f, 0, f32[32, 32])'
+    (tmp_path / "theirs").mkdir()
+    source = tmp_path / "theirs" / "m.irc"
+    text = f"module @m dims(B=1:8:64) {{\n  {weight}\n  {body}\n    return %y\n  }}\n}}\n"
+    source.write_text(text)
+    np.savez(tmp_path / "data.npz", x=fresh(1).standard_normal((64, 32)))
+    words = ("compile", source, "-o", tmp_path / "out", "--calibration", tmp_path / "data.npz")
+    words += ("--quantize", "w4a16_gptq", "--group", "32")
+    assert "a copy of @w from" in refused(*words)
+    assert not (tmp_path / "out.calibration" / "gptq").exists()
+    works(*words, "--trust")
+    assert (tmp_path / "out.calibration" / "gptq").exists()
 
 
 def test_raw_bytes_inside_an_engine(secret: Path, tmp_path: Path) -> None:
