@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import reduce
 from typing import Any, TypeAlias
 
@@ -31,7 +31,12 @@ Operand: TypeAlias = Entry | Value | float  # a number gets the dtype of the fir
 
 
 class Builder:
-    """The function that rules add operations to; `rank` is that of the file, if it has one."""
+    """The function that rules add operations to; `rank` is that of the file, if it has one.
+
+    `read_graph` is the importer's: the results of a graph inside a node, given its inputs.
+    """
+
+    read_graph: Callable[[Any, Sequence[Entry]], list[Entry]]
 
     def __init__(self, module: Module, function: Function, files: Files) -> None:
         self.module, self.function, self.files = module, function, files

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections import ChainMap
+from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import replace
 from os import PathLike
 from pathlib import Path
@@ -33,10 +34,11 @@ from irc.source import Loc
 from irc.text.literals import parse_dim
 
 if TYPE_CHECKING:
-    from onnx import AttributeProto, ModelProto, NodeProto, ValueInfoProto
+    from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, ValueInfoProto
 
 _PLACE = re.compile(r"(.*):(\d+)")
 _FRAME = re.compile(r'File "([^"]+)", line (\d+)')
+_MOST_INNER = 65_536  # nodes
 _SCOPES = "pkg.torch.onnx.name_scopes"
 _UNNAMED = re.compile(r"(val|onnx::\w+)_\d+")  # tensors that torch.onnx.export computed of weights
 
@@ -113,7 +115,8 @@ class _Importer:
     ) -> None:
         self.model, self.files, self.given, self.table = model, files, mesh, table
         self.opset = opset_of(model, str(files.path))
-        self.entries: dict[str, Entry] = {}
+        self.entries: MutableMapping[str, Entry] = {}
+        self.inner = 0  # nodes that were read in graphs of others
         self.written: dict[str, None] = {}  # the symbols of the inputs, before any is replaced
         self.beside, self.equal, self.unsupported = beside, equal, Unsupported(files.path)
         metadata = {entry.key: entry.value for entry in model.metadata_props}
@@ -142,7 +145,7 @@ class _Importer:
         self.builder = Builder(module, function, self.files)
         self.builder.rank = self.rank
         self._sources(function)
-        self.builder.names = self._names()
+        self.builder.names, self.builder.read_graph = self._names(), self._graph
         for node, proto in zip(nodes, graph.node, strict=True):
             self._read(node, proto)
         if len(self.symbols) > 1:
@@ -230,7 +233,7 @@ class _Importer:
         return node
 
     def _attribute(self, proto: AttributeProto) -> Any:
-        from onnx import TensorProto, helper
+        from onnx import GraphProto, TensorProto, helper
 
         try:
             value: Any = helper.get_attribute_value(proto)
@@ -238,6 +241,8 @@ class _Importer:
             value = None
         if isinstance(value, TensorProto):
             return self.files.data(value)
+        if isinstance(value, GraphProto):
+            return value
         is_list = isinstance(value, list)
         many = cast("list[Any]", value) if is_list else [value]
         if not all(isinstance(each, (bytes, int, float)) for each in many):
@@ -250,18 +255,49 @@ class _Importer:
         if self.unsupported.skips(node, list(proto.input)):
             return
         try:
-            node.inputs = [self._input(name) if name else None for name in proto.input]
-            self.builder.loc, first = node.loc, len(self.builder.ops)
-            results = self._results(node)
+            self._compute(node, proto)
         except Error as error:
             self.unsupported.add(node, error.message, error.at(loc=node.loc))
-            return
+
+    def _compute(self, node: Node, proto: NodeProto) -> None:
+        node.inputs = [self._input(name) if name else None for name in proto.input]
+        self.builder.loc, first = node.loc, len(self.builder.ops)
+        results = self._results(node)
         for name, found in zip(node.outputs, results, strict=False):
             if name and found is not None:
                 self.entries[name] = replace(found, node=node)
                 value = found.value
                 if value is not None and value.producer in self.builder.ops[first:]:
                     value.name = value.name or hint(name) or None
+
+    def _graph(self, graph: GraphProto, inputs: Sequence[Entry]) -> list[Entry]:
+        """The results of a graph in a node, which may be read again: its values end with it."""
+        self.inner += 1 + len(graph.node)
+        if self.inner > _MOST_INNER:
+            raise Error(
+                f"all iterations of the loops of this file have more than {_MOST_INNER} nodes, and "
+                "irc unrolls them; export the model with shorter loops"
+            )
+        if len(graph.input) != len(inputs):
+            raise Error(f"its graph has {len(graph.input)} inputs, and is given {len(inputs)}")
+        outer = self.entries
+        names = [value.name for value in graph.input]
+        self.entries = ChainMap(
+            dict(zip(names, inputs, strict=True)), cast("dict[str, Entry]", outer)
+        )
+        try:
+            for tensor in graph.initializer:
+                data = self.files.data(tensor)
+                self.entries[tensor.name] = Entry(data.dtype, data.shape, data=data)
+            for number, proto in enumerate(graph.node):
+                node = self._node(number, proto)
+                why = "it is a collective" if node.kind in collectives.KINDS else None
+                if (why := why or refusal(node, table=self.table)) is not None:
+                    raise Error(f"{node.kind} in its graph: {why}")
+                self._compute(node, proto)
+            return [self._input(value.name) for value in graph.output]
+        finally:
+            self.entries = outer
 
     def _input(self, name: str) -> Entry:
         if name not in self.entries:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from irc.frontends.onnx import attention as attention
 from irc.frontends.onnx import bags as bags
 from irc.frontends.onnx import collectives as collectives
+from irc.frontends.onnx import control as control
 from irc.frontends.onnx import einsum as einsum
 from irc.frontends.onnx import elementwise as elementwise
 from irc.frontends.onnx import functions as functions

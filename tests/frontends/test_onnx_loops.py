@@ -99,7 +99,7 @@ def test_a_loop_that_is_not_quite_one_over_bags_is_refused(dynamo: bool, tmp_pat
     sums = [node for node in loop.attribute[0].g.node if node.op_type in ("Equal", "ReduceSum")]
     sums[0].op_type = {"Equal": "Less", "ReduceSum": "ReduceProd"}[sums[0].op_type]
     onnx.save(graph_model, path)
-    with pytest.raises(irc.Error, match=r"Loop \(1\): irc has no operation for it"):
+    with pytest.raises(irc.Error, match=r"SequenceEmpty \(1\)|the start of this Slice depends"):
         import_onnx(path)
 
 
@@ -108,7 +108,7 @@ def test_a_loop_with_a_constant_of_nothing_is_refused(tmp_path: Path) -> None:
     body = onnx.parser.parse_graph(text)
     loop = helper.make_node("Loop", ["n", "more"], ["y"], body=body)
     path = saved(model([loop], {"n": ("i64", ()), "more": ("bool", ())}, ["y"]), tmp_path)
-    with pytest.raises(irc.Error, match=r"Loop \(1\): irc has no operation for it"):
+    with pytest.raises(irc.Error, match="how often it runs is known only"):
         import_onnx(path)
 
 
