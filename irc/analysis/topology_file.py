@@ -1,4 +1,4 @@
-"""Topology files: JSON; an Error names every wrong field."""
+"""Topology files: JSON; an Error names the first wrong field."""
 
 from __future__ import annotations
 
