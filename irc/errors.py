@@ -92,6 +92,11 @@ def _window(source: str, column: int, width: int = 120) -> tuple[int, str]:
     return begin, source[begin : begin + width]
 
 
+def installs(extra: str, option: str = "") -> str:
+    """The command that installs an extra of irc, for messages."""
+    return f"pip install {option}'.[{extra}]' in the checkout of irc"
+
+
 def did_you_mean(word: str, known: Iterable[str], otherwise: str = "") -> str:
     """`; did you mean 'linear'?`, empty where no known name is similar.
 

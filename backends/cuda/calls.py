@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from typing import Any, TypeAlias
 
+from irc.backends.cuda.runtime import unavailable
 from irc.errors import Error
 from irc.ir.dtypes import DTYPES
 from irc.ir.dtypes import dtype as dtype_called
@@ -31,10 +32,7 @@ def find_library() -> Library:
 
         nccl.get_version()
     except (ImportError, RuntimeError, OSError) as error:
-        raise Error(
-            f"NCCL is not available ({str(error).splitlines()[0]}): "
-            "pip install '.[cuda]' in the checkout of irc"
-        ) from error
+        raise unavailable("NCCL", error) from error
     return nccl
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from irc.errors import Error
+from irc.errors import Error, installs
 
 from .driver import Array, Gpu, LaunchNorm
 from .group import Group
@@ -227,6 +227,5 @@ def _check_package() -> None:
         from cuda.bindings import runtime  # noqa: F401
     except ImportError as error:
         raise Error(
-            f"the package cuda-python is not installed ({error}); "
-            "pip install '.[cuda]' in the checkout of irc installs it and NCCL"
+            f"the package cuda-python is not installed ({error}); {installs('cuda')} brings it"
         ) from None

@@ -9,9 +9,15 @@ import ctypes
 from contextlib import suppress
 from typing import Any
 
-from irc.errors import Error
+from irc.errors import Error, installs
 
 _MAJOR, _MINOR = 75, 76  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_*, cuda.h
+
+
+def unavailable(library: str, error: Exception) -> Error:
+    """The Error about a library of the extra `cuda` that is missing, or does not load."""
+    reason = str(error).partition("\n")[0]
+    return Error(f"{library} is not available ({reason}): {installs('cuda')}")
 
 
 def driver_version() -> int | None:

@@ -22,12 +22,12 @@ from pathlib import Path
 import irc
 from irc.backends.ranks.frames import ERR, EXIT, MET, OUT, FrameReader
 from irc.backends.ranks.supervisor import REPORTED
-from irc.errors import Error
+from irc.errors import Error, installs
 
 # What the irc that starts the ranks tells them: the command, the token of its frames, and which of
 # its own streams are terminals. A launcher does not pass every argument on.
 _COMMAND, _TOKEN, _TERMINALS = "IRC_RANK_COMMAND", "IRC_RANK_TOKEN", "IRC_RANK_TERMINALS"
-_INSTALL = "pip install '.[mpi]' in the checkout of irc brings mpi4py and mpich"
+_INSTALL = f"{installs('mpi')} brings mpi4py and mpich"
 _MEETING = 70.0  # seconds until the ranks have met: longer than their supervisors wait
 _ENDING = 3.0  # seconds for each polite way of ending
 _LONGEST = 100_000  # characters of a variable in the environment

@@ -8,9 +8,9 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from irc.backends.ranks.supervisor import DONE, MET, tell_supervisor
-from irc.errors import Error
+from irc.errors import Error, installs
 
-_INSTALL = "use mpich: pip install '.[mpi]' in the checkout of irc"
+_INSTALL = f"use mpich: {installs('mpi')}"
 
 
 class Library(NamedTuple):

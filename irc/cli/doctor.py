@@ -15,7 +15,7 @@ from .. import __version__
 from ..artifact.atomic import orphaned_folders
 from ..artifact.folder import ArtifactFolder
 from ..artifact.manifest import advancing
-from ..errors import Error, printable
+from ..errors import Error, installs, printable
 from .arguments import add_json
 from .console import Progress, paint, print_json
 
@@ -124,8 +124,8 @@ def _engines() -> list[Finding]:
     for flavour, traits in TRAITS.items():
         purpose = f"engines of {traits.name}"
         if not installed(flavour):
-            get = f"pip install '.[{traits.extra}]' in the checkout of irc"
-            found.append(Finding(flavour, None, f"not installed ({purpose}): {get}"))
+            get = f"not installed ({purpose}): {installs(traits.extra)}"
+            found.append(Finding(flavour, None, get))
             continue
         try:
             found.append(Finding(flavour, True, f"{find(flavour).version} ({purpose})"))

@@ -22,6 +22,7 @@ from typing import Any, TypeAlias
 from irc.artifact.atomic import whole_file
 from irc.backends.cuda.codegen.prelude import PRELUDE
 from irc.backends.cuda.plan import Kernel
+from irc.backends.cuda.runtime import unavailable
 from irc.errors import Error
 from irc.files import sharing_problem
 
@@ -129,10 +130,7 @@ def nvrtc_version() -> tuple[int, int]:
 
         _, major, minor = nvrtc.nvrtcVersion()
     except (ImportError, RuntimeError, OSError) as error:
-        raise Error(
-            f"NVRTC, which compiles kernels, is not available ({str(error).splitlines()[0]}): "
-            "pip install '.[cuda]' in the checkout of irc"
-        ) from error
+        raise unavailable("NVRTC, which compiles kernels,", error) from error
     return int(major), int(minor)
 
 

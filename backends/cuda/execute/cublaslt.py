@@ -17,6 +17,7 @@ from typing import Any
 from irc.backends.cuda.driver import Driver
 from irc.backends.cuda.plan.core import LibraryCall
 from irc.backends.cuda.plan.product import Product
+from irc.backends.cuda.runtime import unavailable
 from irc.errors import Error
 
 from .algorithms import Algorithms
@@ -259,10 +260,7 @@ def find_library() -> Any:
 
         library = c.CDLL(load_nvidia_dynamic_lib("cublasLt").abs_path)
     except Exception as error:  # pathfinder's errors have no common base
-        raise Error(
-            f"cuBLASLt is not available ({str(error).splitlines()[0]}): "
-            "pip install '.[cuda]' in the checkout of irc"
-        ) from error
+        raise unavailable("cuBLASLt", error) from error
     library.cublasLtGetStatusString.restype = c.c_char_p
     library.cublasLtGetVersion.restype = c.c_size_t
     return library

@@ -13,7 +13,7 @@ from typing import Any
 
 from irc.backends.cuda.runtime import device_count
 from irc.backends.tensorrt.target import OLDEST, Flavour, release_of
-from irc.errors import Error
+from irc.errors import Error, installs
 
 NVIDIA_DRIVER = "libcuda.so.1"
 
@@ -75,13 +75,13 @@ def find(flavour: Flavour) -> Library:
     if not re.match(r"\d+\.\d+", version) or not hasattr(module, "Builder"):
         raise Error(
             f"the module {traits.module} at {getattr(module, '__file__', None)} is not "
-            f"{traits.name}; remove it, or {_install(traits)}"
+            f"{traits.name}; remove it, or {installs(traits.extra)}"
         )
     if release_of(version) < OLDEST[flavour]:
         oldest = ".".join(map(str, OLDEST[flavour]))
         raise Error(
             f"{traits.name} {version} is installed, and irc needs {oldest} or newer; "
-            f"{_install(traits, upgrade=True)}"
+            f"{installs(traits.extra, '--upgrade ')}"
         )
     return Library(flavour, module, version)
 
@@ -116,7 +116,7 @@ def _imported(traits: Traits) -> ModuleType:
         return importlib.import_module(traits.module)
     except ModuleNotFoundError as error:
         if error.name == traits.module:
-            raise Error(f"{traits.name} is not installed; {_install(traits)}") from None
+            raise Error(f"{traits.name} is not installed; {installs(traits.extra)}") from None
         raise _broken(traits, error) from error
     except Exception as error:  # a damaged installation raises anything
         _end_if_interrupted(error)
@@ -136,10 +136,5 @@ def _end_if_interrupted(error: BaseException) -> None:
 def _broken(traits: Traits, error: Exception) -> Error:
     return Error(
         f"{traits.name} is installed and does not load ({error}); repair the cause, "
-        f"or {_install(traits, again=True)}"
+        f"or {installs(traits.extra, '--force-reinstall ')}"
     )
-
-
-def _install(traits: Traits, upgrade: bool = False, again: bool = False) -> str:
-    option = "--upgrade " if upgrade else "--force-reinstall " if again else ""
-    return f"pip install {option}'.[{traits.extra}]' in the checkout of irc"
