@@ -67,7 +67,7 @@ class QuantizeModule(Pass):
             return
         _check_view(module)
         found = Stats()
-        context = Context(module, found, self.calibration, self.observer, self.budget)
+        context = Context(module, found, self.calibration, self.observer, self.budget, self.plan)
         if self.scheme or self.table:
             self._quantize(context)
         if self.caches:

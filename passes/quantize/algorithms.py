@@ -18,6 +18,7 @@ from irc.quantization.statistics import Statistics
 from irc.weights import Ref
 from irc.weights.checkpoint import Reader
 
+from ..shard.plan import DEFAULT
 from .assignment import Assignment
 
 Array: TypeAlias = np.ndarray[Any, Any]
@@ -32,6 +33,7 @@ class Context:
     calibration: str = ""
     observer: str = ""
     budget: str = ""
+    plan: str = DEFAULT
 
     @cached_property
     def reader(self) -> Reader:

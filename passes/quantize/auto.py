@@ -18,7 +18,7 @@ from irc.quantization.rounding import as_f32
 from irc.quantization.schemes import Scheme, scheme_called
 from irc.quantization.sites import Site
 
-from ..shard.plan import DEFAULT, plan_rows
+from ..shard.plan import plan_rows
 from .algorithms import CHOOSE, Array, Context
 from .assignment import Assigner, Assignment
 from .awq import Weights, output_error, sampled, search
@@ -137,7 +137,7 @@ def _saving(before: Choice, after: Choice) -> float:
 def _choose(sites: Sequence[Site], context: Context) -> Mapping[str, str]:
     """The scheme of every site by its name, for the budget of the pass."""
     budget = Budget.parse(context.budget)
-    assigner = Assigner(context.module, plan_rows(DEFAULT, context.module), Stats())
+    assigner = Assigner(context.module, plan_rows(context.plan, context.module), Stats())
     distinct = {site.name: site for site in sites}
     if not distinct:
         raise Error("auto: no site is left to choose a scheme for")

@@ -294,6 +294,17 @@ def test_blocks_by_definition_have_to_fit() -> None:
         quantized(module, "scheme=mxfp8")
 
 
+def test_auto_counts_the_scales_of_the_shards_of_the_plan(tmp_path: Path) -> None:
+    """Shards of 64 inputs have blocks of 64, so that a weight takes 4.5 bits, not 4.25."""
+    (tmp_path / "plan.txt").write_text("fc.weight 1@tp")
+    text = str(linear()).replace("module @m", "module @m mesh(tp=4)")
+    options = 'scheme=auto, budget="4.4 bits"'
+    assert "auto: 4.250 bits per weight" in quantized(irc.parse(text), options).notes[-1]
+    options += f", plan={json.dumps(str(tmp_path / 'plan.txt'))}"
+    with pytest.raises(Error, match=r"4\.500 to 32\.000 bits per weight"):
+        quantized(irc.parse(text), options)
+
+
 def test_what_comes_too_late_or_has_nothing_to_do() -> None:
     with pytest.raises(Error, match="no product of activations and a float weight"):
         quantized(
