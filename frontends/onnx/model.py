@@ -146,6 +146,11 @@ def _converted(model: ModelProto, opset: int, target: int, path: Path) -> ModelP
     """The model in another opset; nodes keep their metadata."""
     onnx, converter = library(), import_module("onnx.version_converter")
     failures = RuntimeError, ValueError, converter.ConvertError, onnx.shape_inference.InferenceError
+    if opset < 13 and any(node.op_type == "Hardmax" for node in model.graph.node):
+        raise Error(
+            f"{path}: Hardmax of opset {opset} is along several dimensions, and "
+            "onnx.version_converter leaves it so; export the model again in opset 13"
+        )
     if opset < 7:
         model = _aligned_at_the_end(model, path)
     try:
@@ -156,12 +161,33 @@ def _converted(model: ModelProto, opset: int, target: int, path: Path) -> ModelP
             f"{path} is of opset {opset}; irc reads {OLDEST} to {NEWEST}, and "
             f"onnx.version_converter cannot convert it to {target} ({reason}): export it again"
         ) from None
+    if opset < 11:
+        _state_places(found)
     metadata = {node.output[0]: node.metadata_props for node in model.graph.node if node.output}
     for node in found.graph.node:
         if node.output and node.output[0] in metadata:
             node.metadata_props.extend(metadata[node.output[0]])
     found.metadata_props.extend(model.metadata_props)
     return found
+
+
+def _state_places(model: ModelProto) -> None:
+    """Let each Resize say, in place, what it means in opset 10, which the converter leaves out.
+
+    That has no center of elements, and rounds down, but up where it shrinks, as ONNX Runtime does.
+    """
+    helper, graph = library().helper, model.graph
+    tensors = {tensor.name: tensor for tensor in graph.initializer}
+    constants = (node for node in graph.node if node.op_type == "Constant" and node.attribute)
+    tensors |= {node.output[0]: node.attribute[0].t for node in constants}
+    for node in graph.node:
+        if node.op_type == "Resize":
+            scales = tensors.get(node.input[2])
+            is_read = scales is not None and not scales.external_data
+            shrinks = is_read and library().numpy_helper.to_array(scales).min(initial=1) < 1
+            words = {"coordinate_transformation_mode": "asymmetric"}
+            words["nearest_mode"] = "ceil" if shrinks else "floor"
+            node.attribute.extend(helper.make_attribute(*word) for word in words.items())
 
 
 def _aligned_at_the_end(model: ModelProto, path: Path) -> ModelProto:

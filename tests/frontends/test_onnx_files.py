@@ -281,14 +281,30 @@ def test_operands_of_opset_6_broadcast_along_an_axis(
         ("PRelu", 6, r"PRelu \(1\): it has 1 inputs, and the operator takes 2"),
         ("PRelu", 23, r"PRelu \(1\): it has 1 inputs, and the operator takes 2"),
         ("Add", 6, "cannot convert it to 13"),
+        ("Hardmax", 12, "Hardmax of opset 12 is along several dimensions"),
     ],
 )
-def test_an_operand_that_is_missing(kind: str, opset: int, message: str, tmp_path: Path) -> None:
+def test_nodes_that_are_not_converted(kind: str, opset: int, message: str, tmp_path: Path) -> None:
     words: Any = {"broadcast": 1, "axis": 1} if kind == "Add" else {}
     node = helper.make_node(kind, ["x"], ["out"], **words)
     path = saved(model([node], X, ["out"], opset=opset), tmp_path)
     with pytest.raises(Error, match=message):
         import_onnx(path)
+
+
+@pytest.mark.parametrize("mode", ["nearest", "linear"])
+@pytest.mark.parametrize(
+    ("kind", "opset", "scale"),
+    [("Upsample", 9, 1.7), ("Upsample", 7, 2.0), ("Resize", 10, 2.3), ("Resize", 10, 0.6)],
+)
+def test_places_of_opset_10(kind: str, opset: int, scale: float, mode: str, tmp_path: Path) -> None:
+    """Where an element begins, not its center, is at a multiple of the scale."""
+    scales = np.array([1, 1, scale, scale], np.float32)
+    words: Any = {"mode": mode} | ({"scales": scales} if opset < 9 else {})
+    node = helper.make_node(kind, ["x", "s"] if opset >= 9 else ["x"], ["out"], **words)
+    initial = {"s": scales} if opset >= 9 else {}
+    path = saved(model([node], {"x": ("f32", (1, 2, 5, 7))}, ["out"], initial, opset), tmp_path)
+    compared(path, {"x": draw(1, 2, 5, 7)})
 
 
 def test_a_default_place_of_data_is_no_damage(tmp_path: Path) -> None:
