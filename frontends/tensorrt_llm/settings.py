@@ -218,7 +218,7 @@ class KVCacheType(StrEnum):
     def from_string(cls, text: str) -> KVCacheType:
         """The member of a name in any case."""
         if text.lower() not in [*cls]:
-            near = did_you_mean(text, cls, f"expected {', '.join(cls)}")
+            near = did_you_mean(text, map(str, cls), f"expected {', '.join(cls)}")
             raise ArgumentError(f"no KV cache type is called {text!r}{near}")
         return cls(text.lower())
 
