@@ -25,8 +25,15 @@ from irc.frontends.tensorrt_llm.functional import (
 from irc.frontends.tensorrt_llm.mapping import Mapping
 from irc.frontends.tensorrt_llm.module import Parameter
 from tests.frontends.attention_oracle import Array, Oracle, inverse, slopes_of
-from tests.frontends.tensorrt_llm.test_attention_layer import PROMPTS, RANDOM, TOKENS, WIDTH, close
-from tests.frontends.tensorrt_llm.test_attention_options import LLAMA3, llama3_frequencies
+from tests.frontends.tensorrt_llm.test_attention_layer import (
+    LLAMA3,
+    PROMPTS,
+    RANDOM,
+    TOKENS,
+    WIDTH,
+    close,
+    llama3_frequencies,
+)
 from tests.frontends.tensorrt_llm.worlds import every_rank
 
 HEADS, KV = 4, 2

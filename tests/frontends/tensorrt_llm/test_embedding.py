@@ -24,7 +24,7 @@ from irc.frontends.tensorrt_llm.mapping import Mapping
 from irc.frontends.tensorrt_llm.module import Parameter
 from tests.fresh import fresh
 from tests.frontends.tensorrt_llm.traced import Bound, used
-from tests.frontends.tensorrt_llm.worlds import Array, every_rank, module_of, shard
+from tests.frontends.tensorrt_llm.worlds import Array, every_rank, module_of, parallel, shard
 
 WORLDS = (1, 2, 3, 4, 8)
 embedding = Bound("functional").embedding  # whose positional arguments depend on the release
@@ -51,40 +51,37 @@ def border_ids(rows: int, tp: int, dtype: str) -> Array:
 
 def expected(table: Array, ids: Array) -> Array:
     """Rows of the table, zeros for ids that it does not have."""
-    found = np.zeros((*ids.shape, table.shape[1]), table.dtype)
+    rows = np.zeros((*ids.shape, table.shape[1]), table.dtype)
     for place, id in np.ndenumerate(ids):
         if 0 <= id < len(table):
-            found[place] = table[id]
-    return found
+            rows[place] = table[id]
+    return rows
+
+
+def looked_up(mapping: Mapping, ids: Any, table: Array, dim: int, *more: Any) -> Any:
+    """What `embedding` gives for this rank's shard of a table."""
+    weight = Parameter(shard(table, dim, mapping)).value
+    return embedding(ids, weight, mapping.tp_size, mapping.tp_group, dim, mapping.tp_rank, *more)
 
 
 def layer(table: Array, dim: int, **more: Any) -> Any:
     """Builds an Embedding of a global table."""
 
     def build(mapping: Mapping, ids: Any) -> Any:
-        module = Embedding(
-            *table.shape,
-            dtype=str(table.dtype),
-            tp_size=mapping.tp_size,
-            tp_group=mapping.tp_group,
-            sharding_dim=dim,
-            tp_rank=mapping.tp_rank,
-            **more,
-        )
+        place = parallel(mapping, sharding_dim=dim, tp_rank=mapping.tp_rank) | more
+        module = Embedding(*table.shape, **place | {"dtype": str(table.dtype)})
         module.weight.value = shard(table, dim, mapping)
         return module(ids)
 
     return build
 
 
-def check(
-    build: Any, ids: Array, want: Array, tp: int, version: str = "0.16", dynamic: int = 0
-) -> None:
+def check(build: Any, ids: Array, want: Array, tp: int, *version: str, dynamic: int = 0) -> None:
     """Every rank has the rows, bit for bit but for the sign of zeros."""
-    ranks = every_rank(build, {"ids": ids}, tp, version, dynamic=dynamic)
-    for rank, (found,) in enumerate(ranks):
-        assert found.dtype == want.dtype
-        np.testing.assert_array_equal(found, want, err_msg=f"rank {rank} of {tp}")
+    ranks = every_rank(build, {"ids": ids}, tp, *version, dynamic=dynamic)
+    for rank, (rows,) in enumerate(ranks):
+        assert rows.dtype == want.dtype
+        np.testing.assert_array_equal(rows, want, err_msg=f"rank {rank} of {tp}")
 
 
 @pytest.mark.parametrize("dtype", ["int32", "int64"])
@@ -124,14 +121,10 @@ def test_both_orders_of_positional_arguments(dim: int) -> None:
     table, ids = table_of(12, 4), np.arange(-1, 13, dtype="int32")
 
     def old(mapping: Mapping, ids: Any) -> Any:
-        part = Parameter(shard(table, dim, mapping))
-        group, rank = mapping.tp_group, mapping.tp_rank
-        return embedding(ids, part.value, 2, group, dim, rank, None, 7)
+        return looked_up(mapping, ids, table, dim, None, 7)
 
     def new(mapping: Mapping, ids: Any) -> Any:
-        part, padding = Parameter(shard(table, dim, mapping)), Parameter(shape=(2, 4))
-        group, rank = mapping.tp_group, mapping.tp_rank
-        return embedding(ids, part.value, 2, group, dim, rank, None, padding.value)
+        return looked_up(mapping, ids, table, dim, None, Parameter(shape=(2, 4)).value)
 
     check(old, ids, expected(table, ids), 2, "0.7")
     check(new, ids, expected(table, ids), 2, "0.16")
@@ -155,18 +148,15 @@ def test_a_group_that_does_not_begin_at_rank_0() -> None:
     def build(mapping: Mapping, ids: Any, received: Any) -> Any:
         if mapping.is_first_pp_rank():
             return send(ids, mapping.next_pp_rank())
-        group = mapping.tp_group
-        assert group == [2, 3]
-        part = Parameter(shard(table, 0, mapping))
-        ids = recv(received, mapping.prev_pp_rank())
-        return embedding(ids, part.value, mapping.tp_size, group, 0, mapping.tp_rank)
+        assert mapping.tp_group == [2, 3]
+        return looked_up(mapping, recv(received, mapping.prev_pp_rank()), table, 0)
 
     with new_session():
         inputs = {"ids": ids, "received": np.zeros_like(ids)}
         module = module_of(build, inputs, 2, 2)
-        found = evaluate_ranks(module, used(module, inputs))
+        ranks = evaluate_ranks(module, used(module, inputs))
     for rank in (2, 3):
-        np.testing.assert_array_equal(found[rank]["out0"], expected(table, ids))
+        np.testing.assert_array_equal(ranks[rank]["out0"], expected(table, ids))
 
 
 def test_ranks_numbered_the_other_way() -> None:
@@ -185,9 +175,8 @@ def test_rows_of_padding_are_never_found() -> None:
 
     def build(mapping: Mapping, ids: Any) -> Any:
         module = Embedding(5, 4, None, 4, mapping.tp_group, 0, mapping.tp_rank)
-        part = shard(table, 0, mapping)
-        real = np.arange(2) + 2 * mapping.tp_rank < 5
-        module.weight.value = np.where(real[:, None], part, np.float32(77))
+        is_row = np.arange(2)[:, None] + 2 * mapping.tp_rank < 5
+        module.weight.value = np.where(is_row, shard(table, 0, mapping), np.float32(77))
         return module(ids)
 
     check(build, ids, expected(table, ids), 4)
@@ -205,12 +194,8 @@ def test_a_factor_per_row(tp: int, whole: bool, dim: int) -> None:
     want = expected(codes.astype("float32") * factors[:, None], ids)
 
     def build(mapping: Mapping, ids: Any) -> Any:
-        part = Parameter(shard(codes, dim, mapping))
         scale = Parameter(factors if whole or dim == 1 else shard(factors, 0, mapping))
-        group = mapping.tp_group
-        return embedding(
-            ids, part.value, mapping.tp_size, group, dim, mapping.tp_rank, scale.value, None
-        )
+        return looked_up(mapping, ids, codes, dim, scale.value, None)
 
     check(build, ids, want, tp)
 
@@ -242,9 +227,7 @@ def test_collectives_may_have_one_id() -> None:
     table, ids = table_of(4, 4), np.array([0, 3, 9])
 
     def build(mapping: Mapping, ids: Any) -> Any:
-        weight = Parameter(shard(table, 0, mapping)).value
-        return sum(embedding(ids, weight, 2, mapping.tp_group, 0, mapping.tp_rank, None, 3)
-                   for _ in range(2))  # fmt: skip
+        return sum(looked_up(mapping, ids, table, 0, None, 3) for _ in range(2))
 
     check(build, ids, 2 * expected(table, ids), 2, "0.7")
 
@@ -268,16 +251,10 @@ def test_prompt_tuning(tp: int, dim: int, packed: bool, version: str) -> None:
     inputs["size"] = np.array([prompts], "int32")
 
     def build(mapping: Mapping, tokens: Any, prompt: Any, tasks: Any, size: Any) -> Any:
-        layer = PromptTuningEmbedding(
-            rows,
-            4,
-            tp_size=mapping.tp_size,
-            tp_group=mapping.tp_group,
-            sharding_dim=dim,
-            tp_rank=mapping.tp_rank,
-        )
+        place = parallel(mapping, sharding_dim=dim, tp_rank=mapping.tp_rank)
+        layer = PromptTuningEmbedding(rows, 4, **place)
         layer.weight.value = shard(table, dim, mapping)
         return layer(tokens, prompt, tasks, size)
 
-    for (found,) in every_rank(build, inputs, tp, version):
-        np.testing.assert_array_equal(found, want)
+    for (outputs,) in every_rank(build, inputs, tp, version):
+        np.testing.assert_array_equal(outputs, want)

@@ -16,7 +16,7 @@ from irc.frontends.tensorrt_llm.layers.moe import ExpertScaleNormalizationMode, 
 from irc.frontends.tensorrt_llm.mapping import Mapping
 from irc.frontends.tensorrt_llm.quantization import QuantMode
 from tests.fresh import fresh
-from tests.frontends.tensorrt_llm.worlds import Array, every_rank, module_of, part
+from tests.frontends.tensorrt_llm.worlds import Array, every_rank, module_of, parallel, part
 
 E, K, H, M = 4, 2, 8, 16
 
@@ -101,8 +101,7 @@ def test_experts_over_ranks(tp: int, ep: int, act: str, bias: bool) -> None:
     config = moe(normalization_mode=modes.RENORMALIZE if normalize else modes.NONE)
 
     def build(mapping: Mapping, x: Any) -> Any:
-        group, size = mapping.tp_group, mapping.tp_size
-        layer: Any = MOE(config, H, M, act, mapping, bias, "float32", group, size)
+        layer: Any = MOE(config, H, M, act, mapping, bias, **parallel(mapping))
         set_experts(layer, w, act, mapping)
         return layer(x)
 
@@ -144,8 +143,7 @@ def test_a_residual_and_a_norm_behind_the_experts(tp: int) -> None:
     w, x = Weights(), fresh(25).normal(size=(5, H)).astype("float32")
 
     def build(mapping: Mapping, x: Any) -> Any:
-        group, size = mapping.tp_group, mapping.tp_size
-        layer: Any = MOE(moe(), H, M, "relu", mapping, False, "float32", group, size)
+        layer: Any = MOE(moe(), H, M, "relu", mapping, False, **parallel(mapping))
         set_experts(layer, w, "relu", mapping)
         fusion = AllReduceFusionOp.RESIDUAL_RMS_NORM
         return layer(x, all_reduce_params=AllReduceParams(fusion_op=fusion, residual=x, eps=1e-3))
@@ -173,9 +171,8 @@ def test_messages(config: dict[str, Any], more: dict[str, Any], message: str) ->
     world: dict[str, Any] = {"moe_ep_size": arguments.pop("moe_ep_size", 1)}
 
     def build(mapping: Mapping, x: Any) -> Any:
-        group, size = mapping.tp_group, mapping.tp_size
-        sizes: Any = {"moe_config": moe(**config), "hidden_size": H, "ffn_hidden_size": M}
-        return MOE(**sizes, **arguments, mapping=mapping, tp_group=group, tp_size=size)(x)
+        sizes: Any = {"hidden_size": H, "ffn_hidden_size": M, **parallel(mapping), **arguments}
+        return MOE(moe(**config), mapping=mapping, **sizes)(x)
 
     with new_session(), pytest.raises(Error, match=message) as caught:
         module_of(build, {"x": np.zeros((3, H), "float32")}, 2, **world)
