@@ -23,18 +23,11 @@ from tests.models.test_transformers import checkpoint as transformers_model
 from tests.models.test_transformers import greedy_of, tokens
 
 LLAMA: dict[str, Any] = {
-    "model_type": "llama",
-    "architectures": ["LlamaForCausalLM"],
-    "vocab_size": 53,
-    "hidden_size": 24,
-    "intermediate_size": 40,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 64,
-    "rms_norm_eps": 3e-6,
+    "model_type": "llama", "architectures": ["LlamaForCausalLM"], "vocab_size": 53,
+    "hidden_size": 24, "intermediate_size": 40, "num_hidden_layers": 3, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "max_position_embeddings": 64, "rms_norm_eps": 3e-6,
     "rope_parameters": {"rope_type": "default", "rope_theta": 20000.0},
-}
+}  # fmt: skip
 QWEN2 = LLAMA | {"model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"]}
 MISTRAL = LLAMA | {"model_type": "mistral", "architectures": ["MistralForCausalLM"]}
 MIXTRAL = LLAMA | {

@@ -43,19 +43,13 @@ class Case:
         """The layer of one rank, with its part of the weights."""
         o, tp = self.oracle, mapping.tp_size
         settings = {
-            "hidden_size": self.hidden,
-            "num_attention_heads": o.heads,
-            "num_kv_heads": o.kv,
+            "hidden_size": self.hidden, "num_attention_heads": o.heads, "num_kv_heads": o.kv,
             "attention_head_size": o.width,
             "attention_mask_type": AttentionMaskType.from_string(o.mask),
             "position_embedding_type": PositionEmbeddingType.from_string(o.position),
-            "bias": o.bias is not None,
-            "dense_bias": o.o_bias is not None,
-            "dtype": "float32",
-            "tp_group": mapping.tp_group,
-            "tp_size": tp,
-            "tp_rank": mapping.tp_rank,
-        }
+            "bias": o.bias is not None, "dense_bias": o.o_bias is not None, "dtype": "float32",
+            "tp_group": mapping.tp_group, "tp_size": tp, "tp_rank": mapping.tp_rank,
+        }  # fmt: skip
         layer = any_attention(**{**settings, **self.settings})
         layer.qkv.weight.value = self.of_rank(o.qkv, mapping)
         if o.bias is not None:
@@ -98,11 +92,8 @@ class Case:
     def whole(self, x: Array, tp: int, plugin: bool = False, **lengths: Array) -> Array:
         """The result without a cache."""
         given = {
-            "x": x.astype(np.float32),
-            **self.arguments(0, x.shape[1]),
-            **lengths,
-            **self.windows,
-        }
+            "x": x.astype(np.float32), **self.arguments(0, x.shape[1]), **lengths, **self.windows,
+        }  # fmt: skip
 
         def build(mapping: Mapping) -> None:
             default_net().plugin_config.set_gpt_attention_plugin("float32" if plugin else None)

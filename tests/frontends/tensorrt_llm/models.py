@@ -39,20 +39,14 @@ def gpt_shapes(joined: bool, layers: int = 2, width: int = 64, vocab: int = 96) 
     parts = {"qkv": 3 * width} if joined else dict.fromkeys(("query", "key", "value"), width)
     modules: dict[str, tuple[int, ...]] = {
         **{f"attention.{part}": (rows, width) for part, rows in parts.items()},
-        "attention.dense": (width, width),
-        "mlp.fc": (4 * width, width),
-        "mlp.proj": (width, 4 * width),
-        "input_layernorm": (width,),
-        "post_layernorm": (width,),
-    }
+        "attention.dense": (width, width), "mlp.fc": (4 * width, width),
+        "mlp.proj": (width, 4 * width), "input_layernorm": (width,), "post_layernorm": (width,),
+    }  # fmt: skip
     return {
-        "vocab_embedding.weight": (vocab, width),
-        "position_embedding.weight": (64, width),
-        "ln_f.weight": (width,),
-        "ln_f.bias": (width,),
-        **layer_shapes(layers, modules, biases=True),
-        "lm_head.weight": (vocab, width),
-    }
+        "vocab_embedding.weight": (vocab, width), "position_embedding.weight": (64, width),
+        "ln_f.weight": (width,), "ln_f.bias": (width,),
+        **layer_shapes(layers, modules, biases=True), "lm_head.weight": (vocab, width),
+    }  # fmt: skip
 
 
 def attention(qkv: Any, heads: int, causal: bool, mask: Any = None) -> Any:
@@ -153,13 +147,10 @@ def padding(lengths: Array, size: int) -> Any:
 def encoder_shapes(layers: int = 2, width: int = 32, inner: int = 80) -> dict[str, Any]:
     """The shapes of the encoder of 0.8 and later."""
     modules: dict[str, tuple[int, ...]] = {
-        "norm1": (width,),
-        "norm2": (width,),
-        "attention.qkv": (3 * width, width),
-        "attention.dense": (width, width),
-        "mlp.fused_fc": (2 * inner, width),
+        "norm1": (width,), "norm2": (width,), "attention.qkv": (3 * width, width),
+        "attention.dense": (width, width), "mlp.fused_fc": (2 * inner, width),
         "mlp.proj": (width, inner),
-    }
+    }  # fmt: skip
     tables = {"embedding.weight": (120, width), "positions.weight": (64, width)}
     return tables | layer_shapes(layers, modules, biases=False)
 

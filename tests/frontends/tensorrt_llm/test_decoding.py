@@ -46,14 +46,11 @@ NEW, ROWS, BEAMS, END = 32, 2, 3, VOCAB - 1
 PACKED, PLAIN = {"remove_input_padding": True}, {"gpt_attention_plugin": None}
 # name -> tp, pp, fields of BuildConfig, and of its PluginConfig
 ENGINES: dict[str, tuple[int, int, dict[str, Any], dict[str, Any]]] = {
-    "padded": (1, 1, {"gather_context_logits": True}, {}),
-    "packed": (1, 1, {}, PACKED),
-    "tp=2,pp=2": (2, 2, {}, PACKED),
-    "plain": (1, 1, {}, PLAIN),
-    "without mask": (1, 1, {}, PLAIN),
+    "padded": (1, 1, {"gather_context_logits": True}, {}), "packed": (1, 1, {}, PACKED),
+    "tp=2,pp=2": (2, 2, {}, PACKED), "plain": (1, 1, {}, PLAIN), "without mask": (1, 1, {}, PLAIN),
     "without caches": (1, 1, {"kv_cache_type": "disabled"}, PLAIN),
     "prompt table": (1, 1, {"max_prompt_embedding_table_size": 8}, {}),
-}
+}  # fmt: skip
 Prompts = list[list[int]]
 REPORT = {
     "return_dict": True, "output_sequence_lengths": True, "output_cum_log_probs": True,

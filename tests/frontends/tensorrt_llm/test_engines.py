@@ -46,13 +46,10 @@ def engines(artifact: irc.Artifact) -> list[str]:
 
 
 CASES: list[tuple[str, str, int, int]] = [  # script, dtype, tp, pp
-    ("release_0_7/gpt.py", "f16", 2, 1),
-    ("release_0_7/encoder.py", "bf16", 1, 1),
-    ("release_0_7/llama.py", "bf16", 2, 2),
-    ("release_0_16/gpt.py", "bf16", 1, 1),
-    ("release_0_16/encoder.py", "f16", 2, 1),
-    ("release_0_16/llama.py", "f16", 2, 1),
-]
+    ("release_0_7/gpt.py", "f16", 2, 1), ("release_0_7/encoder.py", "bf16", 1, 1),
+    ("release_0_7/llama.py", "bf16", 2, 2), ("release_0_16/gpt.py", "bf16", 1, 1),
+    ("release_0_16/encoder.py", "f16", 2, 1), ("release_0_16/llama.py", "f16", 2, 1),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("script", "dtype", "tp", "pp"), CASES)

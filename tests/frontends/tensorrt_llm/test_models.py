@@ -305,13 +305,9 @@ def test_load_names_what_is_missing(llama: Llama) -> None:
 
 
 SIZES: dict[str, Any] = {
-    "architecture": "LlamaForCausalLM",
-    "dtype": "float32",
-    "hidden_size": 16,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "vocab_size": 32,
-}
+    "architecture": "LlamaForCausalLM", "dtype": "float32", "hidden_size": 16,
+    "num_hidden_layers": 2, "num_attention_heads": 2, "vocab_size": 32,
+}  # fmt: skip
 KEYS: dict[str, tuple[dict[str, Any], str]] = {
     "typo": ({"rotray_base": 1e6}, "has no key 'rotray_base'; did you mean 'rotary_base'"),
     "window": ({"sliding_window": 4}, "sliding_window=4: expected None"),
@@ -471,15 +467,12 @@ def packed(rows: list[Any], past: list[int], prompts: list[int], flat: bool) -> 
     ids = np.concatenate(rows)
     places = np.concatenate([np.arange(p, p + n) for p, n in zip(past, counts, strict=True)])
     return {
-        "ids": ids if flat else ids[None],
-        "position_ids": places if flat else places[None],
-        "context_lengths": np.array(prompts),
-        "host_context_lengths": np.array(prompts),
+        "ids": ids if flat else ids[None], "position_ids": places if flat else places[None],
+        "context_lengths": np.array(prompts), "host_context_lengths": np.array(prompts),
         "host_request_types": np.array([int(p > 0) for p in past]),
-        "host_past_key_value_lengths": np.array(past),
-        "sequence_length": np.array(past) + counts,
+        "host_past_key_value_lengths": np.array(past), "sequence_length": np.array(past) + counts,
         "last_token_ids": np.cumsum(counts),
-    }
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize("how", [ONE, Conversion(tp=2, pp=2)])
