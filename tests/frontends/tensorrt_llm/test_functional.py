@@ -1,4 +1,4 @@
-"""The functions of TensorRT-LLM over primitives, against PyTorch on random inputs."""
+"""The functions of TensorRT-LLM, its norms and convolutions, against PyTorch on random inputs."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import pytest
 
 import irc
 from irc.errors import Error
+from irc.frontends.tensorrt_llm import layers
 from irc.frontends.tensorrt_llm.aliases import aliases
 from irc.frontends.tensorrt_llm.api import status
 from irc.frontends.tensorrt_llm.context import current_session, new_session
@@ -23,13 +24,14 @@ from irc.frontends.tensorrt_llm.network import Network, net_guard
 from irc.frontends.tensorrt_llm.tensor import Tensor
 from tests.frontends.onnx_models import on_emitted
 from tests.frontends.tensorrt_llm.function_cases import CASES, Arg, Case, F, torch
-from tests.frontends.tensorrt_llm.traced import trace, used
+from tests.frontends.tensorrt_llm.traced import run, trace, used
 
 pytestmark = pytest.mark.oracle
 MODULES = (basic, convolution)
 # refused below, or no functions of tensors
 OTHERS = {"is_gated_activation", "non_gated_version"}
 Array = np.ndarray[Any, Any]
+any_layers: Any = layers
 
 
 def test_every_function_has_a_case() -> None:
@@ -219,3 +221,79 @@ def test_enumerations_of_tensorrt() -> None:
 def test_names_of_activations() -> None:
     assert F.is_gated_activation("swiglu") and not F.is_gated_activation("silu")
     assert F.non_gated_version("geglu") == "gelu" and F.non_gated_version("relu") == "relu"
+
+
+# -- norms and convolutions as layers of both generations
+
+
+class Int(torch.nn.Module):
+    """What Cast("int32") is."""
+
+    def forward(self, x: Any) -> Any:
+        return x.int()
+
+
+# a layer, the same in PyTorch if it has another text, and the shape of x
+ROWS = """
+LayerNorm(6, 1e-3) | | 2 6
+LayerNorm((3, 4), bias=False) | | 2 3 4
+LayerNorm(6, elementwise_affine=False) | | 2 6
+RmsNorm(normalized_shape=6, eps=1e-2) | RMSNorm(6, 1e-2) | 2 3 6
+RmsNorm(6, elementwise_affine=False) | RMSNorm(6, 1e-6, elementwise_affine=False) | 2 6
+GroupNorm(2, 4) | | 2 4 7 9
+Conv1d(4, 6, 3, 2, 1, groups=2) | | 2 4 9
+Conv2d(4, 6, (3, 2), (2, 1), (1, 0), (1, 2), bias=False) | | 2 4 7 9
+AvgPool2d(3, 2, 0, False, False) | AvgPool2d(3, 2) | 2 4 7 9
+Mish() | | 2 4 7 9
+Cast("int32") | Int() | 2 4 7 9
+ConvTranspose2d(4, 6, (3, 2), (2, 3), 1, (1, 2), groups=2) \
+| ConvTranspose2d(4, 6, (3, 2), (2, 3), 1, groups=2) | 2 4 7 9
+"""  # TensorRT-LLM ignores the other arguments of AvgPool2d and ConvTranspose2d
+
+
+@pytest.mark.parametrize("row", ROWS.strip().split("\n"))
+@pytest.mark.parametrize("version", ["0.7", "0.16"])
+def test_a_layer(row: str, version: str, rng: np.random.Generator) -> None:
+    call, meaning, sizes = (part.strip() for part in row.split("|"))
+    shape = tuple(map(int, sizes.split()))
+    expected = eval(meaning or call, vars(torch.nn) | {"Int": Int})
+    for value in expected.parameters():
+        value.data = torch.from_numpy(rng.standard_normal(value.shape).astype(np.float32))
+    x = rng.standard_normal(shape).astype(np.float32)
+
+    def build(mapping: Any) -> None:
+        layer = eval(call, vars(layers).copy())
+        named = dict(expected.named_parameters())
+        assert [name for name, _ in layer.named_parameters()] == list(named)
+        for key, value in named.items():
+            own: Any = getattr(layer, key)
+            own.value = value.data.reshape(own.shape)
+        layer(Tensor("x", "float32", shape)).mark_output("y")
+
+    y = run(build, {"x": x}, version=version)["y"]
+    wanted = expected(torch.from_numpy(x)).detach().numpy()
+    np.testing.assert_allclose(y, wanted, rtol=1e-4, atol=1e-4)
+
+
+def test_positional_arguments_of_rms_norm_depend_on_the_release() -> None:
+    make = any_layers.RmsNorm
+    with new_session("0.7"):
+        assert make(6, 1e-2).eps == 1e-2
+    with new_session("0.16"):
+        layer = make(6, 3, 1e-2)
+    assert (layer.num_groups, layer.eps) == (3, 1e-2)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: any_layers.GroupNorm(3, 4), "expected groups that divide the 4 channels, found 3"),
+        (lambda: any_layers.LayerNorm(4, tp_size=2, tp_dim=0), "tp_size is not supported"),
+        (lambda: any_layers.Conv2d(4, 6, 3, groups=4), "divide 4 and 6 channels, found 4"),
+        (lambda: any_layers.Conv2d(4, 6, 3, padding_mode="same"), "'zeros', found 'same'"),
+    ],
+)
+def test_arguments_that_no_layer_has(make: Any, message: str) -> None:
+    with pytest.raises(Error) as caught:
+        make()
+    assert message in caught.value.message

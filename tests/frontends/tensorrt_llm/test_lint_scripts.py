@@ -2,6 +2,7 @@
 
 import ast
 import json
+from fractions import Fraction
 from pathlib import Path
 
 import pytest
@@ -68,34 +69,23 @@ def test_the_status_of_every_name(tmp_path: Path) -> None:
     }
 
 
-@pytest.mark.parametrize(
-    ("text", "statuses", "score"),
-    [
-        (
-            "from tensorrt_llm import BuildConfig\nc = BuildConfig()\ndef f(c): c.of_any_class\n",
-            ["supported", "supported"],
-            1,
-        ),
-        ("import torch\nx = torch.nn.Linear(3, 4, workspace=1)\nBuilder()\n", [], 1),
-        (
-            "from tensorrt_llm.functional import add, rg_lru\nadd(1, 2)\n",
-            ["supported", "refused", "supported"],
-            2 / 3,
-        ),
-        (
-            "from tensorrt_llm.runtime.kv_cache_manager import KVCacheManager\nx.to_onnx()\n",
-            ["refused", "unchecked"],
-            0,
-        ),
-    ],
-)
-def test_the_score_is_the_share_of_checked_uses_that_are_taken(
-    text: str, statuses: list[str], score: float, tmp_path: Path
-) -> None:
-    path = tmp_path / "old.py"
-    path.write_text(text)
-    report = lint_script(path)
-    assert [use.status for use in report.uses] == statuses and report.score == score
+# score | statuses | lines of a script
+SCORES = """
+1 | supported supported | from tensorrt_llm import BuildConfig; c = BuildConfig(); def f(c): c.any
+1 | | import torch; x = torch.nn.Linear(3, 4, workspace=1); Builder()
+2/3 | supported refused supported | from tensorrt_llm.functional import add, rg_lru; add(1, 2)
+0 | refused unchecked | from tensorrt_llm.runtime.kv_cache_manager import KVCacheManager \
+; x.to_onnx()
+"""
+
+
+@pytest.mark.parametrize("row", SCORES.strip().split("\n"))
+def test_the_score_is_the_share_of_checked_uses_that_are_taken(row: str, tmp_path: Path) -> None:
+    score, statuses, text = row.split("|")
+    (tmp_path / "old.py").write_text(text.strip().replace("; ", "\n"))
+    report = lint_script(tmp_path / "old.py")
+    assert [use.status for use in report.uses] == statuses.split()
+    assert report.score == float(Fraction(score.strip()))
 
 
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -130,20 +120,23 @@ def test_irc_takes_all_of_the_examples(script: Path) -> None:
     assert len(report.uses) > 5
 
 
-@pytest.mark.parametrize(
-    ("text", "least", "most"),
-    [
-        ("from tensorrt_llm.functional import allreduce\nallreduce(x, g, workspace=w)", 5, 7),
-        ("from tensorrt_llm.functional import allreduce\nallreduce(x, g, config=c)", 9, 15),
-        ("network.plugin_config.set_gpt_attention_plugin(dtype='float16')", 5, 10),
-        ("import tensorrt_llm.models as m\nm.GPTLMHeadModel(num_layers=1, a=2, b=3)", 5, 7),
-        ("from tensorrt_llm import BuildConfig\nBuildConfig(max_seq_len=3)", 11, 16),
-        ("from tensorrt_llm.layers import Attention\nAttention(local_layer_idx=3)", 9, 16),
-        ("from tensorrt_llm.models import LLaMAForCausalLM as L\nL.from_hugging_face('f')", 8, 16),
-        ("x = 1", 16, 16),
-    ],
-)
-def test_the_release(text: str, least: int, most: int, tmp_path: Path) -> None:
+# the first and the last release that a script may be of | the script
+TEXTS = """
+5 7 | from tensorrt_llm.functional import allreduce; allreduce(x, g, workspace=w)
+9 15 | from tensorrt_llm.functional import allreduce; allreduce(x, g, config=c)
+5 10 | network.plugin_config.set_gpt_attention_plugin(dtype='float16')
+5 7 | import tensorrt_llm.models as m; m.GPTLMHeadModel(num_layers=1, a=2, b=3)
+11 16 | from tensorrt_llm import BuildConfig; BuildConfig(max_seq_len=3)
+9 16 | from tensorrt_llm.layers import Attention; Attention(local_layer_idx=3)
+8 16 | from tensorrt_llm.models import LLaMAForCausalLM as L; L.from_hugging_face('f')
+16 16 | x = 1
+"""
+
+
+@pytest.mark.parametrize("row", TEXTS.strip().split("\n"))
+def test_the_release(row: str, tmp_path: Path) -> None:
+    range_, text = row.split(" | ")
+    least, most = map(int, range_.split())
     assert least <= find_release(ast.parse(text)) <= most
     path = tmp_path / "script.py"
     path.write_text(text)
