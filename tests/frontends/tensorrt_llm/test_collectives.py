@@ -48,8 +48,8 @@ def test_allreduce_of_every_release(tp: int, release: Any) -> None:
     def build(mapping: Mapping, x: Any) -> Any:
         return CALLS[release](held(parts, mapping) + x, mapping.tp_group)
 
-    for (found,) in every_rank(build, X, tp, release):
-        np.testing.assert_array_equal(found, parts.sum(0))
+    for (total,) in every_rank(build, X, tp, release):
+        np.testing.assert_array_equal(total, parts.sum(0))
 
 
 @pytest.mark.parametrize("dim", [0, 1, 2, -1, -2])
@@ -60,8 +60,8 @@ def test_allgather_along_any_dimension(tp: int, dim: int) -> None:
     def build(mapping: Mapping, x: Any) -> Any:
         return F.allgather(held(parts, mapping), mapping.tp_group, dim)
 
-    for (found,) in every_rank(build, X, tp):
-        np.testing.assert_array_equal(found, np.concatenate(parts, dim))
+    for (total,) in every_rank(build, X, tp):
+        np.testing.assert_array_equal(total, np.concatenate(parts, dim))
 
 
 @pytest.mark.parametrize("order", [[3, 1, 0, 2], [1, 0], [2, 0, 1], [0], [0, 1, 2, 3]])
@@ -87,18 +87,12 @@ def test_groups_of_both_axes_do_not_mix() -> None:
         sums = F.allreduce(own, mapping.tp_group), F.allreduce(own, mapping.cp_group)
         return *sums, F.allgather(own, mapping.cp_group[::-1]), F.allreduce(own, [0, 1, 2, 3])
 
-    for rank, found in enumerate(every_rank(build, X, 2, cp=2)):
+    for rank, outputs in enumerate(every_rank(build, X, 2, cp=2)):
         across = [rank % 2, rank % 2 + 2]  # the group over cp
-        np.testing.assert_array_equal(found[0], parts[rank // 2 * 2 :][:2].sum(0))
-        np.testing.assert_array_equal(found[1], parts[across].sum(0))
-        np.testing.assert_array_equal(found[2], np.concatenate(parts[across[::-1]]))
-        np.testing.assert_array_equal(found[3], parts.sum(0))
-
-
-def rms_norm(x: Array, weight: Array, eps: float) -> Array:
-    """The norm of rows, in f64."""
-    wide = x.astype("float64")
-    return wide / np.sqrt((wide * wide).mean(-1, keepdims=True) + eps) * weight
+        wanted = [parts[rank // 2 * 2 :][:2].sum(0), parts[across].sum(0)]
+        wanted += [np.concatenate(parts[across[::-1]]), parts.sum(0)]
+        for array, expected in zip(outputs, wanted, strict=True):
+            np.testing.assert_array_equal(array, expected)
 
 
 @pytest.mark.parametrize("affine", [True, False])
@@ -119,10 +113,10 @@ def test_residual_and_norm_behind_the_sum(tp: int, bias: bool, affine: bool) -> 
         )
         return F.allreduce(held(parts, mapping), mapping.tp_group, params)
 
-    total = parts.sum(0) + (added if bias else 0) + residual
-    for normed, found in every_rank(build, {"x": residual}, tp):
-        np.testing.assert_allclose(found, total, rtol=1e-5, atol=1e-5)
-        want = rms_norm(total, weight if affine else np.ones(3), 1e-3)
+    total = (parts.sum(0) + (added if bias else 0) + residual).astype("float64")
+    want = total / np.sqrt((total**2).mean(-1, keepdims=True) + 1e-3) * (weight if affine else 1)
+    for normed, summed in every_rank(build, {"x": residual}, tp):
+        np.testing.assert_allclose(summed, total, rtol=1e-5, atol=1e-5)
         np.testing.assert_allclose(normed, want, rtol=1e-4, atol=1e-5)
 
 
@@ -133,8 +127,8 @@ def test_the_dtype_is_that_of_the_tensor() -> None:
     def build(mapping: Mapping, x: Any) -> Any:
         return F.allreduce(held(parts, mapping), mapping.tp_group)
 
-    for (found,) in every_rank(build, X, 2):
-        np.testing.assert_array_equal(found, parts[0])
+    for (total,) in every_rank(build, X, 2):
+        np.testing.assert_array_equal(total, parts[0])
 
 
 def fused(x: Any, op: str, **more: Any) -> Any:

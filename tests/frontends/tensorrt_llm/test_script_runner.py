@@ -116,14 +116,13 @@ def test_the_ranks_of_a_script(loop: str, script: Path, capsys: pytest.CaptureFi
         pytest.importorskip("torch")
     script.write_text(HEAD + LOOPS[loop])
     before, argv = dict(sys.modules), list(sys.argv)
-    found = run_script(script, ["--tp_size", "2"])
-    assert found.session.release < 8
-    assert sys.argv == argv
+    run = run_script(script, ["--tp_size", "2"])
+    assert run.session.release < 8 and sys.argv == argv
     left = {name: module for name, module in sys.modules.items() if before.get(name) != module}
     assert not {name for name in left if name.partition(".")[0] in LOADED}
     out, err = capsys.readouterr()
     assert (out, err.count("building")) == ("", 2)
-    (module,) = found.engines.values()
+    (module,) = run.engines.values()
     x = fresh().random((2, 4), np.float32)
     results = irc.evaluate_ranks(module, {"x": x})
     for rank in range(2):
@@ -176,15 +175,17 @@ def test_a_script_that_runs_an_engine(compile: Compile, tmp_path: Path) -> None:
     compile("-o", "out")
     use = tmp_path / "use.py"
     use.write_text(USE)
-    words = [sys.executable, "-m", "irc.frontends.tensorrt_llm", str(use), str(tmp_path)]
-    found = subprocess.run(words, capture_output=True, text=True, check=True, cwd=ROOT)
-    assert found.stdout == "[[3.0, 3.0, 3.0, 3.0]]\n" * 3
-    found = subprocess.run([*words, "x"], capture_output=True, text=True, check=False, cwd=ROOT)
-    assert found.returncode == 1
-    assert found.stderr.startswith(f"error: {use}:11: y has the size B")
+
+    def run(*more: str) -> tuple[int, str, str]:
+        words = [sys.executable, "-m", "irc.frontends.tensorrt_llm", use, tmp_path, *more]
+        process = subprocess.run(words, capture_output=True, text=True, check=False, cwd=ROOT)
+        return process.returncode, process.stdout, process.stderr
+
+    assert run() == (0, "[[3.0, 3.0, 3.0, 3.0]]\n" * 3, "")
+    status, _, err = run("x")
+    assert status == 1 and err.startswith(f"error: {use}:11: y has the size B")
     use.write_text("import sys, tensorrt_llm\nsys.exit(3)\n")
-    found = subprocess.run(words, capture_output=True, text=True, check=False, cwd=ROOT)
-    assert (found.returncode, found.stderr) == (3, "")
+    assert run() == (3, "", "")
 
 
 SAVES = (
@@ -223,9 +224,9 @@ def test_an_engine_that_the_script_saves(script: Path, compile: Compile) -> None
 
 def test_what_the_command_prints(script: Path, compile: Compile) -> None:
     printed = compile("--dry-run", "--json", "--tensorrt-llm", "0.16")
-    found: dict[str, Any] = json.loads(printed[: printed.rindex("}") + 1])
-    assert [each["ranks"] for each in found["engines"]] == [1]
-    assert any("timing_cache has no effect" in note for note in found["notes"])
+    report: dict[str, Any] = json.loads(printed[: printed.rindex("}") + 1])
+    assert [engine["ranks"] for engine in report["engines"]] == [1]
+    assert any("timing_cache has no effect" in note for note in report["notes"])
     assert "--tp_size TP_SIZE" in compile("-o", "x", "--", "--help")
 
 
@@ -243,15 +244,13 @@ def test_wrong_commands(words: list[str], status: int, message: str, compile: Co
     assert not Path("x").exists()
 
 
-@pytest.mark.parametrize(
-    "words", [("--", "--layers"), ("--tensorrt-llm", "0"), ("--processes", "2")]
-)
+@pytest.mark.parametrize("words", ["-- --layers", "--tensorrt-llm 0", "--processes 2"])
 def test_arguments_of_a_factory_are_no_words_of_a_script(
-    words: tuple[str, str], script: Path, compile: Compile
+    words: str, script: Path, compile: Compile
 ) -> None:
     script.write_text("def build(): pass\n")
-    printed = compile("-o", "x", *words, status=1)
-    assert f"{words[0]}{' --layers' if words[0] == '--' else ''} is for a build script" in printed
+    printed = compile("-o", "x", *words.split(), status=1)
+    assert f"{words.rstrip(' 02')} is for a build script" in printed
 
 
 def test_tensors_for_a_gpu_lie_in_main_memory() -> None:
@@ -261,8 +260,8 @@ def test_tensors_for_a_gpu_lie_in_main_memory() -> None:
     with in_main_memory({"torch"}):
         x = torch.ones(2, device="cuda").cuda()
         layer = torch.nn.Linear(1, 1).cuda().to("cuda")
-        every = (x, layer.weight, torch.empty(3, device=0), torch.zeros(1).pin_memory())
-        assert {each.device.type for each in every} == {"cpu"}
+        tensors = (x, layer.weight, torch.empty(3, device=0), torch.zeros(1).pin_memory())
+        assert {tensor.device.type for tensor in tensors} == {"cpu"}
         assert x[:1].expand(3).cuda().is_contiguous()
         torch.cuda.set_device(0)
         torch.cuda.set_stream(stream := torch.cuda.Stream())
@@ -273,9 +272,7 @@ def test_tensors_for_a_gpu_lie_in_main_memory() -> None:
 
 
 def test_an_error_of_a_worker_is_one_of_the_script(tmp_path: Path) -> None:
-    text = HEAD + LOOPS["threads"].replace(
-        "pool.map(build, range", "pool.map(lambda *_: int('x'), range"
-    )
+    text = HEAD + LOOPS["threads"].replace("map(build, range", "map(lambda *_: int('x'), range")
     with pytest.raises(irc.Error, match="ValueError: invalid literal"):
         run_script(write(tmp_path, text))
 
