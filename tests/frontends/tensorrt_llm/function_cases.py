@@ -92,7 +92,7 @@ def after(function: Callable[[Any], Any], x: Any) -> Any:
 
 def per_row(x: Any, *places: Any) -> Any:
     """Elements of each row."""
-    return x[(torch.arange(len(x))[:, None], *(each.long() for each in places))]
+    return x[(torch.arange(len(x))[:, None], *(place.long() for place in places))]
 
 
 def grouped_rms(x: Any, weight: Any) -> Any:
@@ -322,7 +322,7 @@ def _case(row: str) -> Case:
     call, meaning, inputs = row.split(" | ")
     version, colon, rest = call.partition(": ")
     call, version = (rest, version) if colon and version[0] == "0" else (call, "0.16")
-    call_of, meaning_of = (eval(f"lambda x=0, y=0, z=0: {each}") for each in (call, meaning))
+    call_of, meaning_of = (eval(f"lambda x=0, y=0, z=0: {text}") for text in (call, meaning))
     return Case(call, call_of, meaning_of, tuple(map(_arg, inputs.split(", "))), version)
 
 

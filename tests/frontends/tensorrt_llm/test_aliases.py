@@ -18,10 +18,10 @@ INSTALLED = ("tensorrt_llm", "tensorrt_llm.functional", "tensorrt")
 @pytest.fixture
 def installed(monkeypatch: pytest.MonkeyPatch) -> dict[str, ModuleType]:
     """Modules in the place of a real installation that the process has imported."""
-    found = {name: ModuleType(name) for name in INSTALLED}
-    for name, module in found.items():
+    modules = {name: ModuleType(name) for name in INSTALLED}
+    for name, module in modules.items():
         monkeypatch.setitem(sys.modules, name, module)
-    return found
+    return modules
 
 
 def run(text: str) -> dict[str, object]:

@@ -32,10 +32,10 @@ def supported_rows(release: int) -> Iterator[tuple[str, Row]]:
     """The rows that a release has and irc supports, in a session of the release."""
     for path, row in api.rows().items():
         owner = path.rpartition(".")[0]
-        known = [api.status(path)]
+        statuses = [api.status(path)]
         if is_class(owner):
-            known = [api.status(owner), api.noted(path) or api.SUPPORTED]
-        if release in row.releases and all(each.kind == "supported" for each in known):
+            statuses = [api.status(owner), api.noted(path) or api.SUPPORTED]
+        if release in row.releases and all(status.kind == "supported" for status in statuses):
             yield path, row
 
 
@@ -94,8 +94,8 @@ def test_arguments_by_position_are_those_of_the_row(release: int) -> None:
                 continue
             by_position, by_keyword = row.of(release)
             values = {name: object() for name in call.taken}
-            positional = [values.get(each.name) for each in by_position]
-            named = {each.name: values[each.name] for each in by_keyword if each.name in values}
+            positional = [values.get(argument.name) for argument in by_position]
+            named = {x.name: values[x.name] for x in by_keyword if x.name in values}
             taken = {n: values[n] for n in values.keys() & {*named, *(x.name for x in by_position)}}
             try:
                 given = call.bind(tuple(positional), named)

@@ -45,14 +45,10 @@ Utils = RopeEmbeddingUtils
 
 def attended(qkv: Array, position: str = "learned_absolute", **more: Any) -> Array:
     """What queries, keys and values [B, S, features] give by the definition."""
-    rows = np.eye(FEATURES)
-    ends = [HEADS * WIDTH, (HEADS + KV) * WIDTH]
-    q, k, v = np.split(rows, ends)
-    known = {name: more.pop(name) for name in ("mask", "prompts") if name in more}
-    size = HEADS * WIDTH
-    return Oracle(HEADS, KV, WIDTH, (q, k, v), np.eye(size), position=position, more=more, **known)(
-        qkv
-    )
+    q, k, v = np.split(np.eye(FEATURES), [HEADS * WIDTH, (HEADS + KV) * WIDTH])
+    fields = {name: more.pop(name) for name in ("mask", "prompts") if name in more}
+    sizes = HEADS, KV, WIDTH, (q, k, v), np.eye(HEADS * WIDTH)
+    return Oracle(*sizes, position=position, more=more, **fields)(qkv)
 
 
 def computed(qkv: Array, inputs: dict[str, Array] | None = None, /, **arguments: Any) -> Array:
@@ -95,16 +91,12 @@ def tables(scaling: dict[str, Any] | None, **more: Any) -> tuple[Array, Array]:
 def test_rotation_by_numbers_and_by_tables() -> None:
     qkv = drawn()
     for kind, dim in ((Kinds.rope_gpt_neox, WIDTH), (Kinds.rope_gptj, WIDTH // 2)):
-        found = computed(
-            qkv, position_embedding_type=kind, rotary_embedding_dim=dim, rotary_embedding_base=100.0
-        )
-        close(found, attended(qkv, kind.name, base=100.0, percentage=dim / WIDTH))
-    linear: dict[str, Any] = {
-        "rotary_embedding_scale_type": RotaryScalingType.linear,
-        "rotary_embedding_scale": 4,
-    }
+        rotary: dict[str, Any] = {"position_embedding_type": kind, "rotary_embedding_dim": dim}
+        context = computed(qkv, **rotary, rotary_embedding_base=100.0)
+        close(context, attended(qkv, kind.name, base=100.0, percentage=dim / WIDTH))
+    linear: dict[str, Any] = {"rotary_embedding_scale_type": RotaryScalingType.linear}
     wanted = attended(qkv, "rope_gpt_neox", frequencies=inverse(WIDTH) / 4)
-    close(computed(qkv, **ROTARY, **linear), wanted)
+    close(computed(qkv, **ROTARY, **linear, rotary_embedding_scale=4), wanted)
     wanted = attended(qkv, "rope_gpt_neox", frequencies=llama3_frequencies())
     frequencies, sines = tables(LLAMA3)
     close(frequencies, llama3_frequencies())
@@ -136,20 +128,16 @@ def test_other_numbers_of_gpt_attention() -> None:
     close(computed(qkv, q_scaling=2.0), attended(qkv, q_scaling=2.0))
     close(computed(qkv, qk_tanh_scale=0.5), attended(qkv, max_attn_value=0.5))
     close(computed(qkv, attn_logit_softcapping_scale=0.5), attended(qkv, max_attn_value=0.5))
-    found = computed(qkv, {"context_lengths": PROMPTS}, mask_type=AttentionMaskType.padding)
-    close(found, attended(qkv, mask="padding", prompts=PROMPTS))
-    found = computed(
-        qkv,
-        mask_type=AttentionMaskType.blocksparse,
-        block_sparse_block_size=2,
-        block_sparse_num_local_blocks=1,
-        block_sparse_vertical_stride=3,
-        block_sparse_homo_head_pattern=True,
-    )
-    close(found, attended(qkv, mask="blocksparse", blocks=(2, 1, 3, True)))
+    context = computed(qkv, {"context_lengths": PROMPTS}, mask_type=AttentionMaskType.padding)
+    close(context, attended(qkv, mask="padding", prompts=PROMPTS))
+    sparse = {"block_size": 2, "num_local_blocks": 1, "vertical_stride": 3}
+    sparse |= {"homo_head_pattern": True}
+    blocks = {f"block_sparse_{name}": value for name, value in sparse.items()}
+    context = computed(qkv, mask_type=AttentionMaskType.blocksparse, **blocks)
+    close(context, attended(qkv, mask="blocksparse", blocks=(2, 1, 3, True)))
     hidden = np.tril(RANDOM.integers(0, 2, size=(2, TOKENS, TOKENS))).astype(np.int32)
-    found = computed(qkv, {"attention_mask": hidden}, mask_type=AttentionMaskType.custom_mask)
-    close(found, attended(qkv, mask="custom_mask", custom=hidden))
+    context = computed(qkv, {"attention_mask": hidden}, mask_type=AttentionMaskType.custom_mask)
+    close(context, attended(qkv, mask="custom_mask", custom=hidden))
     prompt = {  # whose cache is empty, whatever length a script gives
         "past_key_value": np.zeros((2, 2, KV, TOKENS, WIDTH), np.float32),
         "host_past_key_value_lengths": np.full(2, TOKENS, np.int32),
@@ -170,16 +158,11 @@ def test_bert_attention_sees_both_directions() -> None:
 
     size = HEADS * WIDTH
     q, k, v = np.split(np.eye(3 * size), 3)
-    for found, more in zip(
-        every_rank(build, inputs)[0],
-        ({}, {"table": table, "max_distance": 9, "bidirectional": True}),
-        strict=True,
-    ):
-        wanted = Oracle(
-            HEADS, HEADS, WIDTH, (q, k, v), np.eye(size), mask="padding", prompts=PROMPTS,
-            more={"q_scaling": 2.0, **more},
-        )  # fmt: skip
-        close(found, wanted(qkv))
+    sizes = HEADS, HEADS, WIDTH, (q, k, v), np.eye(size)
+    relative = {"table": table, "max_distance": 9, "bidirectional": True}
+    for context, more in zip(every_rank(build, inputs)[0], ({}, relative), strict=True):
+        more |= {"q_scaling": 2.0}
+        close(context, Oracle(*sizes, mask="padding", prompts=PROMPTS, more=more)(qkv))
 
 
 def test_arguments_that_gpt_attention_ignores_or_refuses() -> None:
@@ -224,12 +207,12 @@ def test_slopes_and_biases_of_alibi(version: Any) -> None:
     def build(mapping: Mapping, x: Any) -> Any:
         place: Any = (2, mapping.tp_rank, 0.5)
         types: Any = () if version == "0.16" else ("float32",)
-        made = generate_alibi_slopes(6, *types, *place, alibi_bias_max=4)
-        assert isinstance(made, np.ndarray) == (version == "0.16")
-        slopes = Parameter(made).value if version == "0.16" else made
+        slopes = generate_alibi_slopes(6, *types, *place, alibi_bias_max=4)
+        assert isinstance(slopes, np.ndarray) == (version == "0.16")
+        slopes = Parameter(slopes).value if version == "0.16" else slopes
         return generate_alibi_biases(slopes, 5)
 
     ranks = every_rank(build, {"x": np.zeros(1, np.float32)}, 2, version=version)
     wanted = np.array(slopes_of(6, 4)).reshape(2, 1, 3, 1, 1) * 0.5 * np.arange(5)
-    for (found,), each in zip(ranks, wanted, strict=True):
-        close(found, each)
+    for (biases,), expected in zip(ranks, wanted, strict=True):
+        close(biases, expected)

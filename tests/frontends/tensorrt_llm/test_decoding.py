@@ -171,7 +171,9 @@ SETTINGS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 RUNS = [(name, "beams") for name in ("tp=2,pp=2", "plain", "own")]
 
 
-@pytest.mark.parametrize(("name", "setting"), [*RUNS, *(("packed", each) for each in SETTINGS)])
+@pytest.mark.parametrize(
+    ("name", "setting"), [*RUNS, *(("packed", setting) for setting in SETTINGS)]
+)
 def test_settings_are_those_of_transformers(
     name: str, setting: str, runner: Any, llama: Llama, prompts: Prompts
 ) -> None:

@@ -47,7 +47,7 @@ def test_ranks_count_through_stages_then_contexts_then_shards(sizes: dict[str, i
             if len(group) == 1:
                 assert (axes, order) == ((), (0,))
                 continue
-            own = next(each for each in mapping.mesh.groups(axes) if rank in each)
+            own = next(ranks for ranks in mapping.mesh.groups(axes) if rank in ranks)
             assert len(own) == len(group) and [own[i] for i in order] == group[::-1]
             assert group in getattr(mapping, f"{kind}_groups")
         assert mapping.next_pp_rank() == (rank + tp * cp) % mapping.world_size

@@ -55,7 +55,7 @@ def softmax(x: Array) -> Array:
 def expected(w: Weights, x: Array, act: str, bias: bool, normalize: bool) -> Array:
     """Every token through its best experts, one by one."""
     scores = softmax(x.reshape(-1, H) @ w.router.T)
-    found = np.zeros((len(scores), H))
+    mixed = np.zeros((len(scores), H))
     for row, (token, score) in enumerate(zip(x.reshape(-1, H), scores, strict=True)):
         best = np.argsort(-score)[:K]
         weights = score[best] / (score[best].sum() if normalize else 1)
@@ -64,8 +64,8 @@ def expected(w: Weights, x: Array, act: str, bias: bool, normalize: bool) -> Arr
             inner = np.maximum(inner, 0) if act == "relu" else silu(inner)
             if act == "swiglu":
                 inner = inner * (w.linear[e] @ token + (w.linear_bias[e] if bias else 0))
-            found[row] += weight * (w.proj[e] @ inner + (w.proj_bias[e] if bias else 0))
-    return found.reshape(x.shape)
+            mixed[row] += weight * (w.proj[e] @ inner + (w.proj_bias[e] if bias else 0))
+    return mixed.reshape(x.shape)
 
 
 def set_experts(
@@ -106,8 +106,8 @@ def test_experts_over_ranks(tp: int, ep: int, act: str, bias: bool) -> None:
         return layer(x)
 
     want = expected(w, x, act, bias, normalize)
-    for (found,) in every_rank(build, {"x": x}, tp, moe_ep_size=ep, dynamic=2 * bias):
-        np.testing.assert_allclose(found, want, rtol=1e-3, atol=1e-5)
+    for (y,) in every_rank(build, {"x": x}, tp, moe_ep_size=ep, dynamic=2 * bias):
+        np.testing.assert_allclose(y, want, rtol=1e-3, atol=1e-5)
 
 
 def test_scores_are_in_f32_in_a_model_of_f16() -> None:
@@ -134,8 +134,8 @@ def test_the_old_generation_divides_by_tp_mode(mode: ParallelismMode) -> None:
         return layer(x)
 
     want = expected(w, x, "swiglu", True, True)
-    for (found,) in every_rank(build, {"x": x}, 2, "0.7"):
-        np.testing.assert_allclose(found, want, rtol=1e-3, atol=1e-5)
+    for (y,) in every_rank(build, {"x": x}, 2, "0.7"):
+        np.testing.assert_allclose(y, want, rtol=1e-3, atol=1e-5)
 
 
 @pytest.mark.parametrize("tp", [1, 2])
@@ -150,9 +150,9 @@ def test_a_residual_and_a_norm_behind_the_experts(tp: int) -> None:
 
     total = expected(w, x, "relu", False, True) + x
     norm = total / np.sqrt((total**2).mean(-1, keepdims=True) + 1e-3)
-    for found in every_rank(build, {"x": x}, tp):
-        np.testing.assert_allclose(found[0], norm, rtol=1e-3, atol=1e-4)
-        np.testing.assert_allclose(found[1], total, rtol=1e-3, atol=1e-4)
+    for normed, summed in every_rank(build, {"x": x}, tp):
+        np.testing.assert_allclose(normed, norm, rtol=1e-3, atol=1e-4)
+        np.testing.assert_allclose(summed, total, rtol=1e-3, atol=1e-4)
 
 
 @pytest.mark.parametrize(

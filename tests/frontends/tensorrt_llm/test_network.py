@@ -9,17 +9,7 @@ import pytest
 
 import irc
 from irc.frontends import functional as F
-from irc.frontends.tensorrt_llm import (
-    Module,
-    ModuleList,
-    Network,
-    Parameter,
-    Tensor,
-    default_net,
-    default_trtnet,
-    merge,
-    net_guard,
-)
+from irc.frontends import tensorrt_llm as t
 from irc.frontends.tensorrt_llm.arithmetic import unwrapped
 from irc.frontends.tensorrt_llm.context import new_session
 from irc.frontends.tensorrt_llm.mapping import Mapping
@@ -29,49 +19,49 @@ from irc.weights import FileRef, UnboundRef
 from .traced import trace
 
 
-class Scale(Module):
+class Scale(t.Module):
     def __init__(self, size: int) -> None:
         super().__init__()
-        self.weight = Parameter(shape=(size,), dtype="float32")
+        self.weight = t.Parameter(shape=(size,), dtype="float32")
         self.register_parameter("bias", None)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: t.Tensor) -> t.Tensor:
         return x * wrap(unwrapped(self.weight.value))
 
 
-class Stack(Module):
+class Stack(t.Module):
     def __init__(self, depth: int = 2, size: int = 4) -> None:
         super().__init__()
-        self.layers = ModuleList([Scale(size) for _ in range(depth)])
+        self.layers = t.ModuleList([Scale(size) for _ in range(depth)])
         self.last = Scale(size)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: t.Tensor) -> t.Tensor:
         for layer in self.layers:
             x = layer(x)
             self.register_network_output("hidden", x)
         return self.last(x)
 
 
-def source() -> Tensor:
-    return Tensor("x", "float32", [-1, 4], OrderedDict(b=[[1, 2, 3]], h=[4]))
+def source() -> t.Tensor:
+    return t.Tensor("x", "float32", [-1, 4], OrderedDict(b=[[1, 2, 3]], h=[4]))
 
 
 def test_guards_nest_and_end_also_after_an_exception() -> None:
-    first, second = Network(), Network()
-    with net_guard(first):
+    first, second = t.Network(), t.Network()
+    with t.net_guard(first):
         x = source()
-        with pytest.raises(ZeroDivisionError), net_guard(second):
-            assert default_net() is second
+        with pytest.raises(ZeroDivisionError), t.net_guard(second):
+            assert t.default_net() is second
             source()
             raise ZeroDivisionError
-        assert default_net() is first
+        assert t.default_net() is first
         (x + 1.0).mark_output("y")
     with pytest.raises(AssertionError, match="expected a network in progress"):
-        default_net()
+        t.default_net()
     assert "y" in first.outputs and not second.outputs
-    with net_guard(second), pytest.raises(irc.Error, match="belongs to another network"):
+    with t.net_guard(second), pytest.raises(irc.Error, match="belongs to another network"):
         _ = x + 1.0
-    with net_guard(first):  # a second time
+    with t.net_guard(first):  # a second time
         x.mark_output("z")
     assert [each.name for each in first.get_inputs()] == ["x"]
     assert (
@@ -85,7 +75,7 @@ def test_weights_have_the_path_of_their_attribute(named: bool) -> None:
         model = Stack()
         if named:
             names = model.named_parameters("transformer")
-            default_net().set_named_parameters(names)
+            t.default_net().set_named_parameters(names)
         model(source()).mark_output("y")
 
     module = trace(build)
@@ -104,11 +94,11 @@ def test_every_weight_has_a_name_of_its_own() -> None:
     def build(_: Any) -> None:
         x = source()
         for value in (2.0, 3.0):
-            x = x * Parameter(np.full(4, value, np.float32)).value
+            x = x * t.Parameter(np.full(4, value, np.float32)).value
         for layer in (first := Scale(4), second := Scale(4), Scale(4)):
             x = layer(x)
         for layer in (first, second):
-            default_net().set_named_parameters(layer.named_parameters())
+            t.default_net().set_named_parameters(layer.named_parameters())
         x.mark_output("y")
 
     names = ["constant", "constant_1", "weight", "weight_1", "weight_2"]
@@ -116,8 +106,8 @@ def test_every_weight_has_a_name_of_its_own() -> None:
 
 
 def test_values_may_be_set_after_the_network_is_built() -> None:
-    network, model = Network(), Stack(1)
-    with net_guard(network):
+    network, model = t.Network(), Stack(1)
+    with t.net_guard(network):
         model(source()).mark_output("y")
     random = np.arange(4, dtype=np.float32)
     for parameter in model.parameters():
@@ -126,7 +116,7 @@ def test_values_may_be_set_after_the_network_is_built() -> None:
         names = [session.add_file("w", Path(f"{i}.safetensors")) for i in (1, 2, 1)]
         assert names == ["w", "w_1", "w"]
         model.last.weight.value = FileRef("w_1", "t")
-        module = merge({0: network}, Mapping())
+        module = t.merge({0: network}, Mapping())
         assert module.weights["last.weight"].ref == FileRef("w_1", "t")
         assert module.files["w_1"] == "2.safetensors" and "w" not in module.files
 
@@ -141,17 +131,17 @@ def test_modules_are_listed_by_path() -> None:
     assert [name for name, _ in model.named_children()] == ["layers", "last"]
     assert [path for path, _ in model.last.named_parameters("a")] == ["a.weight"]
     assert [p for p, _ in model.named_parameters(recurse=False)] == []
-    assert len(model.layers[:1]) == 1 and isinstance(model.layers[:1], ModuleList)
+    assert len(model.layers[:1]) == 1 and isinstance(model.layers[:1], t.ModuleList)
     model.layers[1] = Scale(4)
     assert [path for path, _ in model.named_parameters("m")][1] == "m.layers.1.weight"
     seen: list[Any] = []
     assert model.apply(seen.append) is model
     assert seen[-1] is model and len(seen) == 5
-    with net_guard(Network()):
+    with t.net_guard(t.Network()):
         model(source())
         ((path, hidden),) = model.named_network_outputs()
-        default_net()._mark_output(hidden, path, "float16")
-        assert str(default_net().get_outputs()[0].type) == "f16[b, 4]"
+        t.default_net()._mark_output(hidden, path, "float16")
+        assert str(t.default_net().get_outputs()[0].type) == "f16[b, 4]"
 
 
 def test_a_parameter_without_a_name_is_told_by_its_type() -> None:
@@ -160,14 +150,14 @@ def test_a_parameter_without_a_name_is_told_by_its_type() -> None:
 
 
 def test_the_network_of_tensorrt_is_read_only() -> None:
-    with net_guard(Network()):
-        default_trtnet().mark_output(source() + 1.0)
-        assert default_trtnet().num_layers == 2
+    with t.net_guard(t.Network()):
+        t.default_trtnet().mark_output(source() + 1.0)
+        assert t.default_trtnet().num_layers == 2
         with pytest.raises(irc.Error, match="add_gather of TensorRT's network does not exist"):
-            default_trtnet().add_gather()
+            t.default_trtnet().add_gather()
 
 
 def test_lines_of_a_refused_operation_are_those_of_the_script() -> None:
-    with net_guard(Network()), pytest.raises(irc.Error) as error:
-        wrap(F.add(unwrapped(source()), unwrapped(Tensor("y", "int32", [3]))))
+    with t.net_guard(t.Network()), pytest.raises(irc.Error) as error:
+        wrap(F.add(unwrapped(source()), unwrapped(t.Tensor("y", "int32", [3]))))
     assert "test_network.py" in str(error.value)

@@ -79,6 +79,8 @@ def test_descriptions() -> None:
     assert QuantMode.use_qserve() == QuantMode.from_quant_algo("W4A8_QSERVE_PER_CHANNEL")
 
 
+SQ = " ".join(algo for algo in ALGOS if "_SQ_" in algo)
+WEIGHTS = " ".join(algo for algo in ALGOS if "_WEIGHTS" in ALGOS[algo][0])
 # predicate -> the algorithms for which it holds
 PREDICATES = {
     "is_weight_only": "W8A16 W4A16 W4A16_AWQ W4A8_AWQ W4A16_GPTQ W8A16_GPTQ",
@@ -87,20 +89,13 @@ PREDICATES = {
     "is_int4_weight_only_per_group": "W4A16_AWQ W4A8_AWQ W4A16_GPTQ",
     "is_int8_weight_only_per_group": "W8A16_GPTQ",
     "is_qserve_w4a8": "W4A8_QSERVE_PER_GROUP W4A8_QSERVE_PER_CHANNEL",
-    "has_act_and_weight_quant": (
-        "W8A8_SQ_PER_CHANNEL W8A8_SQ_PER_TENSOR_PLUGIN W8A8_SQ_PER_CHANNEL_PER_TENSOR_PLUGIN "
-        "W8A8_SQ_PER_TENSOR_PER_TOKEN_PLUGIN W8A8_SQ_PER_CHANNEL_PER_TOKEN_PLUGIN"
+    "has_act_and_weight_quant": SQ,
+    "has_per_token_dynamic_scaling": " ".join(algo for algo in ALGOS if "PER_TOKEN" in algo),
+    "has_per_channel_scaling": " ".join(
+        algo for algo in ALGOS if "PER_CHANNEL" in algo and "QSERVE" not in algo
     ),
-    "has_per_token_dynamic_scaling": (
-        "W8A8_SQ_PER_TENSOR_PER_TOKEN_PLUGIN W8A8_SQ_PER_CHANNEL_PER_TOKEN_PLUGIN "
-        "FP8_PER_CHANNEL_PER_TOKEN"
-    ),
-    "has_per_channel_scaling": (
-        "W8A8_SQ_PER_CHANNEL W8A8_SQ_PER_CHANNEL_PER_TENSOR_PLUGIN "
-        "W8A8_SQ_PER_CHANNEL_PER_TOKEN_PLUGIN FP8_PER_CHANNEL_PER_TOKEN"
-    ),
-    "has_act_or_weight_quant": " ".join(algo for algo in ALGOS if "_WEIGHTS" in ALGOS[algo][0]),
-    "has_weight_quant": " ".join(algo for algo in ALGOS if "_WEIGHTS" in ALGOS[algo][0]),
+    "has_act_or_weight_quant": WEIGHTS,
+    "has_weight_quant": WEIGHTS,
     "has_per_group_scaling": "W4A16_AWQ W4A8_AWQ W4A16_GPTQ W8A16_GPTQ W4A8_QSERVE_PER_GROUP",
     "has_fp8_qdq": "FP8",
     "has_fp8_rowwise": "FP8_PER_CHANNEL_PER_TOKEN",
@@ -133,13 +128,13 @@ def test_numbers_are_those_of_0_16() -> None:
 
 
 def test_to_dict() -> None:
-    found = QuantMode.from_quant_algo("W8A8_SQ_PER_CHANNEL_PER_TOKEN_PLUGIN", "INT8").to_dict()
-    on = {name for name, value in found.items() if value is True}
+    table = QuantMode.from_quant_algo("W8A8_SQ_PER_CHANNEL_PER_TOKEN_PLUGIN", "INT8").to_dict()
+    on = {name for name, value in table.items() if value is True}
     assert on == {"use_smooth_quant", "per_channel", "per_token", "int8_kv_cache"}
 
 
 @pytest.mark.parametrize(
-    ("excluded", "name", "found"),
+    ("excluded", "name", "is_excluded"),
     [
         (None, "transformer.lm_head", True),
         (None, "transformer.layers.0.mlp.router", True),
@@ -149,9 +144,9 @@ def test_to_dict() -> None:
         (["*.mlp.*"], "layers.0.mlp.fc", True),
     ],
 )
-def test_excluded_modules(excluded: list[str] | None, name: str, found: bool) -> None:
+def test_excluded_modules(excluded: list[str] | None, name: str, is_excluded: bool) -> None:
     config = QuantConfig("W8A16", exclude_modules=excluded)
-    assert config.is_module_excluded_from_quantization(name) is found
+    assert config.is_module_excluded_from_quantization(name) is is_excluded
 
 
 def test_a_string_is_no_list_of_modules() -> None:
