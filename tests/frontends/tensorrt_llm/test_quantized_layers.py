@@ -240,9 +240,7 @@ MESSAGES: dict[str, Any] = {
     "two-level int4 is not": lambda: changed(quant_algo="W4A8_QSERVE_PER_GROUP"),
     "give a table of scopes": lambda: changed(quant_algo="MIXED_PRECISION"),
     "there is no QuantAlgo 'NVFP4'": lambda: changed(quant_algo="NVFP4"),
-    "no argument 'biass'; did you mean 'bias'": lambda: layers.WeightOnlyQuantLinear(
-        K, N, biass=True
-    ),
+    "no argument 'biass'; did you mean 'bias'": lambda: misspelt(K, N, biass=True),
 }
 
 
