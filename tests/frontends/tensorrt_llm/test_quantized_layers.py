@@ -354,7 +354,8 @@ def test_weights_are_quantized_and_packed(namespace: str, bits: int) -> None:
     assert scales.dtype == torch.float16 and stored.shape == (K, N * bits // 8)
     values, most = weight.float().numpy(), 1 << (bits - 1)
     steps = np.abs(values).max(0) / most
-    wanted = np.clip(np.round(values / steps), -most, most - 1)
+    away = np.trunc(values / steps + np.copysign(0.5, values))  # halves away from zero
+    wanted = np.clip(away, -most, most - 1)
     np.testing.assert_array_equal(unpack(stored.numpy(), bits), wanted)
     np.testing.assert_array_equal(stored, same)
     np.testing.assert_allclose(scales, steps, rtol=1e-3)
