@@ -16,8 +16,8 @@ from .table import Row
 
 HEADS = ("*lm_head", "*embed_out")
 HEAD = "lm_head.weight"  # the name by which plans and globs find the weight of a tied head
-# What a head gets that no option names. 8 bits change no prediction that the layers do not change;
-# 4 bits cost it as much as several layers.
+# What a head gets that no option names. In examples/outlier_llama it adds 0.0001 nats per token to
+# the divergence of a scheme, a head in w4a16 0.0067 to the 0.0519 of all layers.
 HEAD_SCHEME = "w8a16"
 _ROUTERS = ("*router", "*shared_expert_gate")
 _DEPTH = 8  # operations between the scores of a router and the choice of the largest
