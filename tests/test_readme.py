@@ -67,7 +67,7 @@ def test_advice_installs_from_the_checkout() -> None:
     for path in (*ROOT.glob("*.md"), *ROOT.glob("[!.]*/**/*.md"), *ROOT.glob("[!.]*/**/*.py")):
         text = path.read_text(encoding="utf-8")
         assert not re.search(r"pip install [^`\n]*irc-compiler\[", text), path
-        for listed in re.findall(r"pip install '\.\[([\w,-]+)\]'", text):
+        for listed in re.findall(r"(?:pip install '\.\[|installs\(['\"])([\w,-]+)", text):
             assert set(listed.split(",")) <= set(extras["optional-dependencies"]), path
 
 
