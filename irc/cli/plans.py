@@ -49,7 +49,7 @@ def _sizes(dims: Mapping[str, Range], known: Mapping[str, Range]) -> dict[str, i
     """The sizes of `--dims`; an Error where a module was not compiled for one."""
     for name, (low, size, high) in checked_ranges(dims, known).items():
         least, _, most = known[name]
-        if not low == high or not least <= size <= most:
+        if low != high or not least <= size <= most:
             raise Error(
                 f"--plan shows the steps at one size of {name} from {least} to {most}, not "
                 f"{low}:{size}:{high}; give another, or compile with another --dims"
