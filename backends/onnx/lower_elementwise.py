@@ -45,7 +45,7 @@ def select(e: Emitter, condition: str, x: str, y: str, dtype: str) -> str:
     dtype = e.dtype(dtype)
     if dtype not in e.missing.get("Where", ()):
         return e.add("Where", condition, x, y)
-    wide = (e.cast(each, signed(dtype)) for each in (x, y))
+    wide = (e.cast(name, signed(dtype)) for name in (x, y))
     return e.cast(e.add("Where", condition, *wide), dtype)
 
 

@@ -109,10 +109,10 @@ def _rounds_in_blocks(op: Op, root: Callable[[Value], Value] = lambda value: val
     if isinstance(op, ops.DynamicScale):
         return (op.dtype, op.scale) == ("i8", "f32") and op.block in _BLOCKS
     if isinstance(op, ops.Dequantize):
-        made = root(op.x).producer
-        return isinstance(made, ops.Quantize) and _rounds_in_blocks(made, root)
-    made = root(op.scale).producer if isinstance(op, ops.Quantize) and op.zero is None else None
-    return isinstance(made, ops.DynamicScale) and _rounds_in_blocks(made, root)
+        codes = root(op.x).producer
+        return isinstance(codes, ops.Quantize) and _rounds_in_blocks(codes, root)
+    scale = root(op.scale).producer if isinstance(op, ops.Quantize) and op.zero is None else None
+    return isinstance(scale, ops.DynamicScale) and _rounds_in_blocks(scale, root)
 
 
 def _in_two_parts(e: Emitter, x: str, shape: Shape, size: int) -> str:

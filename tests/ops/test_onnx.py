@@ -86,9 +86,9 @@ def test_onnx_runtime_agrees(
 def test_integers_up_to_their_limits_agree(
     dtype: str, rng: np.random.Generator, tmp_path: Path
 ) -> None:
-    found = [case.values[0] for case in cases(False)]
-    every = {str(each): each for each in found if isinstance(each, Example)}
-    taken = [each for each in every.values() if dtype in dtypes_taken(each.bound())]
+    values = [case.values[0] for case in cases(False)]
+    examples = {str(value): value for value in values if isinstance(value, Example)}
+    taken = [example for example in examples.values() if dtype in dtypes_taken(example.bound())]
     assert len(taken) > 50
     for example in taken:
         test_onnx_runtime_agrees(up_to_limits(example, dtype), dtype, rng, tmp_path)
