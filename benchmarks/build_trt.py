@@ -67,7 +67,7 @@ def source_of(case: str, work: Path, batch: int) -> tuple[Path, list[str], int]:
     dims = {"B": (1, 1, batch), "S": (1, 512, 2048), "T": (1, 1, 2048)}
     if scheme == "w4a16":
         module = four_bits.write(checkpoint, work / f"{shape}-w4a16", dims)
-        return module, [], weight_bytes(read_module(module))
+        return module, ["--trust"], weight_bytes(read_module(module))  # of the checkpoint too
     size = sum(path.stat().st_size for path in checkpoint.glob("*.safetensors"))
     ranges = ",".join(f"{name}={':'.join(map(str, sizes))}" for name, sizes in dims.items())
     return checkpoint, ["--dtype", "bf16", "--dims", ranges], size
