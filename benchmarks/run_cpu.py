@@ -29,19 +29,19 @@ def prepare(
     """What to run by its label: an engine, and what it loads."""
     dtype, precision = ("bf16", "int4") if schemes else ("f32", "fp32")
     checkpoint = make(shape, work / f"{shape}-{dtype}", dtype)
-    found: dict[str, tuple[str, Path]] = {}
+    runs: dict[str, tuple[str, Path]] = {}
     for scheme in schemes or ("",):
         label = f"irc {scheme}".strip()
-        found[label] = "irc", work / label.replace(" ", "-")
+        runs[label] = "irc", work / label.replace(" ", "-")
         flags = ["--quantize", scheme] if scheme else []
-        compiling.irc_run(checkpoint, found[label][1], *flags)
+        compiling.irc_run(checkpoint, runs[label][1], *flags)
     if "genai" in engines:
-        found["genai"] = "genai", work / f"genai-run-{precision}"
-        if not (found["genai"][1] / "genai_config.json").exists():
-            compiling.genai(checkpoint, found["genai"][1], precision)
+        runs["genai"] = "genai", work / f"genai-run-{precision}"
+        if not (runs["genai"][1] / "genai_config.json").exists():
+            compiling.genai(checkpoint, runs["genai"][1], precision)
     if "transformers" in engines and not schemes:
-        found["transformers"] = "transformers", checkpoint
-    return found
+        runs["transformers"] = "transformers", checkpoint
+    return runs
 
 
 def main() -> None:

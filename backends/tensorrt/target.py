@@ -81,7 +81,7 @@ class Target:
     def lacks(self, dtype: str) -> tuple[int, Target] | None:
         """(the oldest architecture with a dtype, the target without older ones) if it has some."""
         floor = FLOORS[self.flavour].get(dtype, 0)
-        kept = tuple(each for each in self.architectures if each >= floor)
+        kept = tuple(chip for chip in self.architectures if chip >= floor)
         if kept == self.architectures:
             return None
         return floor, replace(self, architectures=kept or (floor,))

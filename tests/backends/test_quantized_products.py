@@ -36,19 +36,19 @@ def module(
 
     In a `folder`, scales are powers of two, f8e8m0.
     """
-    made, count = ("f32", 'random("s", 1, 0.01)'), scales[0] * scales[1]
+    stored, count = ("f32", 'random("s", 1, 0.01)'), scales[0] * scales[1]
     file = ""
     if folder is not None:
         path = folder / "scales"
         path.write_bytes(fresh(1).integers(120, 126, count).astype(np.uint8).tobytes())
-        made = "f8e8m0", f"bytes(@f, 0, f8e8m0{list(scales)})"
+        stored = "f8e8m0", f"bytes(@f, 0, f8e8m0{list(scales)})"
         file = f'file @f = "{path}"'
     given = ", zero=@z" if zero else ""
     zeros = f'weight @z : {kind}{list(scales)} = random("z", 1, 7.0)' if zero else ""
     return irc.parse(f"""module @m dims(B=1:2:{ROWS}) {{
       {file}
       weight @w : {kind}[{N}, {K}] = random("w", 1, {LARGEST[kind]})
-      weight @s : {made[0]}{list(scales)} = {made[1]}
+      weight @s : {stored[0]}{list(scales)} = {stored[1]}
       weight @b : f32[{N}] = random("b", 1, 1.0)
       {zeros}
       func @forward(%x: f32[B, 2, {K}]) -> (y: f32[B, 2, {N}]) {{
@@ -60,13 +60,13 @@ def module(
 
 
 def run(
-    made: Module, folder: Path, pipeline: str | None = None, rounded: bool = False
+    program: Module, folder: Path, pipeline: str | None = None, rounded: bool = False
 ) -> tuple[list[str], float]:
     """(the operators of the model, the largest error relative to the largest result of a row)."""
     x = fresh(3).standard_normal((ROWS, 2, K)).astype(np.float32)
     x[..., 3] *= 50  # an outlier channel
-    wanted = evaluate(made, {"x": x})["y"]
-    found = irc.compile(made, folder, pipeline=pipeline).run({"x": x})["y"]
+    wanted = evaluate(program, {"x": x})["y"]
+    found = irc.compile(program, folder, pipeline=pipeline).run({"x": x})["y"]
     graph = onnx.load(folder / "rank0.onnx", load_external_data=False).graph
     return [node.op_type for node in graph.node], row_error(found, wanted, rounded)
 
@@ -104,8 +104,8 @@ def test_other_users_get_the_numbers(
         %l = linear %x, %w, bias=@b : f32[B, 2, {N}]
         %y = add %m, %l"""
     folder = tmp_path if kind == "f4e2m1" else None
-    made = module(kind, scales, zero, folder=folder, body=body)
-    nodes, error = run(made, tmp_path / "out", pipeline="inline")
+    program = module(kind, scales, zero, folder=folder, body=body)
+    nodes, error = run(program, tmp_path / "out", pipeline="inline")
     assert nodes.count("MatMulNBits") == 1 and "MatMul" in nodes
     assert error < CLOSE
 
@@ -121,27 +121,27 @@ def test_blocks_that_matmulnbits_lacks(kind: str, scales: tuple[int, int], tmp_p
 
 @pytest.mark.parametrize("kind", ["i4", "u4", "i8"])
 def test_the_model_is_read_back(kind: str, tmp_path: Path) -> None:
-    made = module(kind, (N, K // 32), kind == "u4")
-    irc.compile(made, tmp_path)
+    program = module(kind, (N, K // 32), kind == "u4")
+    irc.compile(program, tmp_path)
     again, x = import_onnx(tmp_path / "rank0.onnx"), {"x": np.ones((1, 2, K), np.float32)}
-    np.testing.assert_array_equal(evaluate(again, x)["y"], evaluate(made, x)["y"])
+    np.testing.assert_array_equal(evaluate(again, x)["y"], evaluate(program, x)["y"])
 
 
 @pytest.mark.parametrize("scheme", ["w4a16", "w8a16", "w4a16_asym"])
 def test_computed_codes_are_written_unsigned(scheme: str, tmp_path: Path) -> None:
     """So no node inverts their signs when the model is loaded; it is read back as it was."""
-    made = irc.parse(f"""module @m dims(B=1:2:{ROWS}) {{
+    program = irc.parse(f"""module @m dims(B=1:2:{ROWS}) {{
       weight @w : f32[{N}, {K}] = random("w", 1, 0.1)
       func @forward(%x: f32[B, 2, {K}]) -> (y: f32[B, 2, {N}]) {{
         %y = linear %x, @w : f32[B, 2, {N}]
         return %y }} }}""")
-    run_pipeline(made, [QuantizeModule(scheme=scheme)])
-    nodes, error = run(made, tmp_path)
+    run_pipeline(program, [QuantizeModule(scheme=scheme)])
+    nodes, error = run(program, tmp_path)
     assert "MatMulNBits" in nodes and "BitwiseXor" not in nodes
     assert error < CLOSE
     again, x = import_onnx(tmp_path / "rank0.onnx"), {"x": np.ones((1, 2, K), np.float32)}
-    assert [op.opname for op in again.ops()] == [op.opname for op in made.ops()]
-    np.testing.assert_array_equal(evaluate(again, x)["y"], evaluate(made, x)["y"])
+    assert [op.opname for op in again.ops()] == [op.opname for op in program.ops()]
+    np.testing.assert_array_equal(evaluate(again, x)["y"], evaluate(program, x)["y"])
 
 
 @pytest.mark.parametrize(

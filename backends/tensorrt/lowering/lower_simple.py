@@ -147,8 +147,8 @@ def scatter_elements(e: TensorRTEmitter, op: ops.ScatterElements) -> Lowered:
     else:
         other = e.number(int(op.reduction == "mul"), op.x.type.dtype)
     updates = e.add("Unsqueeze", updates, e.ints(at + 1))
-    each = e.add("Where", e.add("Equal", indices, places), updates, other)
-    return e.add(combine, x, e.add(kind, each, e.ints(at), keepdims=0))
+    placed = e.add("Where", e.add("Equal", indices, places), updates, other)
+    return e.add(combine, x, e.add(kind, placed, e.ints(at), keepdims=0))
 
 
 @CHOICES.lower(
