@@ -68,6 +68,8 @@ def configure(parser: Parser) -> None:
     )
     add_compilation(parser, f"what to compile for: {targets}")
     add("--bundle", action="store_true", help="copy the weights into the artifact")
+    what = "genai: also write what onnxruntime-genai loads, with --bundle"
+    add("--layout", choices=("genai",), default="", help=what)
     what = "copy what SRC refers to outside its folder: you trust who wrote SRC"
     add("--trust", action="store_true", help=what)
     what = "run the passes and, for engines, the linter over their graphs; write nothing"
@@ -187,7 +189,7 @@ def _compile(args: Namespace, source: str | Module, output: str | None) -> dict[
             notes, opens = check(prepared), ""
         else:
             bundle = args.bundle or isinstance(source, Module)
-            artifact = write(prepared, output, bundle=bundle, progress=progress)
+            artifact = write(prepared, output, bundle=bundle, layout=args.layout, progress=progress)
             notes = artifact.notes
             opens = _opens(artifact.manifest)
     seconds = time.perf_counter() - began

@@ -67,16 +67,23 @@ class Prepared:
 
 
 def compile(
-    src: PathLike | Module, output: PathLike, *, bundle: bool = False, **options: Unpack[Options]
+    src: PathLike | Module,
+    output: PathLike,
+    *,
+    bundle: bool = False,
+    layout: str = "",
+    **options: Unpack[Options],
 ) -> Artifact:
     """Compile a script, a checkpoint folder, a module's text or a module into a folder.
 
     The folder appears complete or not at all. Weights stay in the checkpoint; with `bundle` they
-    are copied into the folder, which then needs no other file. `Options` has the rest.
+    are copied into the folder, which then needs no other file. With the `layout` "genai" that is
+    so too, and onnxruntime-genai loads the folder. `Options` has the rest.
     """
     check_path("the folder to write", output)
     prepared = prepare(src, output, **options)
-    return write(prepared, output, bundle=bundle, progress=options.get("progress"))
+    progress = options.get("progress")
+    return write(prepared, output, bundle=bundle, layout=layout, progress=progress)
 
 
 def prepare(
@@ -142,9 +149,17 @@ def run_passes(
 
 
 def write(
-    prepared: Prepared, output: PathLike, *, bundle: bool = False, progress: Progress | None = None
+    prepared: Prepared,
+    output: PathLike,
+    *,
+    bundle: bool = False,
+    layout: str = "",
+    progress: Progress | None = None,
 ) -> Artifact:
-    """Emit the program of a prepared module into its folder; see `compile` for `bundle`."""
+    """Emit the program of a prepared module into its folder; see `compile` for the rest."""
+    if layout not in ("", "genai"):
+        raise Error(f"the layout is {layout!r}; expected genai, or none")
+    bundle = bundle or bool(layout)
     progress = progress or silent
     path, module = Path(output), prepared.module
     refs = [] if bundle else [weight.ref for weight in module.weights.values()]
@@ -157,6 +172,10 @@ def write(
             emitted = _emit(prepared, folder, progress)
             left_out = _copy_tokenizer(prepared.source, folder)
         facts = {**_facts(prepared, folder), "program": dict(emitted.facts)}
+        if layout:
+            from ..backends.onnx.genai import write_genai
+
+            write_genai(folder, facts)
         known = {**emitted.hashes, **({BUNDLE: hash} if hash else {})}
         manifest = write_manifest(folder, facts, files, progress, known)
     notes = [*_notes(prepared), *emitted.notes, *left_out]

@@ -50,7 +50,9 @@ def graph(
 def choice(condition: str) -> list[onnx.NodeProto]:
     """Twice x, or its square; values of both have the same names."""
     then = graph([node("Add", "x x", "v"), node("Neg", "v", "r")], "", "r")
-    other = graph([node("Mul", "x x", "v"), node("Add", "v w", "r")], "", "r", w=np.float32([1]))
+    other = graph(
+        [node("Mul", "x x", "v"), node("Add", "v w", "r")], "", "r", w=np.ones(1, np.float32)
+    )
     return [node("If", condition, "y", then_branch=then, else_branch=other)]
 
 
