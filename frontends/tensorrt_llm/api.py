@@ -331,15 +331,6 @@ def declared() -> Iterator[str]:
     return iter(_OBJECTS)
 
 
-_BORDER: list[Callable[..., Any]] = []  # calls a function of irc's tensors for a script
-
-
-def border(function: Bound) -> Bound:
-    """Declare how a script calls functions of irc's tensors: (function, self or (), arguments)."""
-    _BORDER.append(function)
-    return function
-
-
 # -- the decorator
 
 
@@ -413,7 +404,9 @@ def _bound(
         given = call.bind(args[int(is_method) :], kwargs)
         if not inner:
             return function(*args[: int(is_method)], **given)
-        return _BORDER[0](function, args[: int(is_method)], given)
+        from .arithmetic import with_inner_tensors
+
+        return with_inner_tensors(function, args[: int(is_method)], given)
 
     cast("Any", bound).__unbound__ = function
     return cast("Bound", bound)

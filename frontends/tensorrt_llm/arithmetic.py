@@ -18,7 +18,6 @@ from ..onnx.fold import folded
 from ..onnx.readings import TABLE
 from ..tensor import Tensor as Inner
 from ..tensor import kind_name, located
-from .api import border
 from .context import current_network
 from .dtypes import dim_resolve_negative
 from .errors import ScriptError
@@ -95,7 +94,6 @@ def data(x: Any) -> Inner:
     return Tensor.of(entry_of(x)).inner
 
 
-@border
 def with_inner_tensors(
     function: Callable[..., Any], bound: tuple[Any, ...], given: dict[str, Any]
 ) -> Any:

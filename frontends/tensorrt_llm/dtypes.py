@@ -99,11 +99,6 @@ def _torch() -> Any:
     return sys.modules["torch"]
 
 
-def numpy_to_dtype(x: Any, dtype: Any) -> np.ndarray[Any, Any]:
-    """An array converted to a dtype."""
-    return as_array(x).astype(numpy_of(dtype))
-
-
 def _array_of(kind: str) -> Callable[[Any], np.ndarray[Any, Any]]:
     """The function that makes arrays of a dtype."""
     return lambda x: np.array(x, dtype=numpy_dtype(kind))
@@ -123,7 +118,7 @@ _CONVERSIONS = {"trt": data_type, "str": str_dtype, "np": numpy_of, "torch": tor
 for _source, (_to, _convert) in product(_CONVERSIONS, _CONVERSIONS.items()):
     if _source != _to:
         api(f"_utils.{_source}_dtype_to_{_to}")(_convert)
-for _function in (numpy_to_torch, numpy_to_dtype, dim_resolve_negative):
+for _function in (numpy_to_torch, dim_resolve_negative):
     api(f"_utils.{_function.__name__}")(_function)
 api("_utils.torch_to_numpy")(as_array)
 _ARRAYS = {"fp32": "f32", "fp16": "f16", "bf16": "bf16", "int32": "i32", "int64": "i64"}

@@ -122,12 +122,6 @@ class Engine:
         moved = EngineBuffer(buffer.engine, rank, place if place.is_dir() else buffer.folder)
         return cls(EngineConfig.from_json_file(folder / "config.json"), moved)
 
-    @classmethod
-    def from_buffer(cls, engine_buffer: bytes, json_config_str: str = "{}") -> Engine:
-        """The engine in bytes that `build_engine` returned or a file holds."""
-        config = EngineConfig.from_dict(json.loads(json_config_str))
-        return cls(config, EngineBuffer.read(engine_buffer))
-
 
 def register(network: Network, config: Any, name: str, facts: Any = None) -> EngineBuffer:
     """Keep the network of a rank of an engine, by the name and rank of the network's own title.

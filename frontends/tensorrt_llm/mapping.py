@@ -121,22 +121,21 @@ class Mapping:
             case _:
                 return (kind,)
 
-    def axis_of(self, group: Sequence[int]) -> tuple[tuple[str, ...], tuple[int, ...]]:
-        """The mesh axes whose ranks a group has, and which of them, counted along the axes, comes
-        where in the group; ((), (0,)) for a single rank. An Error where the group is no such."""
-        ranks = [int(rank) for rank in group]
+    def axis_of(self, group: Sequence[int]) -> tuple[str, ...]:
+        """The mesh axes whose ranks a group has, in any order; () for a single rank. An Error where
+        the group is no such."""
+        ranks = sorted(map(int, group))
         if len(ranks) == 1:
-            return (), (0,)
+            return ()
         world = tuple(name for name, size in self.mesh.axes if size > 1)
         choices = {axes: self.mesh.groups(axes) for axes in (*map(self.axes_of, _KINDS), world)}
         for axes, groups in choices.items():
-            for members in groups:
-                if sorted(members) == sorted(ranks):
-                    return axes, tuple(members.index(rank) for rank in ranks)
+            if ranks in map(sorted, groups):
+                return axes
         shown = [f"{'.'.join(a)}: {groups}" for a, groups in choices.items() if len(groups[0]) > 1]
         raise ScriptError(
-            f"the group {ranks} has the ranks of no axis of this world ({self.mesh}); expected one "
-            f"of {'; '.join(shown) or 'a single rank'}; take tp_group, pp_group, cp_group, "
+            f"the group {list(group)} has the ranks of no axis of the world {self.mesh}; expected "
+            f"one of {'; '.join(shown) or 'a single rank'}; take tp_group, pp_group, cp_group, "
             "moe_tp_group or moe_ep_group of the Mapping"
         )
 
@@ -173,19 +172,6 @@ class Mapping:
 
     has_tp, has_pp, has_cp = map(_has_several, ("tp", "pp", "cp"))
     has_moe_tp, has_moe_ep = map(_has_several, ("moe_tp", "moe_ep"))
-
-    # -- hosts
-
-    def get_node_rank(self, rank: int) -> int:
-        """The host of a rank."""
-        return rank // self.gpus_per_node
-
-    def get_local_rank(self, rank: int) -> int:
-        """A rank's position on its host."""
-        return rank % self.gpus_per_node
-
-    node_rank = property(lambda self: self.get_node_rank(self.rank))
-    local_rank = property(lambda self: self.get_local_rank(self.rank))
 
     # -- config.json
 

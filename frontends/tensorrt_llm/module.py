@@ -126,15 +126,6 @@ class Parameter:
         """Whether it has a value."""
         return self.bound is not None
 
-    def get_tensor(self, network: Any) -> Tensor:
-        """The tensor of the parameter in a network, which is the one in progress."""
-        return self.value
-
-    def set_value_or_dummy(self, value: Any) -> None:
-        """Set the value; one of another shape, as in a pruned checkpoint, is left out."""
-        if as_array(value).shape == self.shape:
-            self.value = value
-
     def reference(self, name: str, mesh: Mesh, value: Any) -> Ref:
         """The weight reference on this rank of its `value`, which is a reference or None."""
         if isinstance(value, Ref):

@@ -310,10 +310,6 @@ class Network:
         """Every operation, in order."""
         return [Layer(op, i, self) for i, op in enumerate(self.function)]
 
-    def get_layer_by_name(self, name: str) -> Layer | None:
-        """The operation of a name that `get_layers` gives."""
-        return next((layer for layer in self.get_layers() if layer.name == name), None)
-
     @property
     def trt_network(self) -> Network:
         """Itself: there is no TensorRT below."""
@@ -351,10 +347,6 @@ class Network:
     def is_input(self, tensor: Tensor) -> bool:
         """Whether a tensor is an input."""
         return tensor.ir.owner is self.function
-
-    def is_output(self, tensor: Tensor) -> bool:
-        """Whether a tensor is an output."""
-        return self._output_of(tensor) is not None
 
     # -- pipeline stages
 

@@ -96,12 +96,6 @@ class QuantMode(IntFlag):
         return _flags(weights + " PER_GROUP" * per_group)
 
     @staticmethod
-    @api(f"{_MODE}.use_qserve")
-    def use_qserve(per_group: bool = False) -> QuantMode:
-        """Weights in 4 bits with scales of two levels, inputs in 8."""
-        return _flags(_ALGORITHMS["W4A8_QSERVE_PER_" + ("GROUP" if per_group else "CHANNEL")])
-
-    @staticmethod
     @api(f"{_MODE}.from_quant_algo")
     def from_quant_algo(
         quant_algo: str | None = None, kv_cache_quant_algo: str | None = None
@@ -148,10 +142,6 @@ class QuantMode(IntFlag):
     def is_weight_only(self) -> bool:
         """Weights in 4 or 8 bits, inputs as they are."""
         return self.is_int4_weight_only() or self.is_int8_weight_only()
-
-    def has_act_static_scaling(self) -> bool:
-        """Scales of inputs by calibration."""
-        return not self & (self.PER_TOKEN | self.FP8_ROWWISE)
 
     def has_any_quant(self, exclude_kv_cache: bool = False) -> bool:
         """Whether anything is quantized."""

@@ -162,10 +162,6 @@ class PluginConfig(_Settings):
             return
         super().__setattr__(name, value if row is None else row.checked(value))
 
-    def set_plugin(self, name: str, value: Any) -> None:
-        """Set one switch."""
-        setattr(self, name, value)
-
     def to_legacy_setting(self) -> None:
         """Every plugin and feature off."""
         off = {"SWITCH": False, "DTYPE": None}
@@ -200,7 +196,7 @@ def _setter(method: str) -> Any:
 _PATH = "plugin.plugin.PluginConfig"
 for _row in rows():
     _name = _row.removeprefix(f"{_PATH}.")
-    if _name != _row and _name.startswith(("set_", "enable_")) and _name != "set_plugin":
+    if _name != _row and _name.startswith(("set_", "enable_")):
         setattr(PluginConfig, _name, _setter(_name))
 api(_PATH)(PluginConfig)
 

@@ -124,11 +124,6 @@ class Tensor:
         self.network.change_dtype(self, irc_dtype(dtype))
 
     @property
-    def is_network_input(self) -> bool:
-        """Whether it is an input of its network."""
-        return self.network.is_input(self)
-
-    @property
     def is_shape_tensor(self) -> bool:
         """Whether its elements are known sizes and numbers."""
         return self.entry.content is not None
@@ -147,10 +142,6 @@ class Tensor:
         return self.entry.ndim
 
     ndim = rank
-
-    def is_dynamic(self, dim: int | None = None) -> bool:
-        """Whether a size, or any but the first, is dynamic."""
-        return -1 in self.shape[1:] if dim is None else self.shape[dim] == -1
 
     def mark_output(self, name: str | None = None, dtype: Any = None) -> None:
         """Make it an output of the network in progress, converted to `dtype`."""

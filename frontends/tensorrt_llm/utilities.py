@@ -15,7 +15,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from ...errors import did_you_mean
-from .api import api, register, release
+from .api import api, register
 from .context import current_session
 from .errors import ScriptError
 
@@ -65,13 +65,13 @@ class Logger:
             self.log(severity, " ".join(map(str, parts)))
 
     error, warning, info, debug = _at("error"), _at("warning"), _at("info"), _at("debug")
-    warning_once, info_once = partialmethod(_log_once, "warning"), partialmethod(_log_once, "info")
+    warning_once = partialmethod(_log_once, "warning")
 
 
 logger = Logger()
 register("logger.logger", logger)
 # `tensorrt_llm.logger` is both the module and the logger
-for _name in ("set_level", "log", "error", "warning", "info", "debug", "warning_once", "info_once"):
+for _name in ("set_level", "log", "error", "warning", "info", "debug", "warning_once"):
     register(f"logger.{_name}", getattr(logger, _name))
 
 
@@ -103,13 +103,6 @@ def elapsed_time_in_sec(tag: str) -> float | None:
     return sum(seconds) if seconds else None
 
 
-@api("profiler.summary")
-def summary() -> None:
-    """Log the seconds of every tag."""
-    for tag, (_, *seconds) in current_session().times.items():
-        logger.info(f"{tag}: {sum(seconds):.6f} s")
-
-
 @api("profiler.host_memory_info")
 def host_memory_info(pid: int | None = None) -> tuple[int, int, int]:
     """The bytes that the process uses, that are free, and that there are; zeros where unknown."""
@@ -121,22 +114,10 @@ def host_memory_info(pid: int | None = None) -> tuple[int, int, int]:
         return 0, 0, 0
 
 
-@api("profiler.device_memory_info")
-def device_memory_info(device: Any = None) -> tuple[int, int, int]:
-    """Zeros: scripts run on the host."""
-    return 0, 0, 0
-
-
-@api("profiler.bytes_to_target_unit")
-def bytes_to_target_unit(mem_bytes: int, unit: str) -> float:
-    """Bytes in GiB, MiB or KiB."""
-    return mem_bytes / (1 << {"G": 30, "M": 20, "K": 10}[unit[0]])
-
-
 @api("profiler.print_memory_usage")
 def print_memory_usage(tag: str | None = None, unit: str = "GiB", device: Any = None) -> None:
-    """Log the memory of the process."""
-    used = bytes_to_target_unit(host_memory_info()[0], unit)
+    """Log the memory of the process in GiB, MiB or KiB."""
+    used = host_memory_info()[0] / (1 << {"G": 30, "M": 20, "K": 10}[unit[0]])
     logger.info(f"{f'{tag}: ' if tag else ''}{used:.4f} {unit} of host memory")
 
 
@@ -165,12 +146,6 @@ def mpi_rank() -> int:
 def mpi_world_size() -> int:
     """The number of processes of the script (irc compile --processes)."""
     return _process.get()[1]
-
-
-@api("_utils.mpi_broadcast")
-def mpi_broadcast(obj: Any, root: int = 0) -> Any:
-    """The object itself."""
-    return obj
 
 
 # -- others
@@ -223,16 +198,3 @@ def get_total_gpu_memory(device: int) -> int:
 def serialize_engine(engine: Any, path: str) -> None:
     """Write the bytes of an engine, which name its artifact, into a file."""
     Path(path).write_bytes(bytes(engine))
-
-
-@api("_common.check_max_num_tokens")
-def check_max_num_tokens(
-    max_num_tokens: int | None,
-    max_batch_size: int,
-    max_input_len: int,
-    max_beam_width: int = 1,
-    opt_num_tokens: int | None = None,
-) -> Any:
-    """(most, typical) numbers of tokens in a call, those of 0.8 the most alone."""
-    most = max_num_tokens or max_batch_size * max_input_len
-    return most if release() < 9 else (most, opt_num_tokens or max_batch_size * max_beam_width)

@@ -25,6 +25,7 @@ from ... import functional as F
 from ...layers import BlockSparse, RelativePositions
 from ...layers.caches import CacheQuantization, Heads, grow, write
 from ...layers.masks import key_mask
+from ...layers.packed import PackedRows, packed_rows
 from ...layers.positions import logn_scale, query_positions, rotated, size_tensor
 from ...layers.rope import table_angles
 from ...layers.scores import attend
@@ -35,7 +36,6 @@ from ..context import current_network, current_session
 from ..enums import AttentionMaskType, PositionEmbeddingType, RotaryScalingType
 from ..errors import ScriptError
 from ..tensor import wrap
-from .packed import PackedRows, packed_rows
 from .positions import rope_of
 
 Rotation = Callable[[Tensor, Tensor], Tensor]  # (x [B, S, features], positions i32 [B, S])

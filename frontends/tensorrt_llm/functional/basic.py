@@ -88,18 +88,6 @@ def geglu(x: Tensor) -> Tensor:
     return x * gelu(gate)
 
 
-def gegelu(x: Tensor, limit: float | None = None) -> Tensor:
-    """[..., 2*N] to [..., N]: quick_gelu(even elements) * (odd elements + 1).
-
-    With a limit the even elements are at most that, the odd ones between it and its negative.
-    """
-    *outer, size = x.type.shape
-    even, odd = unbind(view(x, (*outer, size // 2, 2)), -1)
-    if limit is not None:
-        even, odd = clip(even, -math.inf, limit), clip(odd, -limit, limit)
-    return quick_gelu(even) * (odd + 1.0)
-
-
 def softplus(input: Tensor, beta: float, threshold: float) -> Tensor:
     """log(1 + exp(beta * x)) / beta; x itself where beta * x exceeds `threshold`."""
     scaled = input * beta
@@ -138,7 +126,7 @@ ACT2FN: dict[str, Callable[..., Tensor]] = {
     **dict.fromkeys(("relu2", "squared-relu"), squared_relu),
     **dict.fromkeys(("swiglu", "fast-swiglu"), swiglu),
     "relu": relu, "tanh": tanh, "sigmoid": sigmoid, "silu": silu, "quick_gelu": quick_gelu,
-    "geglu": geglu, "gegelu": gegelu, "identity": identity, "softplus": softplus,
+    "geglu": geglu, "identity": identity, "softplus": softplus,
 }  # fmt: skip
 GATED_ACT_2_ACT = {"swiglu": "silu", "fast-swiglu": "silu", "geglu": "gelu"}
 

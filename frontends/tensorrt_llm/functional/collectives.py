@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum, IntFlag
-from typing import Any
+from typing import Any, NamedTuple
 
 from ... import functional as F
-from ...tensor import Tensor as Inner
 from ..arithmetic import data, wrapped
 from ..context import current_network, current_session
 from ..dtypes import dim_resolve_negative
@@ -34,46 +33,16 @@ class AllReduceFusionParams:
     norm_weight: Tensor | None = None
     eps: float = 1e-6
 
-    def has_bias(self) -> bool:
-        """Whether a bias is added."""
-        return self.bias is not None
-
 
 class AllReduceParams(AllReduceFusionParams):
     """The same, with other positions of the arguments."""
 
 
-@dataclass(frozen=True)
-class Group:
-    """Ranks that communicate: their mesh axes (joined by dots, "" for one rank), how many they are,
-    and which of them, counted along the axes, comes where in the group as it was given."""
+class Group(NamedTuple):
+    """Ranks that communicate: their mesh axes, joined by dots ("" for one rank), and how many."""
 
     axis: str
     size: int
-    order: tuple[int, ...]
-
-    @property
-    def in_order(self) -> bool:
-        """Whether the order is that of the axes."""
-        return self.order == tuple(range(self.size))
-
-    def position(self) -> Inner:
-        """This rank's position in the group as it was given: i32[]."""
-        rank, places = F.rank(self.axis), _inverse(self.order)
-        if self.in_order:
-            return rank
-        return F.gather(F.constant(places, shape=(self.size,), dtype="i32"), rank)
-
-    def reordered(self, x: Inner, dim: int, order: Sequence[int]) -> Inner:
-        """x with its `size` equal blocks along `dim` in another order."""
-        cut, shape = x.shape[dim] // self.size, x.shape
-        apart = x.reshape((*shape[:dim], self.size, cut, *shape[dim + 1 :]))
-        places = F.constant(tuple(order), shape=(self.size,), dtype="i32")
-        return F.gather(apart, places, dim=dim).reshape(shape)
-
-
-def _inverse(order: Sequence[int]) -> list[int]:
-    return [order.index(i) for i in range(len(order))]
 
 
 def group_of(ranks: Sequence[int]) -> Group:
@@ -87,8 +56,7 @@ def group_of(ranks: Sequence[int]) -> Group:
             f"the group {group} needs a Mapping, which says how the world is divided; make a "
             "Mapping(world_size=..., rank=..., tp_size=..., pp_size=...) first"
         )
-    axes, order = mapping.axis_of(group)
-    return Group(".".join(axes), len(group), order)
+    return Group(".".join(mapping.axis_of(group)), len(group))
 
 
 def allreduce(
@@ -128,26 +96,20 @@ def allreduce(
 
 
 def allgather(tensor: Tensor, group: Sequence[int], gather_dim: int = 0) -> Tensor:
-    """The tensors [..., n, ...] of a group joined along `gather_dim`, in the order of the group as
-    it is given: [..., size*n, ...]."""
+    """The tensors [..., n, ...] of a group joined along `gather_dim`, in the order of their ranks:
+    [..., size*n, ...]."""
     over, x = group_of(group), data(tensor)
     if over.size == 1:
         return wrap(x)
     (dim,) = dim_resolve_negative(gather_dim, x.ndim)
-    gathered = F.all_gather(x, over.axis, dim, group_size=over.size)
-    return wrap(gathered if over.in_order else over.reordered(gathered, dim, over.order))
+    return wrap(F.all_gather(x, over.axis, dim, group_size=over.size))
 
 
 def reduce_scatter(tensor: Tensor, group: Sequence[int]) -> Tensor:
     """Of the sum of the tensors [n, ...] of a group, the block [n/size, ...] whose number is this
     rank's position in the group. n must be a multiple of the size."""
     over, x = group_of(group), data(tensor)
-    if over.size == 1:
-        return wrap(x)
-    (dim,) = dim_resolve_negative(0, x.ndim)
-    if not over.in_order:
-        x = over.reordered(x, dim, _inverse(over.order))
-    return wrap(F.reduce_scatter(x, over.axis, dim, group_size=over.size))
+    return wrap(x if over.size == 1 else F.reduce_scatter(x, over.axis, 0, group_size=over.size))
 
 
 def send(tensor: Tensor, tgt: int) -> Tensor:

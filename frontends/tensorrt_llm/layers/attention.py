@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from ... import functional as F
 from ...layers import BlockSparse
 from ...layers.caches import Heads, grow
+from ...layers.packed import packed_rows
 from ...layers.positions import alibi_slopes
 from ...tensor import Tensor
 from ..api import api, fields, release
@@ -27,7 +28,6 @@ from ..functional.attention import (
     unify_rows,
     window_of,
 )
-from ..functional.packed import packed_rows
 from ..functional.positions import rope_of, scaling_type
 from ..module import Module, Parameter
 from ..quantization import QuantMode
@@ -177,17 +177,6 @@ class Attention(AttentionBase):
         shape = (self.heads.query_heads, max_seq_len + 1, max_seq_len + 1)
         self.rel_attn_table = Parameter(shape=shape, dtype=self.dtype)
         self.rel_attn_table.value = precomputed_relative_attention
-
-    @staticmethod
-    def create_attention_const_params(model_cls: Any, config: Any) -> None:
-        """Nothing: irc computes the angles of rotary embeddings."""
-
-    @staticmethod
-    def fill_attention_params(
-        model_cls: Any, attention_params: AttentionParams | None
-    ) -> AttentionParams:
-        """`attention_params`, or empty ones."""
-        return attention_params or AttentionParams()
 
     # -- the graph
 

@@ -45,12 +45,7 @@ class Fields:
         """True: only arguments that are off are accepted."""
         return True
 
-    def is_valid(
-        self,
-        gpt_attention_plugin: Any = None,
-        remove_input_padding: Any = None,
-        use_kv_cache: Any = None,
-    ) -> bool:
+    def is_valid(self, **switches: Any) -> bool:
         """True: the layers say what they lack."""
         return True
 
@@ -62,16 +57,6 @@ class AttentionParams(Fields, row="layers.attention.AttentionParams", holds_all=
     sequences that cross attention reads. irc computes the angles of rotary embeddings, so that
     the tables for them stay None.
     """
-
-    def is_valid_cross_attn(self, do_cross_attention: Any) -> bool:
-        """True."""
-        return True
-
-    def fill_attention_const_params_for_rope(self) -> AttentionParams:
-        """Itself: tables of angles are not needed."""
-        return self
-
-    fill_attention_const_params_for_long_rope = fill_attention_const_params_for_rope
 
 
 class KeyValueCacheParams(Fields, row="layers.attention.KeyValueCacheParams", holds_all=True):
@@ -148,9 +133,6 @@ class LoraParams(Fields, row="layers.lora.LoraParams"):
     def get_layer_params(self, layer_idx: int) -> LoraParams:
         """Those of a layer."""
         return self
-
-    def get_runtime_params(self, layer_idx: int, lora_module: str) -> None:
-        """None: the module has no adapter."""
 
 
 @api("runtime.lora_manager.LoraConfig")

@@ -15,8 +15,6 @@ from ..module import Module
 from ..quantization import QuantMode
 from .linear import NO_MODE, ColumnLinear, RowLinear, refuse_fp8
 
-DOUBLE = (*GATED_ACT_2_ACT, "gegelu")  # activations that halve the features
-
 
 @api("layers.mlp.MLP", inner=True)
 @dataclass(eq=False, repr=False)
@@ -49,23 +47,18 @@ class MLP(Module):
 
     def make_branches(self, column: Callable[[int], Any]) -> None:
         """Make the layers before the activation; `column` makes one of so many features."""
-        self.fc = column(self.ffn_hidden_size * (2 if self.hidden_act in DOUBLE else 1))
+        self.fc = column(self.ffn_hidden_size * (2 if self.hidden_act in GATED_ACT_2_ACT else 1))
 
-    def inner(self, x: Any, gegelu_limit: float | None) -> Any:
+    def inner(self, x: Any) -> Any:
         """The features before proj, those of this rank."""
-        limit = [gegelu_limit] if self.hidden_act == "gegelu" else []
-        return unwrapped(self.act(self.fc(x), *limit))
+        return unwrapped(self.act(self.fc(x)))
 
     def forward(
-        self,
-        hidden_states: Any,
-        gegelu_limit: float | None = None,
-        all_reduce_params: Any = None,
-        reduce_fusion_params: Any = None,
+        self, hidden_states: Any, all_reduce_params: Any = None, reduce_fusion_params: Any = None
     ) -> Any:
         """hidden_states [..., hidden_size] to the same; with a fusion_op of `all_reduce_params` to
         (the normalized sum, the sum)."""
-        inner = self.inner(hidden_states, gegelu_limit)
+        inner = self.inner(hidden_states)
         return self.proj(inner, all_reduce_params=all_reduce_params or reduce_fusion_params)
 
 
@@ -78,8 +71,8 @@ class GatedMLP(MLP):
         super().make_branches(column)
         self.gate = column(self.ffn_hidden_size)
 
-    def inner(self, x: Any, gegelu_limit: float | None) -> Any:
-        return super().inner(x, gegelu_limit) * self.gate(x)
+    def inner(self, x: Any) -> Any:
+        return super().inner(x) * self.gate(x)
 
 
 @api("layers.mlp.FusedGatedMLP", inner=True)
@@ -102,9 +95,9 @@ class FusedGatedMLP(GatedMLP):
         else:
             self.fused_fc = column(2 * self.ffn_hidden_size)
 
-    def inner(self, x: Any, gegelu_limit: float | None) -> Any:
+    def inner(self, x: Any) -> Any:
         if release() < 8:
-            return super().inner(x, gegelu_limit)
+            return super().inner(x)
         y: Any = self.fused_fc(x)
         gate, fc = y.split(y.shape[-1] // 2)
         return unwrapped(self.act(fc)) * gate

@@ -17,14 +17,13 @@ from ..api import api, register, release
 from ..arithmetic import unwrapped
 from ..context import current_session
 from ..errors import ArgumentError, ScriptError
-from ..functional.basic import ACT2FN
+from ..functional.basic import ACT2FN, GATED_ACT_2_ACT
 from ..functional.collectives import group_of
 from ..functional.quantized import PackedWeight
 from ..mapping import Mapping
 from ..module import Module, Parameter
 from ..quantization import QuantMode
 from .linear import NO_MODE, RowLinear, shard_size, summed
-from .mlp import DOUBLE
 
 # how the probabilities of the chosen experts become their weights
 ExpertScaleNormalizationMode = IntEnum(
@@ -154,7 +153,7 @@ class MixtureOfExperts(Module):
         self.act = find_activation(self.hidden_act, ACT2FN)
         self.experts_per_node = self.num_experts // ep
         inner = shard_size("MixtureOfExperts", "ffn_hidden_size", self.ffn_hidden_size, tp)
-        outputs = inner * (2 if self.hidden_act in DOUBLE else 1)
+        outputs = inner * (2 if self.hidden_act in GATED_ACT_2_ACT else 1)
         group: Any = {"tp_group": self.tp_group, "tp_size": self.tp_size} if release() < 9 else {}
         router: Any = RowLinear
         self.router = router(
@@ -229,7 +228,7 @@ class MixtureOfExperts(Module):
         if self.router.tp_group is not None:
             over, width = group_of(self.router.tp_group), self.router.in_features
             parts = given.reshape(given.shape[0], over.size, width)
-            given = F.gather(parts, over.position(), dim=1)
+            given = F.gather(parts, F.rank(over.axis), dim=1)
         normalize = self.moe_config.normalization_mode == ExpertScaleNormalizationMode.RENORMALIZE
         return route(self.router(given), self.top_k, normalize, tokens.dtype)
 

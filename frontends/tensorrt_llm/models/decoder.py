@@ -21,7 +21,6 @@ from ..layers import (
 from ..layers.attention_params import refuse_lora
 from ..layers.quantized import quantize
 from ..module import Module, ModuleList
-from ..settings import PluginConfig
 from ..tensor import Tensor
 from .config import PretrainedConfig
 from .generation_mixin import GenerationMixin
@@ -156,10 +155,6 @@ class TopModelMixin(Module):
     def use_prompt_tuning(self) -> None:
         """Let the embeddings of tokens read a prompt table as well."""
         add_prompts(self)
-
-    def default_plugin_config(self, **switches: Any) -> PluginConfig:
-        """The switches of plugins with which the model is built, unless others are given."""
-        return PluginConfig.from_dict(switches)
 
 
 class _WithEnd(type):

@@ -36,14 +36,6 @@ class GenerationMixin:
     """Makes the inputs of a language model under the names of TensorRT-LLM's engines."""
 
     @staticmethod
-    def default_range(
-        max_range: int, offset: int = 0, min_range: int = 1, opt_offset: int = 0
-    ) -> list[int]:
-        """[min, opt, max]: the middle is the optimum."""
-        opt = (max_range + min_range + opt_offset) // 2
-        return [min_range + offset, opt + offset, max_range + offset]
-
-    @staticmethod
     def get_transformer_layers(mapping: Mapping, num_layers: int) -> list[int]:
         """The layers of this pipeline stage."""
         return mapping.pp_layers(num_layers)

@@ -256,11 +256,10 @@ class CheckpointMixin:
         load_rank(model, ckpt_dir, config.mapping.rank, preprocess_weights_hook)
         return model
 
-    def load(self, weights: Mapping[str, Any], from_pruned: bool = False) -> None:
+    def load(self, weights: Mapping[str, Any]) -> None:
         """Set parameters by name; an Error lists those that are missing.
 
-        A head that is missing has the embedding table, and with `from_pruned` a value of another
-        shape is left out.
+        A head that is missing has the embedding table.
         """
         own: dict[str, Parameter] = dict(self.named_parameters())
         given, table = dict(weights), "transformer.vocab_embedding.weight"
@@ -272,10 +271,7 @@ class CheckpointMixin:
             listed = "\n".join(f"  {name}{did_you_mean(name, unknown)}" for name in missing)
             raise Error(f"expected a weight for every parameter, found none for\n{listed}")
         for name in own.keys() & given.keys():
-            if from_pruned:
-                own[name].set_value_or_dummy(given[name])
-            else:
-                own[name].value = given[name]
+            own[name].value = given[name]
 
     def save_checkpoint(self, output_dir: str | os.PathLike[str], save_config: bool = True) -> None:
         """Write rankN.safetensors with every parameter and, unless told not to, config.json."""

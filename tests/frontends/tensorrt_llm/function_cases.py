@@ -7,7 +7,7 @@ and the sizes, of which names are dynamic. A row may begin with a release.
 
 from __future__ import annotations
 
-import math
+import math  # noqa: F401 (rows name it)
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -66,12 +66,6 @@ def gelu(x: Any) -> Any:
 def quick_gelu(x: Any) -> Any:
     """With a sigmoid."""
     return x * torch.sigmoid(1.702 * x)
-
-
-def gegelu(x: Any, limit: float = math.inf) -> Any:
-    """Of even and odd elements."""
-    even, odd = x[..., ::2].clamp(max=limit), x[..., 1::2].clamp(-limit, limit)
-    return quick_gelu(even) * (odd + 1)
 
 
 def truncated(x: Any, y: Any) -> Any:
@@ -168,8 +162,6 @@ F.quick_gelu(x) | quick_gelu(x) | X
 F.squared_relu(x) | torch.relu(x) ** 2 | X
 F.swiglu(x) | gated(x, T.silu) | X
 F.geglu(x) | gated(x, gelu) | X
-F.gegelu(x) | gegelu(x) | X
-F.gegelu(x, 1.0) | gegelu(x, 1.0) | X
 F.softplus(x, 2.0, 1.5) | T.softplus(x, 2.0, 1.5) | X
 F.clip(x, -0.5, 1.0) | x.clamp(-0.5, 1.0) | X
 F.clip(x, -math.inf, 1) | x.clamp(max=1) | N

@@ -107,8 +107,6 @@ def test_build_and_save(debug: bool, tmp_path: Path) -> None:
         results = again.artifact.run({"x": x})
         np.testing.assert_allclose(results["y"], x * factors + 1, rtol=1e-5)
         assert set(results) == ({"y", "product"} if debug else {"y"})
-        buffer = (tmp_path / "engine" / "rank0.engine").read_bytes()
-        assert Engine.from_buffer(buffer).artifact.folder == again.artifact.folder
 
 
 def test_engines_of_ranks_are_saved_together(tmp_path: Path) -> None:

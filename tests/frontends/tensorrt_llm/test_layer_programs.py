@@ -23,7 +23,7 @@ CASES: dict[str, Test] = {
     "columns": lambda: tables.test_columns_over_ranks(2, "int32"),
     "quantized rows": lambda: tables.test_a_factor_per_row(2, True, 0),
     "residual and norm": lambda: linear.test_rows_with_residual_and_norm(2, True, "0.16"),
-    "gegelu": lambda: linear.test_mlp(2, "gegelu"),
+    "geglu": lambda: linear.test_mlp(2, "geglu"),
     "fused": lambda: linear.test_gated_mlp(2, "FusedGatedMLP", "0.16", True, "silu"),
     "experts": lambda: moe.test_experts_over_ranks(4, 2, "swiglu", True),
     "experts of two ranks": lambda: moe.test_experts_over_ranks(2, 2, "swiglu", True),
@@ -45,7 +45,7 @@ def test_onnx_runtime(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     CASES[name]()
 
 
-BUILT = ("quantized rows", "gegelu", "experts of two ranks", "int4, rows", "groups", "smoothquant")
+BUILT = ("quantized rows", "geglu", "experts of two ranks", "int4, rows", "groups", "smoothquant")
 
 
 @pytest.mark.oracle

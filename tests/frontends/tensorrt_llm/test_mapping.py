@@ -43,12 +43,11 @@ def test_ranks_count_through_stages_then_contexts_then_shards(sizes: dict[str, i
         }
         for kind, group in groups.items():
             assert getattr(mapping, f"{kind}_group") == group
-            axes, order = mapping.axis_of(group[::-1])
+            axes = mapping.axis_of(group[::-1])
             if len(group) == 1:
-                assert (axes, order) == ((), (0,))
+                assert axes == ()
                 continue
-            own = next(ranks for ranks in mapping.mesh.groups(axes) if rank in ranks)
-            assert len(own) == len(group) and [own[i] for i in order] == group[::-1]
+            assert group in mapping.mesh.groups(axes)
             assert group in getattr(mapping, f"{kind}_groups")
         assert mapping.next_pp_rank() == (rank + tp * cp) % mapping.world_size
         assert mapping.prev_pp_rank() == (rank - tp * cp) % mapping.world_size
@@ -100,7 +99,6 @@ def test_a_config_file_holds_it() -> None:
     assert again == mapping and hash(again) == hash(mapping)
     again.rank = 4
     assert again != mapping and again.tp_rank == 0
-    assert (mapping.node_rank, mapping.local_rank) == (0, 5)
     assert not hasattr(mapping, "dp_group") and not hasattr(mapping, "tp_kind")
     with pytest.raises(Error, match="Mapping has no argument 'tpsize'; did you mean 'tp_size'"):
         Mapping(tpsize=2)

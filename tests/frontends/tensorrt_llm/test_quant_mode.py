@@ -76,7 +76,6 @@ def test_descriptions() -> None:
     assert QuantMode.from_description(**description, use_fp8_kv_cache=True) == flags(names)
     assert QuantMode.use_smooth_quant(True) == flags("INT8_WEIGHTS ACTIVATIONS PER_TOKEN")
     assert QuantMode.use_weight_only(True, True) == flags("INT4_WEIGHTS PER_GROUP")
-    assert QuantMode.use_qserve() == QuantMode.from_quant_algo("W4A8_QSERVE_PER_CHANNEL")
 
 
 SQ = " ".join(algo for algo in ALGOS if "_SQ_" in algo)

@@ -70,8 +70,7 @@ def test_dynamic_sizes_are_symbols_with_the_ranges_of_all_profiles() -> None:
         x = Tensor("x", DataType.HALF, [-1, 16], two)
     assert str(x.type) == "f16[batch, 16]" and network.dims == {"batch": (1, 4, 8)}
     assert x.shape == (-1, 16) and x.size(1) == 16 and x.rank() == x.ndim() == 2
-    assert not x.is_dynamic() and x.is_dynamic(0) and not x.is_dynamic(1)
-    assert x.dtype is DataType.HALF and network.is_input(x) and not network.is_output(x)
+    assert x.dtype is DataType.HALF and network.is_input(x)
 
 
 WRONG_RANGES = [
@@ -228,10 +227,10 @@ def test_names_and_dtypes_may_follow_the_mark() -> None:
             default_trtnet().mark_output(same)
         network = default_trtnet()
         assert [network.get_output(i).name for i in range(3)] == ["y", "same1", "same2"]
-        assert network.num_inputs == 1 and network.get_input(0) is x and x.is_network_input
+        assert network.num_inputs == 1 and network.get_input(0) is x
         layer = network.get_layer(1)
         assert (layer.type, layer.num_inputs, layer.get_input(0).name) == ("mul", 2, "x")
-        assert layer.get_output(0).shape == (2, 2) and network.is_output(y)
+        assert layer.get_output(0).shape == (2, 2)
         with pytest.raises(irc.Error, match=r"the input x is f16\[2, 2\] and in use"):
             x.dtype = "float32"
 
@@ -283,8 +282,6 @@ def test_parameters_hold_the_part_of_one_rank() -> None:
         parameter.value = np.zeros((3, 2))
     with pytest.raises(irc.Error, match="has no array"):
         _ = parameter.raw_value
-    parameter.set_value_or_dummy(np.zeros((9, 9)))
-    assert parameter.bound is None
     parameter.value = np.full((2, 3), 1.5)
     assert parameter.raw_value.dtype == np.float16
     assert type_of(parameter) is parameter.type

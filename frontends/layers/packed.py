@@ -10,11 +10,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ....ir.dims import product
-from ... import functional as F
-from ...layers.positions import size_tensor
-from ...tensor import Tensor
-from ..errors import ScriptError
+from ...errors import Error
+from ...ir.dims import product
+from ...source import here
+from .. import functional as F
+from ..tensor import Tensor
+from .positions import size_tensor
 
 
 @dataclass(frozen=True)
@@ -62,8 +63,9 @@ def packed_rows(
     request types one where its cache has `past` > 0 tokens.
     """
     if context_lengths is None and x.ndim == 2:
-        raise ScriptError(
-            f"packed tokens {x.type} need context_lengths i32 [batch], the tokens of every row"
+        raise Error(
+            f"packed tokens {x.type} need context_lengths i32 [batch], the tokens of every row",
+            loc=here(),
         )
     is_padded = x.ndim == 3 and x.shape[0] != 1
     if context_lengths is None or is_padded or (x.ndim == 3 and context_lengths.shape[0] == 1):
