@@ -29,7 +29,7 @@ _FOREVER = ExitStack()
 
 def simulate() -> None:
     """Replace what needs a GPU, for the rest of this process."""
-    from irc.frontends.tensorrt_llm.main_memory import in_main_memory
+    from irc.frontends.main_memory import in_main_memory
 
     _FOREVER.enter_context(in_main_memory({"torch"}))
     _FOREVER.enter_context(_IndicesOnCpu())

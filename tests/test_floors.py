@@ -60,7 +60,7 @@ HOMES = {
     "tensorrt_rtx": ("irc.backends.tensorrt",),
     "tokenizers": ("irc.generation",),
     # reads .pth files; lets the tensors of a script lie in main memory
-    "torch": ("irc.frontends.checkpoints.meta", "irc.frontends.tensorrt_llm.main_memory"),
+    "torch": ("irc.frontends.checkpoints.meta", "irc.frontends.main_memory"),
     "transformers": (),
 }
 STRINGS = {"irc.ir.core": "irc.text.printer"}  # str(module) prints it

@@ -331,6 +331,9 @@ def declared() -> Iterator[str]:
     return iter(_OBJECTS)
 
 
+# Calls (function, self or (), arguments) of irc's tensors for a script; `arithmetic` adds it.
+border: list[Callable[..., Any]] = []
+
 # -- the decorator
 
 
@@ -404,9 +407,7 @@ def _bound(
         given = call.bind(args[int(is_method) :], kwargs)
         if not inner:
             return function(*args[: int(is_method)], **given)
-        from .arithmetic import with_inner_tensors
-
-        return with_inner_tensors(function, args[: int(is_method)], given)
+        return border[0](function, args[: int(is_method)], given)
 
     cast("Any", bound).__unbound__ = function
     return cast("Bound", bound)

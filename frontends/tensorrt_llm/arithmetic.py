@@ -18,6 +18,7 @@ from ..onnx.fold import folded
 from ..onnx.readings import TABLE
 from ..tensor import Tensor as Inner
 from ..tensor import kind_name, located
+from .api import border
 from .context import current_network
 from .dtypes import dim_resolve_negative
 from .errors import ScriptError
@@ -108,6 +109,9 @@ def with_inner_tensors(
     finally:
         _inside.reset(token)
     return wrapped(results) if outermost else results
+
+
+border.append(with_inner_tensors)
 
 
 def unwrapped(value: Any) -> Any:

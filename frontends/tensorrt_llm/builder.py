@@ -13,11 +13,10 @@ from ...json_files import read_object
 from .aliases import WithoutEffect
 from .api import RELEASES, api, fields, implemented, release
 from .context import current_session
-from .dimensions import OptimizationProfile
 from .engines import Engine as Engine
 from .engines import EngineBuffer, register
 from .errors import ScriptError
-from .network import Network, net_guard
+from .network import Network, OptimizationProfile, net_guard
 from .settings import BuildConfig as BuildConfig
 from .settings import EngineConfig as EngineConfig
 from .settings import KVCacheType as KVCacheType

@@ -25,7 +25,7 @@ from ...ir.verify import verify
 from ...ops import Call, Return
 from ...source import Loc
 from ...weights import ConcatRef, Ref, Shard, Unsqueeze
-from .arrays import Array, ArrayFile
+from ..arrays import Array, ArrayFile
 from .context import current_session
 from .mapping import Mapping
 from .network import Network

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar, cast
 from weakref import WeakSet
 
 from ...ir.core import Function, Op, Value, Weight
@@ -25,7 +25,6 @@ from ..trace import check_input_name
 from ..tracer import Tracer, tracing
 from .api import api, register
 from .context import building, current_network
-from .dimensions import OptimizationProfile, Range, Ranges, ranges_of
 from .dtypes import irc_dtype
 from .errors import ScriptError
 from .settings import PluginConfig
@@ -33,7 +32,7 @@ from .tensor import Tensor
 
 if TYPE_CHECKING:
     from ...weights import Ref
-    from .arrays import Array
+    from ..arrays import Array
     from .module import Module, Parameter
 
 
@@ -448,3 +447,78 @@ def net_guard(network: Network) -> Generator[Network]:
 default_net = default_trtnet = current_network
 register("_common.default_net", default_net)
 register("_common.default_trtnet", default_trtnet)
+
+
+# -- names and ranges of sizes
+
+
+Ranges: TypeAlias = tuple[tuple[int, int, int], ...]  # (min, opt, max) per profile
+
+
+class Range(NamedTuple):
+    """One dimension: its symbol, and its range in every profile."""
+
+    name: str
+    profiles: Ranges
+
+    @property
+    def merged(self) -> tuple[int, int, int]:
+        """(min, opt, max) over all profiles; opt is that of the largest profile."""
+        largest = max(self.profiles, key=lambda sizes: (sizes[2], sizes[1]))
+        return min(low for low, _, _ in self.profiles), largest[1], largest[2]
+
+
+def ranges_of(name: str, shape: Sequence[int], dim_range: Any) -> list[Range | None]:
+    """The range of every dimension of an input; None where it is static, or a profile has it.
+
+    `dim_range` has, by the names of the dimensions, a number or (min, opt, max) per profile.
+    """
+    if dim_range is None:
+        return [None] * len(shape)
+    try:
+        rows = [Range(_symbol(key), tuple(map(_range, row))) for key, row in dim_range.items()]
+        counts = {len(row.profiles) for row in rows}
+        static = [{*row.profiles} == {(n,) * 3} for row, n in zip(rows, shape, strict=True)]
+        if len(counts) != 1 or 0 in counts or static != [size >= 0 for size in shape]:
+            raise ValueError
+    except (AttributeError, TypeError, ValueError):
+        raise ScriptError(
+            f"the input {name} of shape {list(shape)}: expected a dim_range such as "
+            "OrderedDict(batch=[(1, 4, 8)], hidden=[64]), with a size or (min, opt, max) in rising "
+            f"order per dimension and profile, found {dim_range}"
+        ) from None
+    return [row if size < 0 else None for row, size in zip(rows, shape, strict=True)]
+
+
+def _symbol(key: str) -> str:
+    symbol = re.sub(r"\W", "_", key)
+    return symbol if re.match(r"[A-Za-z_]", symbol) else f"d{symbol}"
+
+
+def _range(row: Any) -> tuple[int, int, int]:
+    sizes: Any = [*row] if isinstance(row, (list, tuple)) else [row]
+    low, best, high = (int(size) for size in (sizes * 3 if len(sizes) == 1 else sizes))
+    if not 0 <= low <= best <= high:
+        raise ValueError
+    return low, best, high
+
+
+class OptimizationProfile:
+    """The ranges of the shapes of inputs, as scripts state them to TensorRT's builder."""
+
+    def __init__(self) -> None:
+        self._shapes: dict[str, list[Sequence[int]]] = {}
+
+    def set_shape(
+        self, input: str, min: Sequence[int], opt: Sequence[int], max: Sequence[int]
+    ) -> None:
+        """The smallest, most frequent and largest shape of an input."""
+        self._shapes[input] = [tuple(min), tuple(opt), tuple(max)]
+
+    def set_shape_input(self, input: str, min: Any, opt: Any, max: Any) -> None:
+        """Accepted: irc has no inputs whose elements are sizes, and refuses them where used."""
+
+    def ranges(self, input: str) -> list[tuple[int, int, int]] | None:
+        """(min, opt, max) of every dimension of an input; None if they are not set."""
+        rows = self._shapes.get(input)
+        return None if rows is None else [_range(row) for row in zip(*rows, strict=True)]

@@ -18,6 +18,7 @@ from typing import Any
 from ...errors import Error, did_you_mean
 from ...ir.core import Module
 from ...json_files import read_object
+from ..main_memory import in_main_memory, nothing, replaced
 from ..script import executed
 from . import builder
 from .aliases import aliases
@@ -26,7 +27,6 @@ from .api import fields as fields_of
 from .context import NEWEST, Session, new_session
 from .engines import merged
 from .lint import find_release, imported, parse_script
-from .main_memory import in_main_memory, nothing, replaced
 from .sources import package_folder, sources_blamed, version_of
 from .utilities import process
 

@@ -7,18 +7,17 @@ from .. import enums
 from ..api import bind_methods, declare, rows
 from ..enums import *
 from ..tensor import Tensor
-from . import basic, collectives, convolution, lookup
+from . import basic, collectives, convolution
+from .attention import RopeEmbeddingUtils as RopeEmbeddingUtils
 from .attention import bert_attention as bert_attention
+from .attention import generate_alibi_biases as generate_alibi_biases
+from .attention import generate_alibi_slopes as generate_alibi_slopes
 from .attention import gpt_attention as gpt_attention
 from .basic import *
 from .collectives import *
 from .convolution import *
-from .lookup import *
-from .positions import RopeEmbeddingUtils as RopeEmbeddingUtils
-from .positions import generate_alibi_biases as generate_alibi_biases
-from .positions import generate_alibi_slopes as generate_alibi_slopes
 
-for _module in (basic, collectives, convolution, enums, lookup):
+for _module in (basic, collectives, convolution, enums):
     declare("functional", _module, "ACT2FN GATED_ACT_2_ACT")
 for _path in rows():  # the functions that are methods of Tensor
     _owner, _, _name = _path.rpartition(".")

@@ -7,10 +7,18 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..arithmetic import node, tensor
-from ..dimensions import Sizes, per_dimension
 from ..errors import ScriptError
 from ..tensor import Operand, Tensor
-from .basic import squeeze, unsqueeze
+from .basic import Dims, squeeze, unsqueeze
+
+
+def per_dimension(sizes: Any, count: int, least: int = 0) -> tuple[int, ...]:
+    """A number per dimension, each at least `least`."""
+    numbers: tuple[Any, ...] = (sizes,) * count if isinstance(sizes, (int, float)) else tuple(sizes)
+    if len(numbers) != count or min(numbers) < least:
+        expected = f"expected {count} numbers of at least {least}, or one for all"
+        raise ScriptError(f"{expected}, found {sizes}")
+    return numbers
 
 
 def _batched(kind: str, x: Tensor, count: int, *operands: Any, **attributes: Any) -> Tensor:
@@ -49,7 +57,7 @@ def conv_transpose2d(
     return _batched("ConvTranspose", tensor(input), 2, kernel, bias, group=group, **moves)
 
 
-def avg_pool2d(input: Operand, kernel_size: Sizes, stride: Sizes | None = None) -> Tensor:
+def avg_pool2d(input: Operand, kernel_size: Dims, stride: Dims | None = None) -> Tensor:
     """The means of windows of x [..., H, W]."""
     size = per_dimension(kernel_size, 2, 1)
     steps = size if stride is None else per_dimension(stride, 2, 1)
@@ -58,7 +66,7 @@ def avg_pool2d(input: Operand, kernel_size: Sizes, stride: Sizes | None = None) 
 
 def interpolate(
     input: Operand,
-    size: Sizes | None = None,
+    size: Dims | None = None,
     scale_factor: float | Sequence[float] | None = None,
     mode: str = "nearest",
     align_corners: bool = False,

@@ -24,11 +24,12 @@ from ..functional.attention import (
     cache_codes,
     filled_keys,
     relative_rule,
+    rope_of,
+    scaling_type,
     self_attention,
     unify_rows,
     window_of,
 )
-from ..functional.positions import rope_of, scaling_type
 from ..module import Module, Parameter
 from ..quantization import QuantMode
 from .attention_params import AttentionParams, BlockSparseAttnParams, KeyValueCacheParams

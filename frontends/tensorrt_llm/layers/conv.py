@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from ..api import api, fields
-from ..dimensions import per_dimension
 from ..errors import ScriptError
 from ..functional import avg_pool2d, cast, conv1d, conv2d, conv_transpose2d, softplus, tanh
+from ..functional.convolution import per_dimension
 from ..module import Module, Parameter
 
 

@@ -11,7 +11,7 @@ from ...tensor import Tensor
 from ..api import api
 from ..arithmetic import unwrapped
 from ..errors import ArgumentError, ScriptError
-from ..functional.lookup import embedding
+from ..functional.collectives import embedding
 from ..module import Module
 from .linear import shard_size, sharded_parameter
 

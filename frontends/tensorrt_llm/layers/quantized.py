@@ -24,7 +24,7 @@ from ..functional import quantized as q
 from ..quantization import QuantConfig, QuantMode
 from .attention import Attention
 from .linear import Linear, LinearBase, RowLinear
-from .moe import MixtureOfExperts
+from .mlp import MixtureOfExperts
 
 
 @dataclass(eq=False, repr=False)

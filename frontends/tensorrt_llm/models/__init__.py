@@ -5,5 +5,5 @@ from .config import LLaMAConfig as LLaMAConfig
 from .config import PretrainedConfig as PretrainedConfig
 from .decoder import DecoderLayerList as DecoderLayerList
 from .decoder import DecoderModelForCausalLM as DecoderModelForCausalLM
+from .decoder import GenerationMixin as GenerationMixin
 from .decoder import PretrainedModel as PretrainedModel
-from .generation_mixin import GenerationMixin as GenerationMixin

@@ -15,6 +15,7 @@ from ....errors import Error, did_you_mean
 from ....ir.core import Module as IrcModule
 from ....weights import Cast, Ref
 from ....weights.checkpoint import Reader
+from ...arrays import ArrayFile
 from ...checkpoints import meta
 from ...checkpoints.mixed_gemm import is_interleaved
 from ...checkpoints.ranks import RankShards, RankTensors
@@ -24,7 +25,6 @@ from ...huggingface.files import Checkpoint
 from ...huggingface.quantized.parts import FLOATS, Part, Tensors
 from ...models.decoder import DecoderConfig
 from ..api import api
-from ..arrays import ArrayFile
 from ..context import current_session
 from ..dtypes import as_array, irc_dtype, numpy_to_torch, str_dtype
 from ..errors import ScriptError

@@ -29,7 +29,7 @@ from tests.frontends.tensorrt_llm.traced import run, trace, used
 pytestmark = pytest.mark.oracle
 MODULES = (basic, convolution)
 # refused below, or no functions of tensors
-OTHERS = {"is_gated_activation", "non_gated_version"}
+OTHERS = {"is_gated_activation", "non_gated_version", "per_dimension"}
 Array = np.ndarray[Any, Any]
 any_layers: Any = layers
 

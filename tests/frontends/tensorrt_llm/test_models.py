@@ -28,7 +28,7 @@ from irc.frontends.tensorrt_llm.mapping import Mapping
 from irc.frontends.tensorrt_llm.models import decoder
 from irc.frontends.tensorrt_llm.models import llama as classes
 from irc.frontends.tensorrt_llm.models.config import LLaMAConfig, PretrainedConfig
-from irc.frontends.tensorrt_llm.models.generation_mixin import GenerationMixin
+from irc.frontends.tensorrt_llm.models.decoder import GenerationMixin
 from irc.frontends.tensorrt_llm.module import Module
 from irc.frontends.tensorrt_llm.network import Network, net_guard
 from irc.frontends.tensorrt_llm.tensor import Tensor

@@ -12,7 +12,7 @@ from irc.frontends.tensorrt_llm.api import release
 from irc.frontends.tensorrt_llm.context import new_session
 from irc.frontends.tensorrt_llm.functional import AllReduceFusionOp, AllReduceParams
 from irc.frontends.tensorrt_llm.layers import MOE, MoeConfig
-from irc.frontends.tensorrt_llm.layers.moe import ExpertScaleNormalizationMode, ParallelismMode
+from irc.frontends.tensorrt_llm.layers.mlp import ExpertScaleNormalizationMode, ParallelismMode
 from irc.frontends.tensorrt_llm.mapping import Mapping
 from irc.frontends.tensorrt_llm.quantization import QuantMode
 from tests.fresh import fresh

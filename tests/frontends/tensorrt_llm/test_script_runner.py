@@ -13,10 +13,10 @@ import pytest
 
 import irc
 from irc.cli.main import main
+from irc.frontends.main_memory import in_main_memory
 from irc.frontends.script import load_script
 from irc.frontends.tensorrt_llm.engines import find_artifact
 from irc.frontends.tensorrt_llm.lint import is_build_script
-from irc.frontends.tensorrt_llm.main_memory import in_main_memory
 from irc.frontends.tensorrt_llm.script import run_script
 from tests.fresh import fresh
 from tests.layout import ROOT

@@ -10,10 +10,9 @@ import irc
 from irc.frontends.tensorrt_llm import DataType, Network, Parameter, Tensor, functional, net_guard
 from irc.frontends.tensorrt_llm.arithmetic import binary, unwrapped
 from irc.frontends.tensorrt_llm.context import new_session
-from irc.frontends.tensorrt_llm.dimensions import OptimizationProfile
 from irc.frontends.tensorrt_llm.dtypes import as_array, data_type, irc_dtype, str_dtype
 from irc.frontends.tensorrt_llm.module import constant_tensor
-from irc.frontends.tensorrt_llm.network import default_trtnet
+from irc.frontends.tensorrt_llm.network import OptimizationProfile, default_trtnet
 from irc.frontends.tensorrt_llm.tensor import content_of, shape_of, tensor_of_sizes, type_of, wrap
 from irc.ir.dims import DimLike, symbol
 from tests.fresh import fresh

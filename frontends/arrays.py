@@ -8,12 +8,12 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from ...errors import Error
-from ...ir.core import Module
-from ...ir.dtypes import dtype_of
-from ...quantization.tensors import write_tensors
-from ...weights import Cast, FileRef, Ref
-from ...weights.safetensors import holds
+from ..errors import Error
+from ..ir.core import Module
+from ..ir.dtypes import dtype_of
+from ..quantization.tensors import write_tensors
+from ..weights import Cast, FileRef, Ref
+from ..weights.safetensors import holds
 
 Array: TypeAlias = np.ndarray[Any, Any]
 _NUMBERS = count()
