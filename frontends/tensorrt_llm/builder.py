@@ -85,6 +85,10 @@ class Builder:
         network.add_profiles(builder_config.trt_builder_config.profiles)
         return register(network, builder_config, str(getattr(builder_config, "name", "")))
 
+    def refit_engine(self, network: Network, engine_buffer: bytes) -> EngineBuffer:
+        """The engine of a network that differs from another one's by its weights: a new one."""
+        return self.build_engine(network, BuilderConfig())
+
     @staticmethod
     def save_timing_cache(builder_config: BuilderConfig, out_path: Any) -> bool:
         """Without effect: irc keeps whole engines."""

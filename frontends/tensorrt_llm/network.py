@@ -1,4 +1,4 @@
-"""`Network`: the graph of one rank that a script builds, with its inputs and outputs."""
+"""`Network`: the graph of one rank that a script builds, with its inputs, outputs and ranges."""
 
 from __future__ import annotations
 

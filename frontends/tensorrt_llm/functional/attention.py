@@ -1,4 +1,4 @@
-"""`gpt_attention` and `bert_attention`, and the one function that computes all attention.
+"""`gpt_attention` and `bert_attention`, the one function that computes attention, and positions.
 
 What each AttentionMaskType lets the query at position p see:
 

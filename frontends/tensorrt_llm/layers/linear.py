@@ -13,7 +13,7 @@ from ...tensor import Tensor
 from ..api import api, register, release
 from ..arithmetic import unwrapped
 from ..dtypes import as_array, numpy_to_torch, torch_of
-from ..errors import ArgumentError, ScriptError
+from ..errors import ArgumentError
 from ..functional.collectives import (
     AllReduceFusionOp,
     AllReduceParams,
@@ -25,12 +25,6 @@ from ..module import Module, Parameter
 from ..quantization import QuantMode
 
 NO_MODE = QuantMode(0)
-
-
-def refuse_fp8(mode: QuantMode, last: int) -> None:
-    """An Error where layers, which were made for FP8 up to release 0.`last`, shall compute so."""
-    if mode.has_fp8_qdq() and release() <= last:
-        raise ScriptError("layers in FP8 are not supported; give irc compile FOLDER --quantize fp8")
 
 
 def shard_size(layer: str, what: str, size: int, parts: int) -> int:
@@ -192,3 +186,39 @@ class RowLinear(LinearBase):
             return self.biased(y if self.tp_group is None else summed(y, self.tp_group))
         bias = params.bias if self.bias is None else self.bias.inner.cast(y.dtype)
         return summed(y, self.tp_group or [0], replace(params, bias=bias))
+
+
+# -- in FP8
+
+
+@dataclass(eq=False, repr=False)
+class StaticScales(LinearBase):
+    """x and weight as FP8 codes, of scales in activation_scaling_factor [1] and
+    weights_scaling_factor [1]. The weight is in codes from version 0.10 on, before in floats."""
+
+    def make_parameters(self) -> None:
+        shape = self.out_features, self.in_features
+        self.weight = self.parameter(shape, self.dtype if release() < 10 else "fp8", 0, 1)
+        self.activation_scaling_factor = self.parameter((1,), "float32")
+        self.weights_scaling_factor = self.parameter((1,), "float32")
+
+    def multiply(self, x: Tensor) -> Tensor:
+        kind: Any = x.dtype
+        scale = self.activation_scaling_factor.inner.reshape((1,) * x.ndim)
+        scales, weight = self.weights_scaling_factor.inner.reshape(1, 1), self.weight.inner
+        if weight.dtype != "f8e4m3":
+            weight = F.quantize(weight, scales, dtype="f8e4m3")
+        x = F.dequantize(F.quantize(x, scale, dtype="f8e4m3"), scale, dtype=kind)
+        return F.linear(x, F.dequantize(weight, scales, dtype=kind))
+
+
+@api("quantization.layers.FP8Linear", inner=True)
+@dataclass(eq=False, repr=False)
+class FP8Linear(StaticScales, Linear):
+    """Its outputs are sharded over the group."""
+
+
+@api("quantization.layers.FP8RowLinear", inner=True)
+@dataclass(eq=False, repr=False)
+class FP8RowLinear(StaticScales, RowLinear):
+    """Its inputs are sharded over the group."""

@@ -23,7 +23,7 @@ from ..functional.quantized import PackedWeight
 from ..mapping import Mapping
 from ..module import Module, Parameter
 from ..quantization import QuantMode
-from .linear import NO_MODE, ColumnLinear, RowLinear, refuse_fp8, shard_size, summed
+from .linear import NO_MODE, ColumnLinear, FP8Linear, FP8RowLinear, RowLinear, shard_size, summed
 
 
 @api("layers.mlp.MLP", inner=True)
@@ -45,15 +45,16 @@ class MLP(Module):
     is_expert: bool = False
 
     def __post_init__(self) -> None:
-        refuse_fp8(self.quant_mode, 9)
         self.act = find_activation(self.hidden_act, ACT2FN)
+        self.use_fp8_qdq = self.quant_mode.has_fp8_qdq() and release() < 10
+        column, row = (FP8Linear, FP8RowLinear) if self.use_fp8_qdq else (ColumnLinear, RowLinear)
         names = "bias", "dtype", "tp_group", "tp_size"
         common: dict[str, Any] = {name: getattr(self, name) for name in names}
         self.make_branches(
-            lambda features: ColumnLinear(self.hidden_size, features, gather_output=False, **common)
+            lambda features: column(self.hidden_size, features, gather_output=False, **common)
         )
         common["is_expert"] = self.is_expert
-        self.proj = RowLinear(self.ffn_hidden_size, self.hidden_size, **common)
+        self.proj = row(self.ffn_hidden_size, self.hidden_size, **common)
 
     def make_branches(self, column: Callable[[int], Any]) -> None:
         """Make the layers before the activation; `column` makes one of so many features."""

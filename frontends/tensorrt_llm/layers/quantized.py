@@ -124,9 +124,9 @@ def _by_sources(model: Any, how: Any, mode: QuantMode, options: dict[str, Any]) 
     """The model with layers as the user's copy of TensorRT-LLM makes them."""
     if current_session().sources is None or mode.has_fp8_qdq() or mode.has_fp8_rowwise():
         raise ScriptError(
-            f"irc has no layers of {mode!r}; give the folder of transformers to irc compile FOLDER "
-            "--quantize SCHEME (`irc compile --help` lists the schemes), or for SmoothQuant, AWQ "
-            "and GPTQ your copy of TensorRT-LLM: --tensorrt-llm-sources DIR"
+            f"quantize makes no layers of {mode!r}; give the folder of transformers to irc compile "
+            "FOLDER --quantize SCHEME (`irc compile --help` lists them), or for SmoothQuant, "
+            "AWQ and GPTQ your copy of TensorRT-LLM: --tensorrt-llm-sources DIR"
         )
     if hasattr(model, "transformer"):  # a model of a config
         return of_sources("quantization.quantize.quantize")(model, how, **options)

@@ -1,4 +1,4 @@
-"""`GenerationSession` and `ModelRunner`: decoding with a compiled language model.
+"""`GenerationSession` and `ModelRunner`: decoding with a compiled language model; its settings.
 
 One process runs all ranks of the artifact, so a session needs no mapping; irc's own launchers
 (`irc generate --launcher mpi`) use several processes.
@@ -402,6 +402,9 @@ class _Runtime:
             else:
                 context.buffers[name] = result
         return True
+
+
+# -- settings of a generation, by the names of TensorRT-LLM
 
 
 class _Record:

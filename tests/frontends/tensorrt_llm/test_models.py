@@ -118,7 +118,7 @@ def test_folders_that_scripts_do_not_read(
 
 @pytest.mark.parametrize(
     ("name", "message"),
-    {"awq": "and GPTQ your copy of TensorRT", "int8 weights": "other scales than per_"}.items(),
+    {"awq": "AWQ and GPTQ your copy of TensorRT", "int8 weights": "other scales than per_"}.items(),
 )
 def test_quantized_folders_that_scripts_do_not_read(
     name: str, message: str, tmp_path: Path

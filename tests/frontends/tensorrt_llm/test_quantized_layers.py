@@ -18,7 +18,7 @@ from irc.frontends.checkpoints.mixed_gemm import pack, quantize_columns, unpack
 from irc.frontends.tensorrt_llm.aliases import aliases
 from irc.frontends.tensorrt_llm.context import current_network, new_session
 from irc.frontends.tensorrt_llm.functional import quantized as functions
-from irc.frontends.tensorrt_llm.layers import MOE, Attention, ColumnLinear, GatedMLP, MoeConfig
+from irc.frontends.tensorrt_llm.layers import MLP, MOE, ColumnLinear, GatedMLP, MoeConfig
 from irc.frontends.tensorrt_llm.layers import quantized as layers
 from irc.frontends.tensorrt_llm.mapping import Mapping as Ranks
 from irc.frontends.tensorrt_llm.module import Module, Parameter
@@ -54,6 +54,32 @@ def test_weight_only_linear(bits: int, version: str, row: bool, tp: int) -> None
     want = x @ (codes * scales[:, None]).T + bias
     for (outputs,) in every_rank(build, {"x_": x}, tp, version):
         np.testing.assert_allclose(outputs, want, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("tp", [1, 2])
+def test_feed_forward_in_fp8(tp: int) -> None:
+    """Up to 0.9 the layers of a block whose quant_mode says so, with weights in floats."""
+    ups, down = fresh(34).normal(size=(2, N, K)).astype("float32")
+    x, scales = fresh(35).normal(size=(3, K)).astype("float32"), np.array([0.02, 0.03], "float32")
+
+    def build(mapping: Ranks, x: Any) -> Any:
+        mode = QuantMode.FP8_QDQ
+        layer: Any = MLP(K, N, "relu", False, **parallel(mapping), quant_mode=mode)
+        layer.fc.weight.value = shard(ups, 0, mapping)
+        layer.proj.weight.value = shard(down.T, 1, mapping)
+        for part in (layer.fc, layer.proj):
+            part.activation_scaling_factor.value = scales[:1]
+            part.weights_scaling_factor.value = scales[1:]
+        return layer(x)
+
+    def rounded(values: Array, scale: Any) -> Array:
+        return np.clip(values / scale, -448, 448).astype(FP8).astype("float32") * scale
+
+    inner = np.maximum(rounded(x, scales[0]) @ rounded(ups, scales[1]).T, 0)
+    want = rounded(inner, scales[0]) @ rounded(down, scales[1])
+    for (outputs,) in every_rank(build, {"x": x}, tp, "0.7"):
+        np.testing.assert_allclose(outputs, want, rtol=1e-3, atol=1e-3)
+    assert not np.allclose(want, np.maximum(x @ ups.T, 0) @ down, rtol=1e-3, atol=1e-3)
 
 
 # Flags of weight_only_groupwise_quant_matmul: biases 1, zeros 2, pre_quant_scale 4, alpha and
@@ -236,7 +262,6 @@ MESSAGES: dict[str, Any] = {
     "group_size need a mode with scales per group": lambda: layers.quantize_model(
         Model(Ranks()), QuantMode.use_weight_only(), group_size=64
     ),
-    "layers in FP8 are not supported": lambda: Attention(K, 4, quant_mode=QuantMode.FP8_QDQ),
     "two-level int4 is not": lambda: changed(quant_algo="W4A8_QSERVE_PER_GROUP"),
     "give a table of scopes": lambda: changed(quant_algo="MIXED_PRECISION"),
     "there is no QuantAlgo 'NVFP4'": lambda: changed(quant_algo="NVFP4"),
