@@ -18,7 +18,7 @@ from irc.frontends.tensorrt_llm.network import default_net
 from irc.frontends.tensorrt_llm.tensor import Tensor
 from irc.ir.dtypes import dtype_of
 from tests.frontends.attention_oracle import Array, Oracle
-from tests.frontends.tensorrt_llm.traced import run, trace, used
+from tests.frontends.tensorrt_llm.worlds import run, trace, used
 
 any_attention: Any = Attention
 

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.frontends.tensorrt_llm.traced import Bound
+from tests.frontends.tensorrt_llm.worlds import Bound
 
 torch: Any = pytest.importorskip("torch")
 T = torch.nn.functional

@@ -23,7 +23,7 @@ from tests.frontends.checkpoints.rank_folders import Conversion, write_folder
 from tests.frontends.checkpoints.test_rank_folders import LLAMA as LLAMA
 from tests.frontends.checkpoints.test_rank_folders import MIXTRAL as MIXTRAL
 
-from .traced import trace
+from .worlds import trace
 
 Array = np.ndarray[Any, Any]
 VOCAB, ROWS, CAPACITY = 53, 2, 24

@@ -25,8 +25,7 @@ from irc.ir.dtypes import numpy_dtype
 from tests.fresh import fresh
 from tests.frontends.attention_oracle import Array, Oracle, inverse
 from tests.frontends.tensorrt_llm.attention_cases import Case, made
-from tests.frontends.tensorrt_llm.traced import run, trace
-from tests.frontends.tensorrt_llm.worlds import parallel
+from tests.frontends.tensorrt_llm.worlds import parallel, run, trace
 
 RANDOM = fresh(0)
 A: Any = layers

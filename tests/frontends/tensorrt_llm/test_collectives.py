@@ -14,8 +14,7 @@ from irc.frontends.tensorrt_llm.mapping import Mapping
 from irc.frontends.tensorrt_llm.module import Parameter
 from irc.frontends.tensorrt_llm.network import Network, net_guard
 from tests.fresh import fresh
-from tests.frontends.tensorrt_llm.traced import Bound
-from tests.frontends.tensorrt_llm.worlds import Array, every_rank, module_of
+from tests.frontends.tensorrt_llm.worlds import Array, Bound, every_rank, module_of
 
 WORLDS = (1, 2, 4)
 F = Bound("functional")

@@ -23,8 +23,15 @@ from irc.frontends.tensorrt_llm.layers import Embedding, PromptTuningEmbedding
 from irc.frontends.tensorrt_llm.mapping import Mapping
 from irc.frontends.tensorrt_llm.module import Parameter
 from tests.fresh import fresh
-from tests.frontends.tensorrt_llm.traced import Bound, used
-from tests.frontends.tensorrt_llm.worlds import Array, every_rank, module_of, parallel, shard
+from tests.frontends.tensorrt_llm.worlds import (
+    Array,
+    Bound,
+    every_rank,
+    module_of,
+    parallel,
+    shard,
+    used,
+)
 
 WORLDS = (1, 2, 3, 4, 8)
 embedding = Bound("functional").embedding  # whose positional arguments depend on the release

@@ -24,7 +24,7 @@ from irc.frontends.tensorrt_llm.network import Network, net_guard
 from irc.frontends.tensorrt_llm.tensor import Tensor
 from tests.frontends.onnx_models import on_emitted
 from tests.frontends.tensorrt_llm.function_cases import CASES, Arg, Case, F, torch
-from tests.frontends.tensorrt_llm.traced import run, trace, used
+from tests.frontends.tensorrt_llm.worlds import run, trace, used
 
 pytestmark = pytest.mark.oracle
 MODULES = (basic, convolution)

@@ -22,8 +22,7 @@ from irc.frontends.tensorrt_llm.tensor import wrap
 from irc.weights import UnboundRef, ZerosRef
 from tests.fresh import fresh
 
-from .traced import Bound, run, source, trace
-from .worlds import shard
+from .worlds import Bound, run, shard, source, trace
 
 T = Bound("functional")
 

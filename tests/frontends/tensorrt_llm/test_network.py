@@ -16,7 +16,7 @@ from irc.frontends.tensorrt_llm.mapping import Mapping
 from irc.frontends.tensorrt_llm.tensor import wrap
 from irc.weights import FileRef, UnboundRef
 
-from .traced import trace
+from .worlds import trace
 
 
 class Scale(t.Module):

@@ -17,7 +17,7 @@ from irc.frontends.tensorrt_llm.tensor import content_of, shape_of, tensor_of_si
 from irc.ir.dims import DimLike, symbol
 from tests.fresh import fresh
 
-from .traced import run, trace
+from .worlds import run, trace
 
 RANGES = OrderedDict(batch=[[1, 2, 6]], length=[[1, 3, 9]])
 

@@ -1,7 +1,8 @@
-"""Runs what a function builds on every rank of a world, with weights sharded by hand."""
+"""Runs what scripts of TensorRT-LLM build on every rank of a world: traces, merges, evaluates."""
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -9,14 +10,67 @@ import numpy as np
 
 import irc
 from irc.backends.reference.evaluate import evaluate_ranks
+from irc.frontends.tensorrt_llm import api
 from irc.frontends.tensorrt_llm.context import new_session
 from irc.frontends.tensorrt_llm.mapping import Mapping as Ranks
+from irc.frontends.tensorrt_llm.merge import merge
+from irc.frontends.tensorrt_llm.network import Network, net_guard
 from irc.frontends.tensorrt_llm.tensor import Tensor
 from irc.ir.dtypes import dtype_of
-from tests.frontends.tensorrt_llm.traced import trace, used
 
 Array = np.ndarray[Any, Any]
+Script = Callable[[Ranks], object]
 Build = Callable[..., Any]  # (mapping, one tensor per input) -> a tensor, or several
+
+
+class Bound:
+    """The names of a module, bound as scripts of the session's release find them."""
+
+    def __init__(self, module: str) -> None:
+        self._module = module
+
+    def __getattr__(self, name: str) -> Any:
+        return api.find(f"{self._module}.{name}")
+
+
+def source(name: str = "x", size: int = 6, dtype: str = "float32") -> Tensor:
+    """An input [b, size]."""
+    return Tensor(name, dtype, [-1, size], OrderedDict([("b", [[1, 2, 5]]), (f"{name}s", [size])]))
+
+
+def trace(build: Script, tp: int = 1, pp: int = 1, cp: int = 1, **sizes: int) -> irc.Module:
+    """The module of what `build` builds, which gets the Mapping of each rank."""
+    sizes |= {"world_size": tp * pp * cp, "tp_size": tp, "pp_size": pp, "cp_size": cp}
+    networks: dict[int, Network] = {}
+    for rank in range(sizes["world_size"]):
+        networks[rank] = Network()
+        with net_guard(networks[rank]):
+            build(Ranks(rank=rank, **sizes))
+    module = merge(networks, Ranks(**sizes))
+    text = str(module)
+    assert str(irc.parse(text)) == text
+    return module
+
+
+def run(
+    build: Script,
+    inputs: Mapping[str, Any],
+    tp: int = 1,
+    pp: int = 1,
+    cp: int = 1,
+    *,
+    version: str = "0.16",
+    **sizes: int,
+) -> dict[str, Any]:
+    """The outputs of what `build` builds, on all its ranks, for global inputs."""
+    with new_session(version):
+        module = trace(build, tp, pp, cp, **sizes)
+        return irc.evaluate(module, used(module, inputs))
+
+
+def used(module: irc.Module, inputs: Mapping[str, Any]) -> dict[str, Any]:
+    """The inputs that the module has: those that no output needs are left out of it."""
+    return {str(arg.name): inputs[str(arg.name)] for arg in module.main.args}
 
 
 def module_of(
