@@ -223,16 +223,17 @@ def test_a_sampled_token_is_as_likely_as_the_model_says(
     runner: Any, llama: Llama, prompts: Prompts
 ) -> None:
     prompt = prompts[0]
-    config = SamplingConfig(-1, 0, top_k=4, top_p=0.9, temperature=1.5, random_seed=3)
+    config = SamplingConfig(-1, 0, top_k=4, top_p=0.9, temperature=5.0, random_seed=3)
     draws, again = (
         runner("padded").generate([prompt] * 16, sampling_config=config, max_new_tokens=1)
         for _ in range(2)
     )
     assert draws.tolist() == again.tolist()
-    best = (logits(llama, prompt)[-1] / 1.5).topk(4)
+    best = (logits(llama, prompt)[-1] / 5).topk(4)
     chances = torch.softmax(best.values, 0)
     kept = best.indices[chances.cumsum(0) - chances < 0.9]
-    assert {*draws[:, 0, len(prompt)].tolist()} <= {*kept.tolist()}
+    tokens = {*draws[:, 0, len(prompt)].tolist()}
+    assert tokens <= {*kept.tolist()} and len(tokens) > 1
 
 
 def test_streaming_gives_one_result_per_token(runner: Any, llama: Llama, prompts: Prompts) -> None:
