@@ -143,6 +143,10 @@ class QuantMode(IntFlag):
         """Weights in 4 or 8 bits, inputs as they are."""
         return self.is_int4_weight_only() or self.is_int8_weight_only()
 
+    def has_act_static_scaling(self) -> bool:
+        """Scales of inputs by calibration."""
+        return not self & (self.PER_TOKEN | self.FP8_ROWWISE)
+
     def has_any_quant(self, exclude_kv_cache: bool = False) -> bool:
         """Whether anything is quantized."""
         how = _flags("PER_CHANNEL PER_TOKEN PER_GROUP COUNT")

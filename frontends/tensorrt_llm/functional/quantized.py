@@ -160,26 +160,35 @@ def clamped(x: Tensor, clamp_val: Tensor | None) -> Tensor:
 
 
 @api("quantization.functional.smooth_quant_gemm", inner=True)
-def smooth_quant_gemm(
-    input: Any,
-    weights: Any,
-    scales_a: Any,
-    scales_b: Any,
-    per_token_scaling: bool,
-    per_channel_scaling: bool,
-    dtype: Any = None,
-) -> Any:
+def smooth_quant_gemm(dtype: Any = None, **operands: Any) -> Any:
     """input i8 [..., K] times weights i8 [N, K], times the scales of tokens and of outputs."""
     plugin = current_network().plugin_config.smooth_quant_gemm_plugin
     if not plugin and dtype is None:
         raise TypeError("Smooth Quant GEMM is only supported with plugin")
+    result = _scaled_product(**operands)
+    kind = irc_dtype(plugin if isinstance(plugin, str) and plugin != "auto" else dtype or "float16")
+    return (F.round(result) if kind == "i32" else result).cast(kind)
+
+
+@api("quantization.functional.fp8_rowwise_gemm", inner=True)
+def fp8_rowwise_gemm(**operands: Any) -> Any:
+    """input [..., K] times weights [N, K], both in FP8, times the scales of tokens and outputs."""
+    return _scaled_product(**operands).cast("f16")
+
+
+def _scaled_product(
+    input: Tensor,
+    weights: Tensor,
+    scales_a: Tensor,
+    scales_b: Tensor,
+    per_token_scaling: bool,
+    per_channel_scaling: bool,
+) -> Tensor:
     ones = (1,) * (input.ndim - 1)
     tokens = input.shape[:-1] if per_token_scaling else ones
     outputs = weights.shape[0] if per_channel_scaling else 1
-    result: Any = F.linear(input.cast("f32"), weights.cast("f32"))
-    result = result * (scales_a.reshape((*tokens, 1)) * scales_b.reshape((*ones, outputs)))
-    kind = irc_dtype(plugin if isinstance(plugin, str) and plugin != "auto" else dtype or "float16")
-    return (F.round(result) if kind == "i32" else result).cast(kind)
+    product = F.linear(input.cast("f32"), weights.cast("f32"))
+    return product * (scales_a.reshape((*tokens, 1)) * scales_b.reshape((*ones, outputs)))
 
 
 @api("quantization.functional.weight_only_quant_matmul", inner=True)

@@ -27,7 +27,7 @@ CASES: dict[str, Test] = {
     "fused": lambda: linear.test_gated_mlp(2, "FusedGatedMLP", "0.16", True, "silu"),
     "experts": lambda: moe.test_experts_over_ranks(4, 2, "swiglu", True),
     "experts of two ranks": lambda: moe.test_experts_over_ranks(2, 2, "swiglu", True),
-    "smoothquant": lambda: quantized.test_products_of_codes(True, True),
+    "smoothquant": lambda: quantized.test_products_of_codes("smooth_quant_gemm", True, True),
     "int4, columns": lambda: quantized.test_weight_only_linear(4, "0.16", False, 2),
     "int4, rows": lambda: quantized.test_weight_only_linear(4, "0.16", True, 2),
     "groups": lambda: quantized.test_products_of_groups(15),

@@ -75,6 +75,8 @@ def test_descriptions() -> None:
     names = "INT4_WEIGHTS FP8_ROWWISE PER_TOKEN PER_CHANNEL FP8_KV_CACHE"
     assert QuantMode.from_description(**description, use_fp8_kv_cache=True) == flags(names)
     assert QuantMode.use_smooth_quant(True) == flags("INT8_WEIGHTS ACTIVATIONS PER_TOKEN")
+    assert not QuantMode.use_smooth_quant(True).has_act_static_scaling()
+    assert QuantMode.use_smooth_quant(per_channel=True).has_act_static_scaling()
     assert QuantMode.use_weight_only(True, True) == flags("INT4_WEIGHTS PER_GROUP")
 
 

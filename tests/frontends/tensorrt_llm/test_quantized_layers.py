@@ -213,17 +213,17 @@ def test_norms_in_codes() -> None:
 
 @pytest.mark.parametrize("channel", [False, True])
 @pytest.mark.parametrize("token", [False, True])
-def test_products_of_codes(token: bool, channel: bool) -> None:
-    rng, shape = fresh(38), (2, 3, K)
-    x, weight = (rng.integers(-100, 101, n).astype("int8") for n in (shape, (N, K)))
+@pytest.mark.parametrize("name", ["smooth_quant_gemm", "fp8_rowwise_gemm"])
+def test_products_of_codes(name: str, token: bool, channel: bool) -> None:
+    rng, shape, kind = fresh(38), (2, 3, K), "int8" if name == "smooth_quant_gemm" else FP8
+    x, weight = (rng.integers(-100, 101, n).astype(kind) for n in (shape, (N, K)))
     a = rng.uniform(0.001, 0.01, (6, 1) if token else (1, 1)).astype("float32")
     b = rng.uniform(0.001, 0.01, (1, N) if channel else (1, 1)).astype("float32")
 
     def build(mapping: Ranks, x: Any) -> Any:
         current_network().plugin_config.smooth_quant_gemm_plugin = "float32"
         operands = x, *(Parameter(array).value for array in (weight, a, b)), token, channel
-        product: Any = functions.smooth_quant_gemm
-        return product(*operands)
+        return getattr(functions, name)(*operands)
 
     ((y,),) = every_rank(build, {"x": x})
     product = x.reshape(6, K).astype("float32") @ weight.astype("float32").T * (a * b)
