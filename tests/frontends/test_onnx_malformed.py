@@ -88,7 +88,8 @@ def refused(tmp_path: Path, kind: str, operands: str, *more: Any, **attributes: 
         ("Split", "x", (), {"axis": 7, "num_outputs": 1}, "net.py:12: Split along axis 7 of 2 dim"),
         *(("Pad", "x p", (i64(*ends),), {}, PADDING)
           for ends in ((), (1,), (1, 0, 0), (1, 0, 0, 0, 0))),
-        *(("Pad", "x p - a", (i64(1, 1), i64(axis)), {}, PADDING) for axis in (2, -3)),
+        *(("Pad", "x p - a", (i64(1, 1), i64(axis)), {}, f"Pad names axis {axis} of 2")
+          for axis in (2, -3)),
         *(("IrcCollective", "x x w", (np.ones(8, np.float32),), COLLECTIVE | fields, message)
           for fields, message in FIELDS),
         ("FusedMatMul", "x x", (), MICROSOFT | {"transB": "yes"}, "transB='yes'; expected"),
