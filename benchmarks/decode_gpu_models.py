@@ -30,13 +30,11 @@ from irc.backends.ranks.communicator import Communicator
 from irc.ir.core import Weight
 from irc.ir.dtypes import numpy_dtype
 
-# The dtypes and schemes of weights by the names of the command line. The head of w4a16 is bf16.
+# Dtypes and schemes of weights by their names on the command line. The head is bf16 but in HEAD8.
 PLAIN = "bf16"
 HEAD8 = "w4a16-head8"
-TABLE = {"lm_head": "w8a16", "model.*": "w4a16"}
 CHAIN = 32  # launches of a chain at least: a graph of one takes longer
 _BLOCK = 64 << 20  # bytes of the numbers that all weights repeat
-_TABLE = "scheme.json"
 
 
 @dataclass(frozen=True)
@@ -80,10 +78,9 @@ def compile_model(model: str, scheme: str, tp: int, longest: int, folder: Path) 
     (source / "config.json").write_text(json.dumps(sizes))
     words = ["--dtype", PLAIN, "--next-tokens", "--random-weights", "0"]
     if scheme == HEAD8:
-        (folder / _TABLE).write_text(json.dumps(TABLE))
-        words += ["--quantize", str(folder / _TABLE)]
+        words += ["--quantize", "w4a16"]
     elif scheme != PLAIN:
-        words += ["--quantize", scheme]
+        words += ["--quantize", scheme, "--exclude", "*lm_head"]
     words += ["--mesh", f"tp={tp}"] if tp > 1 else []
     words += ["--dims", f"B=1:1:64,C=1:{longest}:{longest}"]
     target = folder / f"{model} {scheme} {tp}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -57,7 +56,7 @@ def bound(artifact: Artifact, rank: int) -> dict[str, np.ndarray]:
         found[each.name] = raw.view(numpy_dtype(each.dtype)).reshape(each.shape)
     for name, axes in plan.stage.scalars.items():
         found[name] = np.array(plan.mesh.index(rank, axes), np.int32)
-    return {re.sub(r"\W", "_", name): array for name, array in found.items()}
+    return found
 
 
 @pytest.mark.parametrize("dtype", ["f32", "bf16"])
