@@ -52,10 +52,10 @@ def write_genai(folder: Path, facts: Mapping[str, Any]) -> None:
     wanted = {f"{kind}{i}" for i in caches for kind in "kv"}
     one = facts["backend"] == "onnx" and not facts["mesh"]
     if not one or set(facts["inputs"]) != _INPUTS or not states or states.keys() != wanted:
-        found = ", ".join([*facts["inputs"], *states])
+        ports = ", ".join([*facts["inputs"], *states])
         raise Error(
             "--layout genai takes a language model for one rank of the backend onnx, with the "
-            f"inputs {', '.join(sorted(_INPUTS))} and caches k0, v0, ...; found {found} for "
+            f"inputs {', '.join(sorted(_INPUTS))} and caches k0, v0, ...; found {ports} for "
             f"{facts['backend']} {facts['mesh']}".rstrip()
         )
     model = onnx.load(folder / "rank0.onnx", load_external_data=False)

@@ -118,10 +118,10 @@ def _answer_to(error: Exception, words: list[str]) -> int:
 def _options_elsewhere(message: str, command: str) -> list[str]:
     """A line per option that an error advises and the command lacks: the commands that have it."""
     advised = dict.fromkeys(re.findall(r"(?<![\w-])--[a-z][a-z-]+", message))
-    known = {name: _configured(name)[1].options() for name in COMMANDS if advised}
+    options_of = {name: _configured(name)[1].options() for name in COMMANDS if advised}
     lines: list[str] = []
     for option in advised:
-        others = [name for name, options in known.items() if option in options]
+        others = [name for name, options in options_of.items() if option in options]
         if command not in others and not any(name in message for name in others):
             lines += [f"{option} is an option of irc {', irc '.join(others)}"] if others else []
     return lines

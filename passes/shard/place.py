@@ -115,13 +115,13 @@ def _check_axes(module: Module, rows: list[Row], stats: Stats) -> None:
     args = [arg for function in module.functions.values() for arg in function.args]
     values = [*module.weights.values(), *args]
     used = {axis for value in values for axes in value.type.axes for axis in axes}
-    known = row_axes(rows)
+    planned = row_axes(rows)
     for axis, size in module.mesh.axes:
         if size == 1 or axis in used or axis == "pp":
             continue
         if axis == BATCH and not any(_sized(function) for function in module.functions.values()):
             raise Error(_no_batch(module))
-        if axis in known:
+        if axis in planned:
             raise Error(_no_weight(module, rows, axis))
         if axis not in AXES:
             raise Error(

@@ -75,10 +75,10 @@ def plan_rows(plan: str, module: Module) -> list[Row]:
             continue
         dims = {product.inputs: product.outputs, product.outputs: product.inputs}
         for weight in weights_of(product.parameter) or ():
-            found = find_row(rows, weight.name)
-            if found and not found.must_fit and weight.type.ndim == product.parameter.type.ndim:
-                splits = tuple((dims.get(dim, dim), axes) for dim, axes in found.splits)
-                turned[weight.name] = replace(found, pattern=escape(weight.name), splits=splits)
+            row = find_row(rows, weight.name)
+            if row and not row.must_fit and weight.type.ndim == product.parameter.type.ndim:
+                splits = tuple((dims.get(dim, dim), axes) for dim, axes in row.splits)
+                turned[weight.name] = replace(row, pattern=escape(weight.name), splits=splits)
     return [*turned.values(), *rows]
 
 

@@ -22,8 +22,8 @@ def share_of_weights(
 
     `is_default`: the rows are those of the default plan.
     """
-    known = row_axes(rows) - {BATCH}
-    axes = [axis for axis, size in module.mesh.axes if size > 1 and axis in known]
+    planned = row_axes(rows) - {BATCH}
+    axes = [axis for axis, size in module.mesh.axes if size > 1 and axis in planned]
     if not axes:
         return ""
     sizes = {name: _bytes(weight) for name, weight in module.weights.items()}

@@ -70,8 +70,8 @@ def test_genai_generates_the_same_tokens(artifact: irc.Artifact) -> None:
     while not generator.is_done():
         generator.generate_next_token()
     for row, prompt in enumerate(PROMPTS):
-        found = artifact.model.generate_ids(prompt, 12).tokens
-        assert [*generator.get_sequence(row)] == [*prompt, *found]
+        tokens = artifact.model.generate_ids(prompt, 12).tokens
+        assert [*generator.get_sequence(row)] == [*prompt, *tokens]
 
 
 def test_what_genai_cannot_load_is_refused(tmp_path: Path) -> None:

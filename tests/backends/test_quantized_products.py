@@ -66,9 +66,9 @@ def run(
     x = fresh(3).standard_normal((ROWS, 2, K)).astype(np.float32)
     x[..., 3] *= 50  # an outlier channel
     wanted = evaluate(program, {"x": x})["y"]
-    found = irc.compile(program, folder, pipeline=pipeline).run({"x": x})["y"]
+    products = irc.compile(program, folder, pipeline=pipeline).run({"x": x})["y"]
     graph = onnx.load(folder / "rank0.onnx", load_external_data=False).graph
-    return [node.op_type for node in graph.node], row_error(found, wanted, rounded)
+    return [node.op_type for node in graph.node], row_error(products, wanted, rounded)
 
 
 CASES = [
@@ -184,9 +184,9 @@ def test_activations_of_four_bits_are_rounded_to_even(tmp_path: Path) -> None:
     }"""
     rng = fresh(4)
     x = np.concatenate([np.arange(-8, 8, 1 / 64), rng.standard_normal(500) * 3]).astype(np.float32)
-    found = irc.compile(irc.parse(text), tmp_path / "out").run({"x": x})["y"]
+    products = irc.compile(irc.parse(text), tmp_path / "out").run({"x": x})["y"]
     codes = np.array([0, 1, 2, 3, 4, 5, 6, 7])
     values = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6])
     distance = np.abs(np.abs(x)[:, None].astype(float) - values)
     nearest = (distance + 1e-9 * (codes % 2)).argmin(1)
-    np.testing.assert_array_equal(found, values[nearest] * np.sign(x))
+    np.testing.assert_array_equal(products, values[nearest] * np.sign(x))

@@ -37,13 +37,13 @@ def path(
 
 @pytest.fixture
 def plan(chosen: Example, tmp_path: Path) -> str:
-    found = tmp_path / "plan.txt"
-    found.write_text("\n".join([*chosen.plan, "megatron"]), encoding="utf-8")
-    return str(found)
+    path = tmp_path / "plan.txt"
+    path.write_text("\n".join([*chosen.plan, "megatron"]), encoding="utf-8")
+    return str(path)
 
 
-def agree(found: Iterable[Any], wanted: Iterable[Any], what: str) -> None:
-    for got, want in zip(found, wanted, strict=True):
+def agree(results: Iterable[Any], wanted: Iterable[Any], what: str) -> None:
+    for got, want in zip(results, wanted, strict=True):
         np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5, err_msg=what)
 
 

@@ -33,12 +33,12 @@ class Example:
 
     def resized(self, sizes: Mapping[str, int]) -> dict[str, np.ndarray[Any, Any]]:
         """Inputs whose dimensions have other sizes: the first elements of each."""
-        found: dict[str, np.ndarray[Any, Any]] = {}
+        arrays: dict[str, np.ndarray[Any, Any]] = {}
         for name, array in self.inputs.items():
             axes = self.axes.get(name, {})
             ends = [sizes.get(axes.get(i, ""), size) for i, size in enumerate(array.shape)]
-            found[name] = array[tuple(map(slice, ends))]
-        return found
+            arrays[name] = array[tuple(map(slice, ends))]
+        return arrays
 
     def computed(self, inputs: Arrays) -> list[np.ndarray[Any, Any]]:
         """What torch computes."""
@@ -128,8 +128,8 @@ def clip(torch: Any) -> Example:
             self.inner = transformers.CLIPModel(config)
 
         def forward(self, ids: Any, mask: Any, pixels: Any) -> Any:
-            found = self.inner(input_ids=ids, attention_mask=mask, pixel_values=pixels)
-            return found.logits_per_image, found.text_embeds, found.image_embeds
+            results = self.inner(input_ids=ids, attention_mask=mask, pixel_values=pixels)
+            return results.logits_per_image, results.text_embeds, results.image_embeds
 
     ids = fresh(3).integers(0, 60, (3, 7))
     ids[:, 4], ids[0, 4:] = 63, [20, 10, 63]
@@ -175,8 +175,8 @@ def gru4rec_step(torch: Any) -> Example:
 
         def forward(self, item: Any, state: Any, starts: Any) -> Any:
             kept = state * (1 - starts)[None, :, None]
-            found, state = self.gru(self.table(item)[None], kept)
-            return self.out(found[0]), state
+            hidden, state = self.gru(self.table(item)[None], kept)
+            return self.out(hidden[0]), state
 
     rng = fresh(5)
     inputs = {
@@ -243,13 +243,13 @@ def example(name: str) -> Example:
     torch: Any = import_module("torch")
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    found = MODELS[name](torch)
+    chosen = MODELS[name](torch)
     with torch.no_grad():
-        for parameter in found.model.parameters():
+        for parameter in chosen.model.parameters():
             if parameter.ndim == 1:
                 parameter.uniform_(-0.5, 0.5)
-        for key, buffer in found.model.named_buffers():
+        for key, buffer in chosen.model.named_buffers():
             if "running" in key:
                 buffer.uniform_(0.5, 2)
-    found.model.eval()
-    return found
+    chosen.model.eval()
+    return chosen

@@ -235,9 +235,7 @@ class References:
             if self.rng.random() < 0.5:
                 return ref
         if not shape or not np.isfinite(self.reader.read(ref, 0).astype("f4")).all():
-            return (
-                ref  # in f16 codes of unsigned numbers may be infinite, which no scale represents
-            )
+            return ref  # no scale represents infinities, such as large numbers of u64 in f16
         block = tuple(self.chosen([0, *(n for n in range(1, s + 1) if s % n == 0)]) for s in shape)
         format = FORMATS[self.chosen(list(FORMATS))]
         parts = ["codes", "codes", "scales"]

@@ -135,12 +135,12 @@ def dtypes_taken(example: Example) -> list[str]:
     """The dtypes in which an example is a module; f32 alone where nothing varies."""
     if all(arg.dtype != "T" for arg in example.args):
         return ["f32"]
-    found: list[str] = []
+    accepted: list[str] = []
     for dtype in DTYPES:
         with suppress(Error):
             module_of(example, dtype)
-            found.append(dtype)
-    return found
+            accepted.append(dtype)
+    return accepted
 
 
 def operation(module: Module) -> Op:
