@@ -68,6 +68,7 @@ def build_rank_engine(builder, builder_config, engine_name, rank, args, config):
     mapping = Mapping(
         world_size=args.world_size, rank=rank, tp_size=args.tp_size, pp_size=args.pp_size
     )
+    rope = config.get("rope_parameters") or config
     model = LLaMAForCausalLM(
         num_layers=config["num_hidden_layers"],
         num_heads=config["num_attention_heads"],
@@ -80,7 +81,7 @@ def build_rank_engine(builder, builder_config, engine_name, rank, args, config):
         mlp_hidden_size=config["intermediate_size"],
         position_embedding_type=PositionEmbeddingType.rope_gpt_neox,
         mapping=mapping,
-        rotary_base=args.rotary_base,
+        rotary_base=rope.get("rope_theta", 10000.0),
         rotary_scaling=None,
         use_parallel_embedding=False,
         quant_mode=QuantMode(0),
@@ -114,7 +115,6 @@ def parse_arguments():
     parser.add_argument("--pp_size", type=int, default=1)
     parser.add_argument("--model_dir", type=str, required=True)
     parser.add_argument("--dtype", type=str, default="float32")
-    parser.add_argument("--rotary_base", type=float, default=10000.0)
     parser.add_argument("--max_batch_size", type=int, default=4)
     parser.add_argument("--max_input_len", type=int, default=32)
     parser.add_argument("--max_output_len", type=int, default=40)

@@ -88,7 +88,7 @@ def test_llama(script: str, plugin: bool, tp: int, pp: int, tmp_path: Path, llam
     sizes = ["--tp_size", str(tp), "--pp_size", str(pp)]
     options = ["--model_dir", str(llama.folder), *sizes, "--output_dir", str(tmp_path / "engines")]
     if "0_7/" in script:
-        options += ["--world_size", str(tp * pp), "--rotary_base", "20000"]
+        options += ["--world_size", str(tp * pp)]
         options += ["--use_gpt_attention_plugin"] * plugin
     else:
         options += ["--gpt_attention_plugin", "auto" if plugin else ""]
