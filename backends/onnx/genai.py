@@ -51,11 +51,12 @@ def write_genai(folder: Path, facts: Mapping[str, Any]) -> None:
     states, caches = facts["states"], range(len(facts["states"]) // 2)
     wanted = {f"{kind}{i}" for i in caches for kind in "kv"}
     one = facts["backend"] == "onnx" and not facts["mesh"]
-    if not one or set(facts["inputs"]) != _INPUTS or not states or states.keys() != wanted:
-        ports = ", ".join([*facts["inputs"], *states])
+    ports = {*facts["inputs"], *states, *facts["outputs"]}
+    if not one or not states or ports != {*_INPUTS, *wanted, "logits"}:
         raise Error(
             "--layout genai takes a language model for one rank of the backend onnx, with the "
-            f"inputs {', '.join(sorted(_INPUTS))} and caches k0, v0, ...; found {ports} for "
+            f"inputs {', '.join(sorted(_INPUTS))} and caches k0, v0, ..., and the result logits; "
+            f"found {', '.join(sorted(ports))} for "
             f"{facts['backend']} {facts['mesh']}".rstrip()
         )
     model = onnx.load(folder / "rank0.onnx", load_external_data=False)
@@ -71,8 +72,8 @@ def write_genai(folder: Path, facts: Mapping[str, Any]) -> None:
         getattr(model.graph, field).extend(
             each for each in kept if each.name not in ("past_lengths", "logit_positions")
         )
-    for value in model.graph.output[:1]:
-        value.type.tensor_type.shape.dim[1].dim_param = "S"
+    logits = next(value for value in model.graph.output if value.name == "logits")
+    logits.type.tensor_type.shape.dim[1].dim_param = "S"
     del model.graph.value_info[:]
     (folder / "genai.onnx").write_bytes(model.SerializeToString())
     text = json.dumps(_config(facts, len(caches)), indent=2)
@@ -87,7 +88,6 @@ def _config(facts: Mapping[str, Any], layers: int) -> dict[str, Any]:
         "session_options": {"provider_options": []},
         "num_hidden_layers": layers,
         "num_key_value_heads": int(heads),
-        "num_attention_heads": int(heads),
         "head_size": int(width),
         "inputs": {
             "input_ids": "input_ids",
@@ -104,6 +104,7 @@ def _config(facts: Mapping[str, Any], layers: int) -> dict[str, Any]:
     }
     most = facts["dims"][longest][2] if longest in facts["dims"] else int(longest)
     vocabulary = int(_shape(facts["outputs"]["logits"])[-1])
+    # "llama" is what genai calls any decoder whose inputs are these
     model = {"type": "llama", "vocab_size": vocabulary, "context_length": most, "decoder": decoder}
     model |= {"eos_token_id": ends, "pad_token_id": ends[0] if ends else 0}
     search = {"max_length": most, "past_present_share_buffer": True}

@@ -144,11 +144,11 @@ class _Body:
         self.inside: dict[str, NodeProto] = {}
         self._enter(self.graph)
         parameters = [value.name for value in self.graph.input]
-        letters = ["i", "c"] if len(parameters) == 2 else ["k", "c", "i", "q"]
+        symbols = ["i", "c"] if len(parameters) == 2 else ["k", "c", "i", "q"]
         self.place = 1 if len(loop.input) == 4 and self._is_empty(loop.input[3]) else 2
         if self.place == 2:  # torch writes the number of the bag and the sequence in any order
-            letters[2:] = letters[:1:-1]
-        self.texts = dict(zip(parameters, letters, strict=False))
+            symbols[2:] = symbols[:1:-1]
+        self.texts = dict(zip(parameters, symbols, strict=False))
 
     def _is_empty(self, name: str) -> bool:
         return name in self.outside and self.outside[name].op_type == "SequenceEmpty"

@@ -74,8 +74,9 @@ def test_genai_generates_the_same_tokens(artifact: irc.Artifact) -> None:
         assert [*generator.get_sequence(row)] == [*prompt, *tokens]
 
 
-def test_what_genai_cannot_load_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("options", [{"mesh": "tp=2"}, {"next_tokens": True}, {"backend": "cuda"}])
+def test_what_genai_cannot_load_is_refused(options: dict[str, Any], tmp_path: Path) -> None:
     source = write_checkpoint(tmp_path / "checkpoint", seed=5)
     with pytest.raises(irc.Error, match="takes a language model for one rank"):
-        irc.compile(source, tmp_path / "out", mesh="tp=2", layout="genai")
+        irc.compile(source, tmp_path / "out", layout="genai", **options)
     assert not (tmp_path / "out").exists()
