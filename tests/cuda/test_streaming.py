@@ -25,6 +25,7 @@ from irc.ops import Linear
 from irc.text import parse_module
 from tests.cuda.emulate import prepare, run_templates
 from tests.cuda.streaming_cases import SCHEMES, Case, fused
+from tests.fresh import fresh
 
 assert rms_norm
 SMALL = Target(multiprocessors=3)
@@ -81,7 +82,7 @@ def compiled() -> None:
 def test_results_are_those_of_numpy(target: Target, case: Case) -> None:
     use(target)
     template = template_of(case)
-    inputs = case.inputs(template.reads, np.random.default_rng())
+    inputs = case.inputs(template.reads, fresh())
     found = run_templates([template], inputs, {"B": case.rows})[template.writes[0]]
     assert case.error(found, case.expected(inputs)) <= 1, template.kernel.name
 
@@ -90,7 +91,7 @@ def test_numbers_that_f16_cannot_hold_are_scaled() -> None:
     use(SMALL)
     case = Case("int8", "bf16", "", 2, 33, 256)
     template = template_of(case)
-    inputs = case.inputs(template.reads, np.random.default_rng())
+    inputs = case.inputs(template.reads, fresh())
     x = next(value for value in inputs if value.name == "x")
     inputs[x] = (inputs[x] * np.array([[2.0**40], [2.0**-60]])).astype(inputs[x].dtype)
     found = run_templates([template], inputs, {"B": 2})[template.writes[0]]
@@ -125,7 +126,7 @@ def test_candidates_give_the_same_results(scheme: str, rng: np.random.Generator)
     templates = [product.template(each) for each in found if isinstance(each, Choice)]
     assert len(templates) > 1
     prepare([each.kernel for each in templates])
-    inputs = case.inputs(templates[0].reads, np.random.default_rng())
+    inputs = case.inputs(templates[0].reads, fresh())
     for each in templates:
         got = run_templates([each], inputs, {"B": rows})[each.writes[0]]
         assert case.error(got, case.expected(inputs)) <= 1, each.kernel.name

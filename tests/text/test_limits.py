@@ -7,6 +7,7 @@ import pytest
 
 import irc
 from irc.errors import Error, TextError
+from tests.fresh import fresh
 
 EMPTY = "module @m {\n  func @main(%x: f32[4]) -> (f32[4]) {\n    return %x\n  }\n}\n"
 MANY = 1_000_000
@@ -55,7 +56,7 @@ def test_an_unclosed_string_of_a_pipeline() -> None:
 
 
 def test_the_deepest_calls(tmp_path: Path) -> None:
-    x = np.random.default_rng().standard_normal(4).astype("f")
+    x = fresh().standard_normal(4).astype("f")
     module = irc.parse(calls(101, 1))
     (y,) = irc.evaluate(module, {"x": x}).values()
     np.testing.assert_array_equal(y, -x)

@@ -15,13 +15,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.fresh import fresh
 from tests.frontends.tensorrt_llm.worlds import Bound
 
 torch: Any = pytest.importorskip("torch")
 T = torch.nn.functional
 F = Bound("functional")
 V = F.shape
-TABLE = np.random.default_rng().standard_normal(30).astype(np.float32)
+TABLE = fresh().standard_normal(30).astype(np.float32)
 WEIGHTS = np.array([[1, 2, 1, 4]], np.float32)  # of which 1/8, 3/8, 4/8 and 1 are exact
 
 
