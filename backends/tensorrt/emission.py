@@ -70,7 +70,7 @@ class Emission:
         storage.locate(self.folder)
         models = [pair for graph in graphs for pair in self._models(graph)]
         findings = {name: self._lint(name, model) for name, model in models}
-        linted = [f"{name} was linted for {self.target}" for name in findings]
+        linted = [f"{name} was linted" for name in findings]
         return [*linted, *_notes(findings), *filter(None, [self.target.note])]
 
     def write(self) -> Emitted:
@@ -166,11 +166,11 @@ class Emission:
         """The linter's warnings about a model; its errors are one Error."""
         from irc.backends.tensorrt.lint import lint
 
-        found = lint(model, self.target)
+        found = lint(model)
         errors = [each for each in found if each.severity == "error"]
         if not errors:
             return found
-        error = Error(f"{self.target} would refuse or miscompute {name}")
+        error = Error(f"TensorRT would miscompute {name}")
         for each in errors:
             error.add_note(str(each))
         raise error

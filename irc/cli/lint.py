@@ -1,4 +1,4 @@
-"""`irc lint`: what TensorRT would refuse, drop or miscompute in ONNX models; names in scripts."""
+"""`irc lint`: what TensorRT would drop or miscompute in ONNX models; names in scripts."""
 
 from __future__ import annotations
 
@@ -9,23 +9,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import Error, printable
-from .arguments import add_json, add_plugin, add_tensorrt_llm
-from .console import paint, print_json, table, warn
+from .arguments import add_json, add_tensorrt_llm
+from .console import paint, print_json, table
 
 if TYPE_CHECKING:
     from ..backends.tensorrt.lint import Finding
-    from ..backends.tensorrt.target import Target
 
 EXAMPLES = """
   irc lint model.onnx
-  irc lint build/llama --target tensorrt-11.4/sm_90
-  irc lint model.onnx --plugin my_plugin.py
+  irc lint build/llama
   irc lint model.onnx --ignore attention-causal-alignment --json
   irc lint --rules
   irc lint tensorrt_llm_build.py
 """
 
-TARGET = "tensorrt-rtx"
 _WORK = ("refused", "unknown", "unchecked", "only when off", "without effect")
 _COLOURS = {"supported": "green", **dict.fromkeys(_WORK[2:], "yellow")}
 
@@ -35,39 +32,33 @@ def configure(parser: ArgumentParser) -> None:
     add = parser.add_argument
     what = "an ONNX model, an artifact folder, or a Python script that uses TensorRT-LLM"
     add("source", metavar="FILE|DIR", nargs="?", help=what)
-    what = f"library, version and GPUs (default: that of the artifact, or {TARGET})"
-    add("--target", metavar="T", help=what)
     add("--ignore", metavar="RULE", action="append", default=[], help="a rule to skip")
     add("--all", action="store_true", help="list every node of every finding")
-    add("--rules", action="store_true", help="list the rules for the target")
-    add_plugin(parser.add_argument)
+    add("--rules", action="store_true", help="list the rules")
     add_tensorrt_llm(parser)
     add_json(parser)
 
 
 def run(args: Namespace) -> int:
     """0 if no model has an error, else 1."""
-    from ..backends.tensorrt.plugins import load
     from ..frontends.script import mentions_tensorrt_llm
 
-    load(args.plugin)
     if args.rules:
-        return _rules(args)
+        return _rules(args.json)
     if args.source is None:
         raise Error("say which model: irc lint model.onnx, irc lint DIR, or irc lint script.py")
     if mentions_tensorrt_llm(args.source):
         return _script(args)
-    target = _target(args)
-    found = {path: _findings(path, target, args.ignore) for path in models(Path(args.source))}
+    found = {path: _findings(path, args.ignore) for path in models(Path(args.source))}
     errors = sum(each.severity == "error" for every in found.values() for each in every)
     refused = {path: why for path in found if (why := _refusal(path))}
     if args.json:
         listed = [{"file": str(p), **asdict(each)} for p, every in found.items() for each in every]
         unread = {"refused_by_irc": {str(path): why for path, why in refused.items()}}
-        print_json({"target": str(target), "ok": not errors, "findings": listed} | unread)
+        print_json({"ok": not errors, "findings": listed} | unread)
         return int(errors > 0)
     for path, every in found.items():
-        _print(path, every, target, args.all)
+        _print(path, every, args.all)
         if path in refused:
             print(f"  note: irc compile does not read this file: {refused[path]}")
     return int(errors > 0)
@@ -96,13 +87,13 @@ def _script(args: Namespace) -> int:
     return int(not complete)
 
 
-def _findings(path: Path, target: Target, ignore: list[str]) -> list[Finding]:
+def _findings(path: Path, ignore: list[str]) -> list[Finding]:
     """The findings about a file; the Error about a damaged one names the byte, where known."""
     from ..backends.tensorrt.lint import Unreadable, lint_file
     from ..frontends.onnx.wire import without_data
 
     try:
-        return lint_file(path, target, ignore)
+        return lint_file(path, ignore)
     except Unreadable:
         without_data(path.read_bytes(), str(path))
         raise
@@ -148,35 +139,14 @@ def models(source: Path) -> list[Path]:
     return found
 
 
-def _target(args: Namespace) -> Target:
-    """The target that is asked for, that of the artifact, or tensorrt-rtx."""
-    from ..artifact.folder import ArtifactFolder
-    from ..backends.tensorrt.target import Target
-
-    artifact = None
-    if args.source is not None:
-        source = Path(args.source)
-        artifact = ArtifactFolder.find(source if source.is_dir() else source.parent)
-    own = artifact.engines.get("target") if artifact else None
-    if artifact is not None and not (own or args.target):
-        raise Error(
-            f"{args.source} was compiled for the backend {artifact.backend}, and irc "
-            f"lint checks models for TensorRT; compile with --backend {TARGET}, or name a --target"
-        )
-    target = Target.parse(args.target or own or TARGET)
-    if target.note:
-        warn(f"note: {target.note}")
-    return target
-
-
-def _print(path: Path, findings: list[Finding], target: Target, all_nodes: bool) -> None:
+def _print(path: Path, findings: list[Finding], all_nodes: bool) -> None:
     """The findings about one model, those with one rule and message together."""
     from ..backends.tensorrt.lint.rules import grouped
 
     errors = sum(each.severity == "error" for each in findings)
     numbers = (("error", errors), ("warning", len(findings) - errors))
     counts = ", ".join(f"{n} {noun}{'s' * (n > 1)}" for noun, n in numbers if n)
-    print(f"{path}: {counts or f'no findings for {target}'}")
+    print(f"{path}: {counts or 'no findings'}")
     for group in grouped(findings):
         colour = "red" if group.severity == "error" else "yellow"
         print(f"  {paint(group.severity, colour)} {printable(group.sentence)}")
@@ -184,23 +154,21 @@ def _print(path: Path, findings: list[Finding], target: Target, all_nodes: bool)
             print(f"    {printable(line)}")
 
 
-def _rules(args: Namespace) -> int:
-    """List the rules for the target: message, with … for values of the model, and source."""
+def _rules(as_json: bool) -> int:
+    """List the rules: message, with … for values of the model, and source."""
     from ..backends.tensorrt.lint import RULES
 
-    target = _target(args)
     rows = [
         {
             "name": name,
-            "severity": rule.where.severity,
+            "severity": rule.severity,
             "operators": rule.operators,
             "message": re.sub(r"\{[^}]*\}", "…", rule.message.replace("{kind}", "this operator")),
             "source": rule.source,
         }
         for name, rule in sorted(RULES.items())
-        if rule.where.includes(target)
     ]
-    if args.json:
+    if as_json:
         print_json(rows)
         return 0
     columns = ("name", "severity", "message", "source")

@@ -1,7 +1,7 @@
-"""Every rule of the linter, by its examples: it finds the bad model, and not the good one.
+"""The linter: every rule by its examples, places, types, inner graphs, reports, damaged files.
 
-Where TensorRT-RTX is installed, it has to refuse the bad model where the example expects that, and
-to build the good one.
+A rule finds the bad model and not the good one. Where TensorRT-RTX is installed, it has to do with
+the bad model what the example says, which is mostly to build it, and to build the good one.
 """
 
 from __future__ import annotations
@@ -11,40 +11,46 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+from onnx import NodeProto, TensorProto, helper
 
-from irc.backends.tensorrt.lint import _TOPICS, RULES, lint
+from irc.backends.tensorrt.lint import RULES, Finding, lint, lint_file
+from irc.backends.tensorrt.lint.rules import notes
 from irc.backends.tensorrt.target import Target
+from irc.errors import Error
+from tests.cli.runner import works
+from tests.fresh import fresh
 from tests.layout import ROOT
-from tests.tensorrt import lint_examples, lint_examples_types
+from tests.tensorrt.graphs import F16, collective, model, node
+from tests.tensorrt.lint_examples import TABLE
 from tests.tensorrt.refusal import Example
 
-EXAMPLES = [
-    (rule, example)
-    for rule, every in (lint_examples.TABLE | lint_examples_types.TABLE).items()
-    for example in ([every] if isinstance(every, Example) else every)
-]
+EXAMPLES = [(rule, example) for rule, examples in TABLE.items() for example in examples]
+ONE = "x:f16[4,8]"
+TINY = (ROOT / "examples" / "llama.py", "--checkpoint", ROOT / "examples" / "tiny_llama")
 NAMED = [pytest.param(*each, id=f"{i}-{each[0]}") for i, each in enumerate(EXAMPLES)]
 
 
-def test_every_rule_has_an_example_and_a_unique_name() -> None:
-    assert {rule for rule, _ in EXAMPLES} == set(RULES)
+def test_every_rule_has_an_example() -> None:
     assert {rule for rule, example in EXAMPLES if example.good is not None} == set(RULES)
-    assert len(RULES) == sum(len(topic.RULES) for topic in _TOPICS)
 
 
 @pytest.mark.parametrize(("rule", "example"), NAMED)
 def test_a_rule_finds_only_the_bad_model(rule: str, example: Example) -> None:
-    target = Target.parse(example.target)
-    found = lint(example.bad, target)
-    assert rule in [each.rule for each in found]
-    assert rule not in [each.rule for each in lint(example.bad, target, ignore=[rule])]
+    findings = lint(example.bad)
+    assert rule in rules(findings)
+    assert rule not in rules(lint(example.bad, ignore=[rule]))
     if example.good is not None:
-        assert rule not in [each.rule for each in lint(example.good, target)]
-    for each in found:
-        fault, _, advice = each.message.partition("; ")
-        assert fault and advice and not advice.endswith("."), each
+        assert rule not in rules(lint(example.good))
+    for finding in findings:
+        fault, _, advice = finding.message.partition("; ")
+        assert fault and advice and not advice.endswith("."), finding
+
+
+def rules(findings: list[Finding]) -> list[str]:
+    return [finding.rule for finding in findings]
 
 
 @pytest.mark.needs_rtx
@@ -54,9 +60,9 @@ def test_the_library_refuses_the_bad_models_and_builds_the_good_ones(tmp_path: P
         if example.refused is None:
             continue
         chips = "+".join(map(str, Target.parse(example.target).architectures))
-        for model, refused in ((example.bad, example.refused), (example.good, "")):
-            if model is not None:
-                data = model.SerializeToString(deterministic=True)
+        for proto, refused in ((example.bad, example.refused), (example.good, "")):
+            if proto is not None:
+                data = proto.SerializeToString(deterministic=True)
                 name = f"{hashlib.sha256(data).hexdigest()[:20]}-{chips}.onnx"
                 (tmp_path / name).write_bytes(data)
                 expected[name] = rule, refused
@@ -70,3 +76,122 @@ def test_the_library_refuses_the_bad_models_and_builds_the_good_ones(tmp_path: P
         if found[name] != refused
     ]
     assert not wrong, "\n".join(wrong)
+
+
+# ------------------------------------------------------------------ places, types and inner graphs
+
+
+def branch(operation: NodeProto) -> Any:
+    """A graph of one node, as a branch of If."""
+    result = helper.make_tensor_value_info(operation.output[0], F16, [4, 8])
+    return helper.make_graph([operation], "inner", [], [result])
+
+
+def test_a_finding_names_the_operation_and_its_line() -> None:
+    bad = node("Relu", "x", "y", "mine")
+    bad.name = "model.layers.0/relu/Relu.y"
+    bad.metadata_props.add(key="loc", value="llama.py:7")
+    (finding,) = lint(model(bad))
+    assert (finding.op, finding.source) == ("model.layers.0/relu", "llama.py:7")
+    assert str(finding).startswith("error: llama.py:7 model.layers.0/relu: the parser ignores")
+    assert str(finding).endswith("[builtin-name]")
+
+
+def test_a_finding_names_the_line_that_torch_recorded() -> None:
+    bad = node("Relu", "x", "y", "mine")
+    bad.name = "node_relu_3"
+    trace = 'File "run.py", line 1, in f\nFile "net.py", line 12, in forward\n  y = x.relu()'
+    bad.metadata_props.add(key="pkg.torch.onnx.stack_trace", value=trace)
+    (finding,) = lint(model(bad))
+    assert (finding.node, finding.op, finding.source) == ("node_relu_3", "", "net.py:12")
+
+
+def test_errors_come_first() -> None:
+    body = [node("Cast", "x", "d", to=TensorProto.DOUBLE), node("Relu", "x", "y", "mine")]
+    assert [finding.severity for finding in lint(model(body))] == ["error", "warning"]
+
+
+def test_types_are_inferred_through_operators_of_tensorrt() -> None:
+    """4 queries become 8 by all_gather, as many as there are keys."""
+    for shape, expected in (("[1,8,64]", []), ("[1,6,64]", ["attention-causal-alignment"])):
+        heads = {"q_num_heads": 4, "kv_num_heads": 4, "is_causal": 1}
+        body = [
+            node("Transpose", "x", "t", perm=[1, 0, 2]),
+            collective("all_gather", "t", "g"),
+            node("Transpose", "g", "q", perm=[1, 0, 2]),
+            node("Attention", "q k k", **heads),
+        ]
+        proto = model(body, f"x:f16[1,4,64] k:f16{shape}", "y:f16[1,8,64]")
+        assert rules(lint(proto)) == expected
+
+
+def test_graphs_inside_nodes_and_bodies_of_functions_are_read() -> None:
+    inner, other = branch(node("Relu", "x", "t", "mine")), branch(node("Relu", "x", "r"))
+    condition = node("If", "c", then_branch=inner, else_branch=other)
+    assert rules(lint(model(condition, f"{ONE} c:bool[]"))) == ["builtin-name"]
+    proto = model(node("Short", "x", "y", "mine"))
+    body = [node("Cast", "a", "b", to=TensorProto.DOUBLE), node("Cast", "b", "c", to=F16)]
+    opset = helper.make_opsetid("", 24)
+    proto.functions.append(helper.make_function("mine", "Short", ["a"], ["c"], body, [opset]))
+    assert rules(lint(proto)) == ["double"]
+
+
+def test_models_without_inferred_types_are_linted() -> None:
+    proto = model([node("Add", "x", "a"), node("Relu", "a", "y", "mine")])
+    assert {"builtin-name", "untyped"} <= set(rules(lint(proto)))
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--mesh", "tp=1"),
+        ("--mesh", "tp=2", "--collectives", "native"),
+        ("--mesh", "tp=2,pp=2", "--collectives", "plugin"),
+        ("--mesh", "tp=3", "--dtype", "bf16", "--weights", "outside"),
+    ],
+)
+def test_models_of_irc_have_no_findings(words: tuple[str, ...], tmp_path: Path) -> None:
+    to = ["--backend", "tensorrt-rtx", "--no-build", "-o", tmp_path / "out"]
+    works("compile", *TINY, *to, *words)
+    paths = sorted((tmp_path / "out").glob("*.onnx"))
+    assert paths
+    for path in paths:
+        assert lint_file(path) == []
+
+
+# ------------------------------------------------------------------ reports and damaged files
+
+
+def warned(node: str) -> Finding:
+    return Finding("some-rule", "warning", "m; c", node, f"scope/{node}", "net.py:1")
+
+
+def test_a_finding_of_several_models_is_printed_once() -> None:
+    same = {f"rank{i}.onnx": [warned("a")] for i in range(4)}
+    assert notes(same | {"other.onnx": [], "last.onnx": [warned("b")]}) == [
+        "rank0.onnx, rank1.onnx and 2 more: warning [some-rule] m; c\n    net.py:1  scope/a",
+        "last.onnx: warning [some-rule] m; c\n    net.py:1  scope/b",
+    ]
+
+
+@pytest.mark.parametrize(
+    "damaged", [collective("all_reduce", "x"), node("Cast", "x", "y", to=TensorProto.UINT8)]
+)
+def test_nodes_without_outputs(damaged: NodeProto) -> None:
+    whole = model(damaged, ONE, "y:f16[4,8]")
+    del whole.graph.node[0].output[:]
+    assert rules(lint(whole)) in ([], ["untyped"])
+
+
+def test_damaged_files_give_findings_or_an_error(tmp_path: Path) -> None:
+    rng, path = fresh(83), tmp_path / "m.onnx"
+    models = [example.bad.SerializeToString() for _, example in EXAMPLES]
+    for _ in range(400):
+        data = bytearray(models[int(rng.integers(len(models)))])
+        for _ in range(int(rng.integers(1, 4))):
+            data[int(rng.integers(len(data)))] = int(rng.integers(256))
+        path.write_bytes(bytes(data))
+        try:
+            lint_file(path)
+        except Error:
+            continue

@@ -13,7 +13,7 @@ from onnx import TensorProto, helper
 
 from benchmarks import plugin_host as host
 from irc.backends.tensorrt import plugins
-from irc.backends.tensorrt.lint.inference import skeleton, types_of
+from irc.backends.tensorrt.lint.graph import skeleton, types_of
 from irc.backends.tensorrt.plugins import Field, Instance, PluginSpec, Tensor
 from irc.backends.tensorrt.plugins.adapter import field_texts, plugin_class
 from irc.backends.tensorrt.plugins.spec import modules_of, users

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 import irc
-from irc.backends.tensorrt.lint import lint
 from irc.backends.tensorrt.lowering.table import CHOICES, lowerings, rows
 from irc.backends.tensorrt.plugins import load
 from irc.backends.tensorrt.target import Target
@@ -142,24 +141,3 @@ def test_a_user_s_lowering_takes_precedence() -> None:
             CHOICES.lower(named, choice="Mine", reason="-", source="-")(lambda e, op: "")
             assert [row.choice for row in rows(TARGET) if row.op == "silu"] == ["Mine"]
             assert lowerings(Target.parse("tensorrt-11.4/sm_90")).covers(Silu)
-
-
-@pytest.mark.parametrize(
-    ("fields", "domain", "message"),
-    [
-        ({}, "", "in the namespace 'example', not in ''"),
-        ({}, "example", ""),
-        ({"plugin_namespace": "example"}, "", ""),
-        ({"plugin_namespace": "example", "plugin_version": "7"}, "", "version 7 of the plugin"),
-        ({"plugin_namespace": "exampel"}, "", "in the namespace 'example', not in 'exampel'"),
-    ],
-)
-def test_the_linter_knows_the_plugins_that_are_registered(
-    fields: dict[str, str], domain: str, message: str
-) -> None:
-    made = node("SoftCap", "x", "y", domain, cap="2.0", **fields)
-    bad = model(made, "x:f32[4,8]", "y:f32[4,8]")
-    assert "unknown-plugin" in [each.rule for each in lint(bad, TARGET)]
-    load([EXAMPLE])
-    found = [each.message for each in lint(bad, TARGET) if each.rule == "unknown-plugin"]
-    assert (message in found[0]) if message else not found

@@ -119,8 +119,7 @@ class Events:
         output = f", with the output {ended.last_line!r}" if ended.last_line else ""
         return CompilerFailure(
             f"{self.library} crashed ({_signal(ended.status)}{output}) while building "
-            f"{self.engine}; run irc lint on {self.model.path.name}, or use another version of the "
-            "library",
+            f"{self.engine}; use another version of the library, or other operations there",
             self._kinds,
         )
 

@@ -1,74 +1,45 @@
-"""The linter: finds what TensorRT refuses, drops or miscomputes in an ONNX file, without TensorRT.
+"""The linter: finds, without TensorRT, what it drops or miscomputes in an ONNX file without a word.
 
-`RULES` is the table, one row per fault; `lint` applies the rows that are about a target.
+`RULES` is the table, one row per fault; `lint` applies it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from pathlib import Path
 
 from onnx.onnx_ml_pb2 import ModelProto
 
-from irc.artifact.folder import ArtifactFolder
 from irc.backends.tensorrt.builder.model import Unreadable, parse
-from irc.backends.tensorrt.lint import attention, caches, dtypes, operators, plugins, quantization
-from irc.backends.tensorrt.lint.graph import Graph
-from irc.backends.tensorrt.lint.inference import skeleton, types_of
-from irc.backends.tensorrt.lint.rules import Finding, Rule
-from irc.backends.tensorrt.target import Target
+from irc.backends.tensorrt.lint.graph import Graph, skeleton, types_of
+from irc.backends.tensorrt.lint.rules import RULES, Finding, Rule
 from irc.errors import Error, did_you_mean
 from irc.onnx_format.files import is_text
 
 __all__ = ["RULES", "Finding", "Rule", "Unreadable", "lint", "lint_file"]
 
-_TOPICS = (attention, caches, dtypes, operators, plugins, quantization)
-RULES: dict[str, Rule] = {rule.name: rule for topic in _TOPICS for rule in topic.RULES}
 
-
-def lint(
-    model: ModelProto, target: Target, folders: Sequence[Path] = (), ignore: Collection[str] = ()
-) -> list[Finding]:
-    """The findings of all rules about `target` that are not named in `ignore`, errors first.
-
-    Where `folders` are listed, external data must be in one of them, and rules read it.
-    """
+def lint(model: ModelProto, ignore: Collection[str] = ()) -> list[Finding]:
+    """The findings of all rules that are not named in `ignore`, errors first."""
     for name in ignore:
         if name not in RULES:
             raise Error(f"no rule is called {name!r}{did_you_mean(name, RULES)}")
-    rules = [
-        rule for rule in RULES.values() if rule.name not in ignore and rule.where.includes(target)
-    ]
+    rules = [rule for rule in RULES.values() if rule.name not in ignore]
     bare = skeleton(model)
-    initializers = {each.name: each for each in model.graph.initializer}
-    (types, *inner), trouble = types_of(bare, initializers.values())
-    main = Graph(bare.graph, types, initializers, trouble, tuple(folders))
-    graphs = list(main.all(iter(inner)))
-    found = [each for rule in rules for graph in graphs for each in rule.findings(graph, target)]
-    distinct = dict.fromkeys(found)  # a function that is called twice is inlined twice
-    return sorted(distinct, key=lambda each: each.severity)
+    (types, *inner), trouble = types_of(bare, model.graph.initializer)
+    graphs = list(Graph(bare.graph, types, trouble).all(iter(inner)))
+    findings = [f for rule in rules for graph in graphs for f in rule.findings(graph)]
+    distinct = dict.fromkeys(findings)  # a function that is called twice is inlined twice
+    return sorted(distinct, key=lambda finding: finding.severity)
 
 
-def lint_file(path: Path, target: Target, ignore: Collection[str] = ()) -> list[Finding]:
+def lint_file(path: Path, ignore: Collection[str] = ()) -> list[Finding]:
     """The findings about a file; an Error where it is not an ONNX model."""
-    model = _read_model(path)
+    _, model = parse(path)  # without its external data
+    if not is_text(model):
+        raise Error(f"{path} is damaged: a name in it is not UTF-8 text; export it again")
     try:
-        return lint(model, target, _data_folders(path), ignore)
+        return lint(model, ignore)
     except Error as error:
         error.add_note(f"in {path}")
         raise
-
-
-def _data_folders(path: Path) -> list[Path]:
-    """Where external data may be: beside the model, and in the base folder of its artifact."""
-    artifact = ArtifactFolder.find(path.parent)
-    base = artifact.engines.get("base") if artifact else None
-    return [path.parent, *([path.parent / base] if isinstance(base, str) else [])]
-
-
-def _read_model(path: Path) -> ModelProto:
-    """The model in a file, without its external data."""
-    _, model = parse(path)
-    if not is_text(model):
-        raise Error(f"{path} is damaged: a name in it is not UTF-8 text; export it again")
-    return model

@@ -1,4 +1,9 @@
-"""A model as the rules read it: nodes with the types of their operands, constants, producers."""
+"""A model as the rules read it: nodes with the types of their operands, constants, producers.
+
+Types come from ONNX's own shape inference, on a copy in which operators of TensorRT are replaced by
+others of the same types, and weights by inputs, so that none of their bytes are copied. The types
+of values behind users' plugins are unknown, unless the model declares them.
+"""
 
 from __future__ import annotations
 
@@ -6,20 +11,29 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import cached_property
-from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
-import numpy as np
-from onnx import helper, numpy_helper
-from onnx.onnx_ml_pb2 import AttributeProto, GraphProto, NodeProto, TensorProto
+from onnx import helper, shape_inference
+from onnx.onnx_ml_pb2 import (
+    AttributeProto,
+    GraphProto,
+    ModelProto,
+    NodeProto,
+    OperatorSetIdProto,
+    TensorProto,
+    TensorShapeProto,
+)
 
+from irc.argument_checks import whole_number_in
+from irc.backends.onnx.graph import COLLECTIVE
+from irc.backends.onnx.schema import register_schema
+from irc.backends.tensorrt.nodes import COLLECTIVE_PLUGIN
 from irc.errors import Error
+from irc.ops.collective_names import OPERATIONS
 
 Size: TypeAlias = int | str | None  # of a dimension: known, symbolic, unknown
 Shape: TypeAlias = tuple[Size, ...] | None
 _Value = TypeVar("_Value", int, float, str, list[int])
-_LARGEST = 1 << 24  # elements of a constant that rules read
 _LINE = re.compile(r'File "([^"]+)", line (\d+)')  # in the stack traces that torch exports
 
 
@@ -40,8 +54,9 @@ class Node:
     def __init__(self, proto: NodeProto, graph: Graph) -> None:
         self.proto, self.graph = proto, graph
         self.kind, self.domain = proto.op_type, proto.domain
-        self.inputs, self.outputs = list(proto.input), list(proto.output)
-        self.attributes = {each.name: each for each in proto.attribute}
+        self.inputs = list(proto.input)
+        self.output = proto.output[0] if proto.output else ""  # "" of a damaged node
+        self.attributes = {field.name: field for field in proto.attribute}
 
     def input(self, i: int) -> str:
         """The name of operand i, "" where it is absent."""
@@ -55,44 +70,19 @@ class Node:
         """The element type of operand i."""
         return self.graph.tensor(self.input(i)).dtype
 
-    def dtypes(self) -> set[int]:
-        """The element types of all operands and results."""
-        return {self.graph.tensor(name).dtype for name in (*self.inputs, *self.outputs) if name}
-
     def shape(self, i: int) -> Shape:
         """The shape of operand i."""
         return self.graph.tensor(self.input(i)).shape
 
-    def constant(self, i: int) -> np.ndarray | None:
-        """The numbers of operand i, where it is a constant that can be read."""
-        return self.graph.constant(self.input(i)) if self.has(i) else None
-
-    def is_constant(self, i: int) -> bool:
-        """Whether operand i is part of the model, readable or not."""
-        return self.has(i) and self.graph.find_constant(self.input(i)) is not None
-
-    def producer(self, i: int) -> Node | None:
-        """The node that computes operand i."""
-        return self.graph.producers.get(self.input(i))
-
-    @property
-    def output(self) -> str:
-        """The name of the first output; "" for a damaged node without one."""
-        return self.outputs[0] if self.outputs else ""
-
-    def users(self) -> list[Node]:
-        """The nodes that use the first output."""
-        return self.graph.consumers.get(self.output, []) if self.output else []
-
     def get(self, name: str, default: _Value) -> _Value:
         """An attribute; the default where it is absent or of another kind than the default."""
-        found: Any = None
+        value: Any = None
         with suppress(ValueError):  # a damaged attribute
             if name in self.attributes:
-                found = helper.get_attribute_value(self.attributes[name])
-        found = found.decode("utf-8", "replace") if isinstance(found, bytes) else found
-        is_same_kind: bool = type(found) is type(default)
-        return found if is_same_kind else default
+                value = helper.get_attribute_value(self.attributes[name])
+        value = value.decode("utf-8", "replace") if isinstance(value, bytes) else value
+        is_same_kind: bool = type(value) is type(default)
+        return value if is_same_kind else default
 
     @property
     def label(self) -> str:
@@ -119,15 +109,12 @@ class Node:
 class Graph:
     """The main graph of a model, or one inside a node (`outer` is the graph of that node).
 
-    Local functions are inlined. `trouble` is why type inference failed, "" if it did not. `folders`
-    may hold external data.
+    Local functions are inlined. `trouble` is why type inference failed, "" if it did not.
     """
 
     proto: GraphProto
     tensors: Mapping[str, Tensor]
-    initializers: Mapping[str, TensorProto]
     trouble: str = ""
-    folders: tuple[Path, ...] = ()
     outer: Graph | None = None
     nodes: list[Node] = field(init=False)
 
@@ -139,83 +126,17 @@ class Graph:
         yield self
         for node in self.nodes:
             for proto in inner_graphs(node.proto):
-                own = {each.name: each for each in proto.initializer}
                 tensors = {**self.tensors, **next(types)}
-                inner = replace(self, proto=proto, tensors=tensors, initializers=own, outer=self)
+                inner = replace(self, proto=proto, tensors=tensors, outer=self)
                 yield from inner.all(types)
 
     def of_kind(self, *kinds: str) -> Iterator[Node]:
         """The nodes whose op_type is one of `kinds`, in any domain."""
         return (node for node in self.nodes if node.kind in kinds)
 
-    @cached_property
-    def inputs(self) -> list[str]:
-        """The names of the graph's inputs, without initializers."""
-        return [each.name for each in self.proto.input if each.name not in self.initializers]
-
-    @cached_property
-    def outputs(self) -> list[str]:
-        """The names of the graph's outputs."""
-        return [each.name for each in self.proto.output]
-
-    @cached_property
-    def producers(self) -> dict[str, Node]:
-        """The node of every value that is computed here."""
-        return {name: node for node in self.nodes for name in node.outputs if name}
-
-    @cached_property
-    def consumers(self) -> dict[str, list[Node]]:
-        """The nodes that use a value; a use in an inner graph counts for the node around it."""
-        found: dict[str, list[Node]] = {}
-        for node in self.nodes:
-            for name in dict.fromkeys((*node.inputs, *_names_inside(node.proto))):
-                if name:
-                    found.setdefault(name, []).append(node)
-        return found
-
     def tensor(self, name: str) -> Tensor:
         """The type of a value."""
         return self.tensors.get(name, _UNKNOWN)
-
-    def constant(self, name: str) -> np.ndarray | None:
-        """The numbers of a constant, where they can be read and are not too many."""
-        found = self.find_constant(name)
-        if found is None or int(np.prod(found.dims, dtype=np.int64)) > _LARGEST:
-            return None
-        if found.data_location != TensorProto.EXTERNAL:
-            return _numbers(found)
-        where = {each.key: each.value for each in found.external_data}
-        for folder in self.folders:
-            if (folder / where.get("location", "")).is_file():
-                return _numbers(found, str(folder))
-        return None
-
-    def find_constant(self, name: str) -> TensorProto | None:
-        """The tensor of an initializer or Constant node, None for other values."""
-        if name in self.initializers:
-            return self.initializers[name]
-        node = self.producers.get(name)
-        if node is None:
-            return self.outer.find_constant(name) if self.outer is not None else None
-        value = node.attributes.get("value")
-        return value.t if node.kind == "Constant" and value is not None else None
-
-
-def _numbers(proto: TensorProto, folder: str = "") -> np.ndarray:
-    """The numbers of a tensor; an Error where its bytes do not fit its shape."""
-    try:
-        return numpy_helper.to_array(proto, folder)
-    except (ValueError, TypeError, KeyError) as error:
-        raise Error(f"the tensor {proto.name!r} is damaged ({error}); export it again") from error
-
-
-def _names_inside(proto: NodeProto) -> Iterator[str]:
-    """The values that the graphs inside a node use, their own among them."""
-    for graph in inner_graphs(proto):
-        for node in graph.node:
-            yield from node.input
-            yield from _names_inside(node)
-        yield from (each.name for each in graph.output)
 
 
 def scopes(graph: GraphProto) -> Iterator[GraphProto]:
@@ -240,13 +161,110 @@ def dtype_name(dtype: int) -> str:
     return TensorProto.DataType.Name(dtype).lower() if dtype in known else f"type {dtype}"
 
 
-def element_count(shape: Iterable[Size] | None) -> int | None:
-    """The number of elements of a shape, None where a size is not known."""
-    sizes = [None] if shape is None else list(shape)
-    known = [size for size in sizes if isinstance(size, int)]
-    return int(np.prod(known, dtype=np.int64)) if len(known) == len(sizes) else None
+# -- types
+
+_SMALL = 4096  # bytes of an initializer whose numbers shapes may depend on
+_INVENTED = "unk__"  # how inference names a size that it does not know
+# Raised by the schema of DistCollective where attributes or types are missing or wrong.
+_BY_DAMAGE = (ValueError, AttributeError, IndexError, ArithmeticError)
+_LIKE_FIRST = ("TRT_Attention", "TRT_QuantizedAttention", "TRT_KVCacheUpdate")
 
 
-def differ(a: float | str | None, b: float | str | None) -> bool:
-    """Whether two sizes are known and not the same."""
-    return isinstance(a, (int, float)) and isinstance(b, (int, float)) and a != b
+def skeleton(model: ModelProto) -> ModelProto:
+    """The model without its weights, which become inputs, and with local functions inlined."""
+    bare = ModelProto(ir_version=model.ir_version)
+    bare.opset_import.extend(model.opset_import)
+    bare.functions.extend(model.functions)
+    graph, source = bare.graph, model.graph
+    graph.name = source.name or "graph"
+    graph.node.extend(source.node)
+    graph.input.extend(source.input)
+    graph.output.extend(source.output)
+    graph.value_info.extend(source.value_info)
+    declared = {each.name for each in source.input}
+    for each in source.initializer:
+        if each.data_location != TensorProto.EXTERNAL and each.ByteSize() <= _SMALL:
+            graph.initializer.append(each)
+        elif each.name not in declared:
+            dims = list(each.dims)
+            graph.input.append(helper.make_tensor_value_info(each.name, each.data_type, dims))
+    if not bare.functions:
+        return bare
+    from onnx.inliner import inline_local_functions
+
+    try:
+        return inline_local_functions(bare)
+    except (RuntimeError, ValueError) as error:
+        raise Error(f"the functions of the model cannot be inlined: {error}") from None
+
+
+def types_of(
+    bare: ModelProto, initializers: Iterable[TensorProto]
+) -> tuple[list[dict[str, Tensor]], str]:
+    """The known types of a skeleton's values by name, and why inference failed, if it did.
+
+    There is a dictionary for each graph, the main one first, in the order of `scopes`: the branches
+    of an If may share names.
+    """
+    standard = ModelProto()
+    standard.CopyFrom(bare)
+    domains = {each.domain for each in standard.opset_import}
+    for domain in sorted({node.domain for node in standard.graph.node} - domains):
+        standard.opset_import.append(OperatorSetIdProto(domain=domain, version=1))
+    register_schema()
+    found: list[dict[str, Tensor]] = [{} for _ in scopes(bare.graph)]
+    trouble = ""
+    try:
+        _replace(standard.graph)
+        _collect(shape_inference.infer_shapes(standard, data_prop=True).graph, found)
+    except (shape_inference.InferenceError, *_BY_DAMAGE) as error:  # not valid ONNX
+        trouble = str(error)
+    _collect(bare.graph, found)  # declared types take precedence
+    found[0] |= _stored(initializers)
+    return found, trouble
+
+
+def _stored(initializers: Iterable[TensorProto]) -> dict[str, Tensor]:
+    return {each.name: Tensor(each.data_type, tuple(each.dims)) for each in initializers}
+
+
+def _collect(graph: GraphProto, all_found: list[dict[str, Tensor]]) -> None:
+    for scope, found in zip(scopes(graph), all_found, strict=True):
+        found |= _stored(scope.initializer)
+        for value in (*scope.input, *scope.value_info, *scope.output):
+            kind = value.type.tensor_type
+            if value.type.HasField("tensor_type"):
+                shape = tuple(_size(dim) for dim in kind.shape.dim)
+                known = shape if kind.HasField("shape") else found.get(value.name, Tensor()).shape
+                found[value.name] = Tensor(kind.elem_type, known)
+
+
+def _size(dim: TensorShapeProto.Dimension) -> Size:
+    if dim.HasField("dim_value"):
+        return dim.dim_value
+    named = dim.dim_param and not dim.dim_param.startswith(_INVENTED)
+    return dim.dim_param if named else None
+
+
+def _replace(graph: GraphProto) -> None:
+    nodes = [each for node in graph.node for each in _stand_ins(node)]
+    del graph.node[:]
+    graph.node.extend(nodes)
+    for node in graph.node:
+        for inner in inner_graphs(node):
+            _replace(inner)
+
+
+def _stand_ins(proto: NodeProto) -> list[NodeProto]:
+    """Nodes with schemas, whose outputs have the types of those of this one."""
+    if proto.op_type in _LIKE_FIRST:
+        return [helper.make_node("Identity", proto.input[:1], proto.output[:1])]
+    if proto.op_type != COLLECTIVE_PLUGIN:
+        return [proto]
+    found = {each.name: each.s.decode("utf-8", "replace") for each in proto.attribute}
+    operation, ranks = found.get("operation", ""), found.get("group_size", "")
+    if operation not in OPERATIONS:  # the fused one
+        return [helper.make_node("Identity", proto.input[:1], [name]) for name in proto.output]
+    fields: dict[str, Any] = {"collective_operation": operation, "reduce_op": "none"}
+    fields["nb_rank"] = whole_number_in(ranks) or 1
+    return [helper.make_node(COLLECTIVE, proto.input[:1], proto.output[:1], **fields)]

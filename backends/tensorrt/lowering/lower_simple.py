@@ -108,7 +108,7 @@ CHOICES.lower(
     ops.Bitcast,
     choice="none",
     reason="the parser has no BitCast",
-    source="irc/backends/tensorrt/lint/known.py",
+    source="OnnxParser.supports_operator, TensorRT-RTX 1.7.1.116",
     unless=lambda op: "is no operator that TensorRT has; compute it outside",
 )(bitcast)
 
