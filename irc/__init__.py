@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from .rewrite import P, apply_rules, rule
     from .text import parse_module as parse
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "Artifact",
