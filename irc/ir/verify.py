@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Iterable
 
 from ..errors import Error
-from ..weights import Shard, check_steps, ref_dtype, ref_shape
 from .core import Function, Module, Op, Value, Weight
 from .declare import types_of
 from .dims import Dim
@@ -87,11 +86,6 @@ def _check_weight(module: Module, name: str, weight: Weight) -> None:
     for file in weight.ref.files():
         if file not in module.files:
             raise Error(f"weight @{name} refers to the file @{file}, which is not declared")
-    axes = module.mesh.names
-    for step in weight.ref.every_step():
-        lost = [a for a in step.axes if a not in axes] if isinstance(step, Shard) else []
-        if lost:
-            raise Error(f"weight @{name} has {step}, but the mesh ({module.mesh}) lacks {lost[0]}")
     if weight.type.partial:
         raise Error(f"weight @{name} is {weight.type}, but stored bytes are never a partial sum")
     _check_type(module, weight.type, None, f"weight @{name}")
@@ -101,14 +95,9 @@ def _check_weight(module: Module, name: str, weight: Weight) -> None:
 def _check_reference(module: Module, weight: Weight) -> None:
     """The type of a reference, without reading its files, is that of the weight."""
     try:
-        check_steps(weight.ref, weight.type.ndim)
-        shape, kind = ref_shape(weight.ref, module.mesh), ref_dtype(weight.ref)
+        weight.ref.check(weight.type, module.mesh)
     except Error as error:
         raise Error(f"weight @{weight.name}: {error.message}") from None
-    sizes, dtype = weight.type.shape if shape is None else shape, kind or weight.type.dtype
-    if (sizes, dtype) != (weight.type.shape, weight.type.dtype):
-        held = f"{dtype}[{', '.join(map(str, sizes))}]"
-        raise Error(f"weight @{weight.name} is {weight.type}, but {weight.ref} is {held}")
 
 
 def _check_function(module: Module, function: Function) -> None:

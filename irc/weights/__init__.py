@@ -8,15 +8,12 @@ zeros, seeded random numbers, or an unbound name. A reference never holds the by
 from .computed import ComputedRef as ComputedRef
 from .computed import ProductRef as ProductRef
 from .computed import QuantizedRef as QuantizedRef
+from .computed import ReciprocalRef as ReciprocalRef
+from .computed import RepeatedRef as RepeatedRef
+from .computed import SortingRef as SortingRef
+from .computed import TakenRef as TakenRef
+from .computed import UnpackedRef as UnpackedRef
 from .computed import is_computed as is_computed
-from .imported import ReciprocalRef as ReciprocalRef
-from .imported import RepeatedRef as RepeatedRef
-from .imported import SortingRef as SortingRef
-from .imported import TakenRef as TakenRef
-from .imported import UnpackedRef as UnpackedRef
-from .shapes import check_steps as check_steps
-from .shapes import ref_dtype as ref_dtype
-from .shapes import ref_shape as ref_shape
 from .sources import BytesRef as BytesRef
 from .sources import ConcatRef as ConcatRef
 from .sources import FileRef as FileRef
@@ -24,7 +21,10 @@ from .sources import RandomRef as RandomRef
 from .sources import Ref as Ref
 from .sources import UnboundRef as UnboundRef
 from .sources import ZerosRef as ZerosRef
+from .sources import check_steps as check_steps
 from .sources import pinned as pinned
+from .sources import ref_dtype as ref_dtype
+from .sources import ref_shape as ref_shape
 from .steps import Cast as Cast
 from .steps import Cyclic as Cyclic
 from .steps import Pad as Pad
@@ -33,4 +33,3 @@ from .steps import Slice as Slice
 from .steps import Step as Step
 from .steps import Transpose as Transpose
 from .steps import Unsqueeze as Unsqueeze
-from .steps import step_shape as step_shape

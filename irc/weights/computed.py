@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Any, Protocol, TypeAlias
 
@@ -12,7 +12,6 @@ import numpy as np
 
 from ..errors import Error
 from ..ir.dtypes import dtype as dtype_called
-from ..ir.string_literals import quote
 from ..quantization.formats import (
     Format,
     Parts,
@@ -26,11 +25,12 @@ from ..quantization.formats import (
 )
 from ..quantization.rounding import as_f32
 from ..quantization.tiles import Place, tiles
+from ..quantization.words import packing, unpack, words_shape
+from .declare import Along, Dtype, Sizes, TypeDtype, TypeShape
 from .sources import Ref
 from .steps import Shard
 
 Array: TypeAlias = np.ndarray[Any, Any]
-Sizes: TypeAlias = tuple[int, ...]
 Arrays: TypeAlias = tuple[Array, ...]
 Picks: TypeAlias = tuple[range, ...]  # indices of every dimension
 
@@ -62,28 +62,13 @@ class ComputedRef(Ref):
             if isinstance(step, Shard):
                 raise Error(f"{self}: {step} belongs behind what is computed, not inside")
 
-    @property
-    def inputs(self) -> tuple[Ref, ...]:
-        return tuple(getattr(self, name) for name in self._input_names())
-
-    def with_inputs(self, inputs: Sequence[Ref]) -> Ref:
-        return replace(self, **dict(zip(self._input_names(), inputs, strict=True)))
-
-    def _input_names(self) -> list[str]:
-        """The fields that are references."""
-        return [each.name for each in fields(self) if isinstance(getattr(self, each.name), Ref)]
-
-    def result_shape(self, shapes: Sequence[Sizes]) -> Sizes:
+    def source_shape(self, shapes: Sequence[Sizes]) -> Sizes:
         """The shape, by those of the inputs; that of the first by default."""
         return shapes[0]
 
-    def result_dtype(self, dtypes: Sequence[str | None]) -> str | None:
-        """The dtype, by those of the inputs; None where it depends on an unknown one."""
+    def source_dtype(self, dtypes: Sequence[str | None]) -> str | None:
+        """The dtype, by those of the inputs; that of the first by default."""
         return dtypes[0]
-
-    def input_ndims(self, ndim: int) -> Sequence[int]:
-        """The number of dimensions of every input, for a result of `ndim`."""
-        return [ndim] * len(self.inputs)
 
     def input_elements(self, shapes: Sequence[Sizes]) -> int:
         """About how many elements of the inputs are read for one element of the result."""
@@ -100,7 +85,7 @@ def is_computed(ref: Ref) -> bool:
 
 
 @dataclass(frozen=True)
-class ProductRef(ComputedRef):
+class ProductRef(ComputedRef, keyword="multiply"):
     """`multiply(@ckpt["w"], @stats["s"]; 1)`: `source` times a vector along a dimension.
 
     Computed in f32 and rounded to the dtype of the source.
@@ -108,12 +93,9 @@ class ProductRef(ComputedRef):
 
     source: Ref
     factor: Ref
-    dim: int
+    dim: Along
 
-    def source_text(self) -> str:
-        return f"multiply({self.source}, {self.factor}; {self.dim})"
-
-    def result_shape(self, shapes: Sequence[Sizes]) -> Sizes:
+    def source_shape(self, shapes: Sequence[Sizes]) -> Sizes:
         shape, factor = shapes
         if not 0 <= self.dim < len(shape) or factor != (shape[self.dim],):
             found = f"a factor of {[*factor]} for {[*shape]}"
@@ -134,7 +116,7 @@ class ProductRef(ComputedRef):
 
 
 @dataclass(frozen=True)
-class QuantizedRef(ComputedRef):
+class QuantizedRef(ComputedRef, keyword="quantized"):
     """`quantized(@ckpt["w"], "codes", "int4", [1, 128])`: a part of the quantized source.
 
     The part is "codes", in the shape of the source, "scales" or "zeros", with an element per block,
@@ -145,9 +127,9 @@ class QuantizedRef(ComputedRef):
     source: Ref
     part: str
     format: str
-    block: tuple[int, ...]
+    block: Sizes
     method: str = "absmax"
-    scale_dtype: str = ""
+    scale_dtype: Dtype = ""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -162,19 +144,13 @@ class QuantizedRef(ComputedRef):
         """The row of the format."""
         return format_called(self.format)
 
-    def source_text(self) -> str:
-        block = f"[{', '.join(map(str, self.block))}]"
-        more = f", {quote(self.method)}" if self.method != "absmax" or self.scale_dtype else ""
-        more += f", {self.scale_dtype}" if self.scale_dtype else ""
-        return f"quantized({self.source}, {quote(self.part)}, {quote(self.format)}, {block}{more})"
-
-    def result_shape(self, shapes: Sequence[Sizes]) -> Sizes:
+    def source_shape(self, shapes: Sequence[Sizes]) -> Sizes:
         grid = grid_shape(shapes[0], self.block)
         if self.part == "codes":
             return shapes[0]
         return (1,) * len(grid) if self.part == "tensor_scale" else grid
 
-    def result_dtype(self, dtypes: Sequence[str | None]) -> str | None:
+    def source_dtype(self, dtypes: Sequence[str | None]) -> str | None:
         if dtypes[0] not in (None, *COMPUTED):
             raise Error(f"{self} quantizes {dtypes[0]}; expected {', '.join(COMPUTED)}")
         return self._part_dtype(dtypes[0])
@@ -193,7 +169,7 @@ class QuantizedRef(ComputedRef):
     def input_elements(self, shapes: Sequence[Sizes]) -> int:
         if self.part == "codes":
             return 1
-        return prod(shapes[0]) // max(1, prod(self.result_shape(shapes)))
+        return prod(shapes[0]) // max(1, prod(self.source_shape(shapes)))
 
     def compute(self, read: Elements, picks: Picks) -> Array:
         try:
@@ -282,3 +258,122 @@ def _fits(picks: range, size: int) -> bool:
     first, end = picks[0], picks[-1] + 1
     inside = size == 1 or first // size == picks[-1] // size
     return inside or (len(picks) == end - first and not first % size and not end % size)
+
+
+# -- layouts of other libraries
+
+
+@dataclass(frozen=True)
+class UnpackedRef(ComputedRef, keyword="unpacked"):
+    """`unpacked(@ckpt["l.qweight"], "awq", u4[64, 128])`: elements of i32 words, in a type.
+
+    The packing is a row of `irc.quantization.words`. Codes of i4 and i8 are stored plus 8 and 128.
+    """
+
+    source: Ref
+    packing: str
+    dtype: TypeDtype
+    shape: TypeShape
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        words_shape(self.packing, self.dtype, self.shape)
+
+    def source_shape(self, shapes: Sequence[Sizes]) -> Sizes:
+        wanted = words_shape(self.packing, self.dtype, self.shape)
+        if shapes[0] != wanted:
+            raise Error(f"{self} needs words {[*wanted]}, but {self.source} has {[*shapes[0]]}")
+        return self.shape
+
+    def source_dtype(self, dtypes: Sequence[str | None]) -> str | None:
+        return self.dtype
+
+    def compute(self, read: Elements, picks: Picks) -> Array:
+        row = packing(self.packing)
+        words = row.words(picks[row.dim], self.dtype)
+        found = read.elements(self.source, (*picks[: row.dim], words, *picks[row.dim + 1 :]))
+        return unpack(np.ascontiguousarray(found), words[0], picks[row.dim], row, self.dtype)
+
+
+@dataclass(frozen=True)
+class RepeatedRef(ComputedRef, keyword="repeated"):
+    """`repeated(@ckpt["l.scale"], [2, 1], [9, 56])`: every element several times in a row.
+
+    The shape may cut off the last of them: element i is element i // count of the source.
+    """
+
+    source: Ref
+    counts: Sizes
+    shape: Sizes
+
+    def source_shape(self, shapes: Sequence[Sizes]) -> Sizes:
+        pairs = zip(self.shape, self.counts, strict=False)
+        found = tuple(-(-size // max(1, count)) for size, count in pairs)
+        if found != shapes[0] or len(self.shape) != len(self.counts) or 0 in self.counts:
+            raise Error(f"{self} does not fit {self.source}, which has {[*shapes[0]]}")
+        return self.shape
+
+    def compute(self, read: Elements, picks: Picks) -> Array:
+        index = [np.array(pick) // count for pick, count in zip(picks, self.counts, strict=True)]
+        region = tuple(range(each[0], each[-1] + 1) for each in index)
+        return read.elements(self.source, region)[np.ix_(*(each - each[0] for each in index))]
+
+
+@dataclass(frozen=True)
+class ReciprocalRef(ComputedRef, keyword="reciprocal"):
+    """`reciprocal(@ckpt["l.weight_global_scale"])`: 1 / each element, of its dtype."""
+
+    source: Ref
+
+    def compute(self, read: Elements, picks: Picks) -> Array:
+        values = read.elements(self.source, picks)
+        with np.errstate(divide="ignore", over="ignore"):
+            return (1 / as_f32(values)).astype(values.dtype, copy=False)
+
+
+@dataclass(frozen=True)
+class SortingRef(ComputedRef, keyword="sorting"):
+    """`sorting(@ckpt["l.g_idx"])`: the indices that sort a vector, equal elements in order; i32."""
+
+    source: Ref
+
+    def source_shape(self, shapes: Sequence[Sizes]) -> Sizes:
+        if len(shapes[0]) != 1:
+            raise Error(f"{self} has {[*shapes[0]]}; expected a vector")
+        return shapes[0]
+
+    def source_dtype(self, dtypes: Sequence[str | None]) -> str | None:
+        return "i32"
+
+    def compute(self, read: Elements, picks: Picks) -> Array:
+        (size,) = read.shape(self.source)
+        values = read.elements(self.source, (range(size),))
+        return np.argsort(values, kind="stable").astype(np.int32)[np.array(picks[0])]
+
+
+@dataclass(frozen=True)
+class TakenRef(ComputedRef, keyword="taken"):
+    """`taken(@ckpt["w"], sorting(@ckpt["g_idx"]); 0)`: slices of a dimension at some indices."""
+
+    source: Ref
+    indices: Ref
+    dim: Along
+
+    def source_shape(self, shapes: Sequence[Sizes]) -> Sizes:
+        shape, indices = shapes
+        if not 0 <= self.dim < len(shape) or len(indices) != 1:
+            raise Error(f"{self} takes {[*indices]} of {[*shape]}; expected a vector of indices")
+        return (*shape[: self.dim], *indices, *shape[self.dim + 1 :])
+
+    def input_ndims(self, ndim: int) -> Sequence[int]:
+        return ndim, 1
+
+    def compute(self, read: Elements, picks: Picks) -> Array:
+        index = read.elements(self.indices, (picks[self.dim],))
+        first, last = int(index.min()), int(index.max())
+        size = read.shape(self.source)[self.dim]
+        if not 0 <= first <= last < size:
+            raise Error(f"{self} has the indices {first} to {last}; expected 0 to {size - 1}")
+        region = range(first, last + 1)
+        values = read.elements(self.source, (*picks[: self.dim], region, *picks[self.dim + 1 :]))
+        return np.take(values, index - first, self.dim)

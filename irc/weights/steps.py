@@ -2,45 +2,87 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 from ..errors import Error
-from ..ir.dims import Shape
 from ..ir.dtypes import dtype as check_dtype
 from ..ir.mesh import MOST_RANKS, Mesh
+from .declare import Axes, Declared, Dtype, Order, Sizes, bracketed
 
-if TYPE_CHECKING:
-    from .sources import Ref
+
+class StepBase(Declared, ABC):
+    """A transformation of a tensor, written `.keyword(arguments)`."""
+
+    registry: ClassVar[dict[str, Any]] = {}
+
+    @abstractmethod
+    def fits(self, ndim: int) -> bool:
+        """Whether the step is one of a tensor of `ndim` dimensions."""
+
+    @abstractmethod
+    def result_shape(self, shape: Sizes, mesh: Mesh) -> Sizes:
+        """The shape after the step, which fits the number of dimensions of `shape`."""
+
+    def __str__(self) -> str:
+        return f".{self.call_text()}"
+
+
+class _Resize(StepBase):
+    """A step that changes the size of the dimension `dim`."""
+
+    dim: int
+
+    @abstractmethod
+    def resized(self, size: int, mesh: Mesh) -> int:
+        """The size after the step."""
+
+    def fits(self, ndim: int) -> bool:
+        return 0 <= self.dim < ndim
+
+    def result_shape(self, shape: Sizes, mesh: Mesh) -> Sizes:
+        size = self.resized(shape[self.dim], mesh)
+        return (*shape[: self.dim], size, *shape[self.dim + 1 :])
 
 
 @dataclass(frozen=True)
-class Slice:
+class Slice(StepBase):
     """`[0:64, :]`: a range per dimension; None is all of it."""
 
     ranges: tuple[tuple[int, int] | None, ...]
 
     def __post_init__(self) -> None:
         if any(part is not None and not 0 <= part[0] <= part[1] for part in self.ranges):
-            raise Error(f"{self} is no slice; ranges are begin:end, counted from 0")
+            raise Error(f"{self} is not a valid slice; ranges are begin:end, counted from 0")
 
     def __str__(self) -> str:
-        return f"[{', '.join(':' if r is None else f'{r[0]}:{r[1]}' for r in self.ranges)}]"
+        return bracketed(":" if part is None else f"{part[0]}:{part[1]}" for part in self.ranges)
+
+    def fits(self, ndim: int) -> bool:
+        return len(self.ranges) == ndim
+
+    def result_shape(self, shape: Sizes, mesh: Mesh) -> Sizes:
+        parts = [part or (0, size) for size, part in zip(shape, self.ranges, strict=True)]
+        for size, (_, end) in zip(shape, parts, strict=True):
+            if end > size:
+                raise Error(f"{self} reaches outside a dimension of {size}")
+        return tuple(end - begin for begin, end in parts)
 
 
 @dataclass(frozen=True)
-class Shard:
+class Shard(_Resize, keyword="shard"):
     """`.shard(0, tp)`: this rank's shard of a dimension, of ceil(n / N) elements, zero-padded."""
 
     dim: int
-    axes: tuple[str, ...]
+    axes: Axes
 
-    def __str__(self) -> str:
-        return f".shard({self.dim}, {'.'.join(self.axes)})"
+    def resized(self, size: int, mesh: Mesh) -> int:
+        return -(-size // mesh.group_size(self.axes))
 
 
 @dataclass(frozen=True)
-class Cyclic:
+class Cyclic(_Resize, keyword="cyclic"):
     """`.cyclic(0, 4)`: a cyclic distribution of a dimension over equal parts, each zero-padded.
 
     A part has R = ceil(n / group_size) of the n elements: element r*R + q of the result is element
@@ -56,12 +98,12 @@ class Cyclic:
                 f"{self} distributes over {self.group_size} parts; expected 1 to {MOST_RANKS}"
             )
 
-    def __str__(self) -> str:
-        return f".cyclic({self.dim}, {self.group_size})"
+    def resized(self, size: int, mesh: Mesh) -> int:
+        return -(-size // self.group_size) * self.group_size
 
 
 @dataclass(frozen=True)
-class Pad:
+class Pad(_Resize, keyword="pad"):
     """`.pad(0, 1)`: zeros appended to a dimension, `count` elements of it."""
 
     dim: int
@@ -71,89 +113,50 @@ class Pad:
         if self.count < 0:
             raise Error(f"{self}: expected a count of at least 0; a slice removes elements")
 
-    def __str__(self) -> str:
-        return f".pad({self.dim}, {self.count})"
+    def resized(self, size: int, mesh: Mesh) -> int:
+        return size + self.count
 
 
 @dataclass(frozen=True)
-class Transpose:
+class Transpose(StepBase, keyword="transpose"):
     """`.transpose(1, 0)`: dimensions in another order."""
 
-    order: tuple[int, ...]
+    order: Order
 
-    def __str__(self) -> str:
-        return f".transpose({', '.join(map(str, self.order))})"
+    def fits(self, ndim: int) -> bool:
+        return sorted(self.order) == list(range(ndim))
+
+    def result_shape(self, shape: Sizes, mesh: Mesh) -> Sizes:
+        return tuple(shape[i] for i in self.order)
 
 
 @dataclass(frozen=True)
-class Unsqueeze:
+class Unsqueeze(StepBase, keyword="unsqueeze"):
     """`.unsqueeze(0)`: a new dimension of size 1, along which references may be joined."""
 
     dim: int
 
-    def __str__(self) -> str:
-        return f".unsqueeze({self.dim})"
+    def fits(self, ndim: int) -> bool:
+        return 0 <= self.dim <= ndim
+
+    def result_shape(self, shape: Sizes, mesh: Mesh) -> Sizes:
+        return (*shape[: self.dim], 1, *shape[self.dim :])
 
 
 @dataclass(frozen=True)
-class Cast:
+class Cast(StepBase, keyword="cast"):
     """`.cast(f32)`: conversion to another dtype."""
 
-    dtype: str
+    dtype: Dtype
 
     def __post_init__(self) -> None:
         check_dtype(self.dtype)
 
-    def __str__(self) -> str:
-        return f".cast({self.dtype})"
+    def fits(self, ndim: int) -> bool:
+        return True
+
+    def result_shape(self, shape: Sizes, mesh: Mesh) -> Sizes:
+        return shape
 
 
 Step: TypeAlias = Slice | Shard | Cyclic | Pad | Transpose | Unsqueeze | Cast
-
-
-def step_shape(shape: Shape, step: Step, mesh: Mesh, ref: Ref | None = None) -> Shape:
-    """The shape after one step; an Error where the step does not fit."""
-    match step:
-        case Cast():
-            return shape
-        case Transpose(order):
-            if sorted(order) != list(range(len(shape))):
-                raise Error(f"{step} does not reorder the {len(shape)} dimensions of {ref}")
-            return tuple(shape[i] for i in order)
-        case Unsqueeze(dim):
-            if not 0 <= dim <= len(shape):
-                raise Error(f"{step} names a dimension that {ref} cannot have")
-            return (*shape[:dim], 1, *shape[dim:])
-        case Slice(ranges):
-            return _sliced(shape, ranges, step)
-        case Shard(dim) | Cyclic(dim) | Pad(dim):
-            if not 0 <= dim < len(shape):
-                raise Error(f"{step} names a dimension that {ref} does not have")
-            size = shape[dim]
-            if not isinstance(size, int):
-                raise Error(f"{step} changes a dimension of unknown size")
-            return (*shape[:dim], _resized(size, step, mesh), *shape[dim + 1 :])
-
-
-def _resized(size: int, step: Shard | Cyclic | Pad, mesh: Mesh) -> int:
-    match step:
-        case Shard(_, axes):
-            return -(-size // mesh.group_size(axes))
-        case Cyclic(_, group_size):
-            return -(-size // group_size) * group_size
-        case Pad(_, count):
-            return size + count
-
-
-def _sliced(shape: Shape, ranges: tuple[tuple[int, int] | None, ...], step: Step) -> Shape:
-    if len(ranges) != len(shape):
-        raise Error(f"{step} has {len(ranges)} ranges for a tensor of {len(shape)} dimensions")
-    sizes: list[int] = []
-    for size, part in zip(shape, ranges, strict=True):
-        if not isinstance(size, int):
-            raise Error(f"{step} slices a dimension of unknown size")
-        begin, end = part or (0, size)
-        if not 0 <= begin <= end <= size:
-            raise Error(f"{step} reaches outside a dimension of {size}")
-        sizes.append(end - begin)
-    return tuple(sizes)

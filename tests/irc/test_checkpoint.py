@@ -206,7 +206,7 @@ A, B, C = (FileRef("f", key) for key in "abc")
     ("ref", "message"),
     [
         (FileRef("f", "scalr"), r"m\.safetensors has no tensor called 'scalr'.*'scalar'"),
-        (A.then(Unsqueeze(3)), r"\.unsqueeze\(3\) names a dimension"),
+        (A.then(Unsqueeze(3)), r"\.unsqueeze\(3\) does not fit 2 dimensions"),
         (A.then(Slice(((0, 7), None))), "reaches outside a dimension of 6"),
         (ConcatRef((A, B), 0), "joins bf16 and f32"),
         (ConcatRef((A, C), 0), "joins tensors of shapes"),

@@ -38,7 +38,7 @@ CASES = [
     ("w.ref = FileRef('lost', 'w')", "refers to the file @lost, which is not declared"),
     (
         "w.ref = w.ref.then(Shard(0, ('pp',)))",
-        r"weight @w has .shard\(0, pp\), but the mesh \(tp=2\) lacks pp",
+        r"weight @w: .shard\(0, pp\) names the axis pp, which the mesh \(tp=2\) lacks",
     ),
     (
         "w.ref = ZerosRef((4, 8), 'f32').then(Slice(((0, 5), None)))",
@@ -46,7 +46,7 @@ CASES = [
     ),
     (
         "w.ref = ZerosRef((4, 8), 'f32').then(Pad(1, 1))",
-        r"@w is f32\[B, 8\], but zeros\(\[4, 8\], f32\).pad\(1, 1\) is f32\[4, 9\]",
+        r"@w: zeros\(\[4, 8\], f32\).pad\(1, 1\) is f32\[4, 9\], but the weight is f32\[B, 8\]",
     ),
     (
         "w.ref = quantized('scales', 'int4', 0, 3)",
@@ -54,7 +54,7 @@ CASES = [
     ),
     (
         "w.ref = quantized('codes', 'int4', 0, 4)",
-        r"@w is f32\[B, 8\], but quantized.* is i4\[4, 8\]",
+        r"@w: quantized.* is i4\[4, 8\], but the weight is f32\[B, 8\]",
     ),
     ("w.ref = quantized('codes', 'int4', 0, 0, 'i8')", "quantizes i8; expected f32, f16, bf16"),
     ("w.ref = quantized('codes', 'int4', 0)", r"\[0\] has not the 2 dimensions of \[4, 8\]"),

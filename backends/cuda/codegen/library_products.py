@@ -18,8 +18,7 @@ from irc.ir.dims import product as count
 from irc.ir.dtypes import numpy_dtype
 from irc.ir.types import TensorType
 from irc.ops.shapes import shape_text
-from irc.weights import Cast
-from irc.weights.imported import RepeatedRef
+from irc.weights import Cast, RepeatedRef
 
 from ..plan.product import Product, Settings
 from ..plan.template import CallTemplate, Fused, Sizes, fusion

@@ -17,7 +17,7 @@ from ...ir.dtypes import numpy_dtype, packed
 from .. import BytesRef, Cast, ComputedRef, ConcatRef, FileRef, RandomRef, Ref, UnboundRef, ZerosRef
 from ..computed import AT_ONCE
 from ..safetensors import Tensor
-from ..shapes import ref_dtype, shape_before, shapes_of, stated
+from ..sources import ref_dtype, shape_before, shapes_of, stated
 from .files import Array, Extent, File
 from .fill import fill, mapped
 from .numbers import Numbers
@@ -247,7 +247,7 @@ class Reader:
     def _shapes(self, ref: Ref) -> list[tuple[int, ...]]:
         """The shape of the source and after every step."""
         shapes = shapes_of(ref, self._module.mesh, self.known)
-        if shapes is None:
+        if not shapes:
             raise Error(f"the shape of {ref} is not known")
         return shapes
 
