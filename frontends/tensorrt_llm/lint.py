@@ -18,6 +18,7 @@ from ...errors import Error, TextError, did_you_mean
 from . import api
 from .api import RELEASES, ROOT, Row, Status
 from .context import NEWEST, current_session, minor, new_session
+from .sources import is_defined, package_folder, version_of
 
 Kind = Literal["supported", "without effect", "only when off", "unchecked", "refused", "unknown"]
 _WORK = ("refused", "unknown")
@@ -117,14 +118,19 @@ def is_build_script(path: str | Path) -> bool:
     return ROOT in packages and "irc" not in packages
 
 
-def lint_script(path: str | Path, version: str | None = None) -> Report:
+def lint_script(
+    path: str | Path, version: str | None = None, sources: str | Path | None = None
+) -> Report:
     """What every name, argument, method and attribute of the API in a script is.
 
-    `version` is the release that the script is written for; by default it is found in the text.
+    `version` is the release that the script is written for; by default that of `sources`, the
+    user's copy of TensorRT-LLM, or found in the text.
     """
     tree = parse_script(path)
-    release = version or RELEASES[find_release(tree, Path(path))]
-    with new_session(release):
+    root = package_folder(sources) if sources else None
+    release = version or (version_of(root) if root else None)
+    release = release or RELEASES[find_release(tree, Path(path))]
+    with new_session(release, sources=root):
         uses = dict.fromkeys(use for reference in references(tree) for use in _uses(reference))
     return Report(sorted(uses, key=lambda use: use.line), release)
 
@@ -257,6 +263,8 @@ def _status(path: str) -> tuple[str, Status]:
         depth += 1
     module, own = ".".join(parts[:depth]), ".".join(parts[: depth + 1])
     status = api.status(own)
+    if status.kind in _WORK and is_defined(own):
+        return own, Status("supported", "from your copy of the sources")
     if depth == len(parts) or not path:
         return path, status if status.kind != "unknown" else api.SUPPORTED
     if status.kind == "unknown":

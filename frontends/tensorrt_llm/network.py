@@ -180,6 +180,8 @@ class Network:
                 self._check_range(row, f"{name}: shape {shape}")
             if size >= 0:
                 sizes.append(size)
+            elif row is not None and row.merged[0] == row.merged[2]:
+                sizes.append(row.merged[0])  # of one size in all profiles
             elif row is None:
                 self.unnamed.add(f"{name}_{i}")
                 sizes.append(symbol(f"{name}_{i}"))

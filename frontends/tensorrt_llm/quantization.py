@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
-from enum import IntFlag, StrEnum, auto
+from enum import EnumType, IntFlag, StrEnum, auto
 from fnmatch import fnmatchcase
 from typing import Any
 
 from ...errors import Error, did_you_mean
 from ...quantization.schemes import scheme_called
 from ...source import here
-from .api import api, register
+from .api import api, register, release
 from .errors import ArgumentError
 
 _MODE = "quantization.mode.QuantMode"
@@ -43,10 +43,23 @@ def _with(names: str) -> Callable[[QuantMode], QuantMode]:
     return lambda mode: mode | _flags(names)
 
 
+class _Counted(EnumType):
+    """The members of QuantMode that depend on how many flags the script's release has."""
+
+    @property
+    def COUNT(cls) -> Any:
+        """The number behind the last flag."""
+        return cls(1 << (9 + (release() >= 12) + (release() >= 15)))
+
+    @property
+    def VALID_FLAGS(cls) -> Any:
+        """All flags."""
+        return cls(cls.COUNT - 1)
+
+
 @api(_MODE)
-class QuantMode(IntFlag):
-    """What is quantized, as flags. Their numbers differ between versions of TensorRT-LLM: those
-    here are of 0.16, so config files should hold names."""
+class QuantMode(IntFlag, metaclass=_Counted):
+    """What is quantized, as flags; later releases have more of them."""
 
     INT4_WEIGHTS = auto()
     INT8_WEIGHTS = auto()
@@ -59,9 +72,7 @@ class QuantMode(IntFlag):
     FP8_QDQ = auto()
     FP8_ROWWISE = auto()
     W4A8_QSERVE = auto()
-    COUNT = auto()
     WEIGHTS_AND_ACTIVATIONS = INT4_WEIGHTS | INT8_WEIGHTS | ACTIVATIONS
-    VALID_FLAGS = COUNT - 1
 
     @staticmethod
     @api(f"{_MODE}.from_description")
@@ -131,9 +142,9 @@ class QuantMode(IntFlag):
     set_fp8_qdq = _with("FP8_QDQ")
     set_fp8_rowwise = _with("FP8_ROWWISE PER_TOKEN PER_CHANNEL")
 
-    def _all(self, bits: int, mask: int = VALID_FLAGS) -> bool:
-        """Whether the flags of a mask are exactly `bits`."""
-        return self & mask == bits
+    def _all(self, bits: int, mask: int = -1) -> bool:
+        """Whether the flags of a mask, by default all, are exactly `bits`."""
+        return int(self) & mask == bits
 
     def _any(self, bits: int) -> bool:
         """Whether it has one of the flags."""
@@ -149,7 +160,7 @@ class QuantMode(IntFlag):
 
     def has_any_quant(self, exclude_kv_cache: bool = False) -> bool:
         """Whether anything is quantized."""
-        how = _flags("PER_CHANNEL PER_TOKEN PER_GROUP COUNT")
+        how = _flags("PER_CHANNEL PER_TOKEN PER_GROUP")
         caches = _flags("INT8_KV_CACHE FP8_KV_CACHE")
         return bool(self & ~(how | caches if exclude_kv_cache else how))
 

@@ -69,6 +69,15 @@ def source_spec(module: str) -> ModuleSpec | None:
     return spec_from_file_location(f"{ROOT}.{module}", file, submodule_search_locations=folders)
 
 
+def is_defined(path: str) -> bool:
+    """Whether a name that irc lacks comes from the session's sources."""
+    module, _, name = path.rpartition(".")
+    if source_spec(path) is not None:
+        return True
+    is_read = module.partition(".")[0] not in _ON_TENSORRT and source_of(module) is not None
+    return is_read and Definitions(module, str, str).defines(name)
+
+
 @contextmanager
 def sources_blamed() -> Generator[None]:
     """Let an Error of the block tell the line of the sources that it was raised at, if it was."""
@@ -110,6 +119,10 @@ class Definitions:
             "__file__": str(file),
             "__package__": package,
         }
+
+    def defines(self, name: str) -> bool:
+        """Whether the module binds a name."""
+        return name in self._statements
 
     def get(self, name: str) -> Any:
         """What the module defines under a name, or None."""

@@ -68,7 +68,7 @@ def _script(args: Namespace) -> int:
     """0 if irc takes every use of TensorRT-LLM in a script, else 1. The script is not run."""
     from ..frontends.tensorrt_llm.lint import as_rows, lint_script
 
-    report = lint_script(args.source, args.tensorrt_llm)
+    report = lint_script(args.source, args.tensorrt_llm, args.tensorrt_llm_sources)
     complete = report.score == 1
     if args.json:
         uses = [asdict(use) for use in report.uses]

@@ -189,6 +189,7 @@ class GenerationSession:
                 "build the engine with it"
             )
         prompts = split_prompts(as_array(input_ids), as_array(context_lengths).reshape(-1).tolist())
+        self._check_length(max(map(len, prompts)) + self.max_new_tokens)
         is_masked = any(port.name == "attention_mask" for port in self.ports.inputs)
         if is_masked and any(config.pad_id in prompt[1:] for prompt in prompts):
             raise ScriptError(
@@ -247,6 +248,17 @@ class GenerationSession:
         for _ in results():
             pass
         return result()
+
+    def _check_length(self, longest: int) -> None:
+        """An Error where caches that grow hold fewer tokens; others are checked as they are made."""
+        dims = self.artifact.manifest["dims"]
+        caches = [port for port in self.ports.inputs if port.name.startswith("past_key")]
+        for size in {str(port.shape[3]) for port in caches} & dims.keys():
+            if longest > (most := int(dims[size][2])):
+                raise ScriptError(
+                    f"prompt and new tokens are {longest}, but the caches of this engine hold "
+                    f"{most}; build it with a larger max_seq_len, or ask for fewer tokens"
+                )
 
     def decode_batch(
         self,

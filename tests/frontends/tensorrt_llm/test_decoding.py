@@ -313,6 +313,8 @@ def test_prompts_of_one_length_without_a_mask(runner: Any, llama: Llama) -> None
     assert ids[:, 0].tolist() == [answer(llama, prompt, 4) for prompt in batch]
     with pytest.raises(Error, match=r"no attention_mask, which tells padding.* found 2, 3"):
         runner("without mask").generate([[1, 2], [1, 2, 3]], end_id=-1)
+    with pytest.raises(Error, match=f"new tokens are 41, but the caches of this .* hold {8 + NEW}"):
+        runner("plain").generate([[1] * 8], end_id=-1, max_new_tokens=33)
     with pytest.raises(Error, match="a prompt has the token 4, which is pad_id"):
         runner("plain").generate([[1, 2, 4]], end_id=-1, pad_id=4)
 

@@ -155,6 +155,12 @@ def test_the_network_of_tensorrt_is_read_only() -> None:
             t.default_trtnet().add_gather()
 
 
+def test_a_dimension_of_one_size_in_its_range_is_static() -> None:
+    with t.net_guard(t.Network()):
+        rows = t.Tensor("x", "float32", [-1, -1], OrderedDict(b=[1], n=[(1, 2, 3)]))
+        assert rows.shape == (1, -1)
+
+
 def test_lines_of_a_refused_operation_are_those_of_the_script() -> None:
     with t.net_guard(t.Network()), pytest.raises(irc.Error) as error:
         wrap(F.add(unwrapped(source()), unwrapped(t.Tensor("y", "int32", [3]))))

@@ -7,6 +7,7 @@ from operator import or_
 import pytest
 
 from irc.errors import Error
+from irc.frontends.tensorrt_llm.context import new_session
 from irc.frontends.tensorrt_llm.quantization import QuantAlgo, QuantConfig, QuantMode
 
 # algorithm | its flags (SQ: two) | irc's scheme, or the start of the reason why there is none
@@ -126,6 +127,13 @@ def test_numbers_are_those_of_0_16() -> None:
     assert mode._all(QuantMode(0), QuantMode.WEIGHTS_AND_ACTIVATIONS)
     assert QuantMode(0).set_fp8_kv_cache().has_fp8_kv_cache()
     assert QuantMode(0).set_fp8_rowwise() == QuantMode.from_quant_algo("FP8_PER_CHANNEL_PER_TOKEN")
+
+
+@pytest.mark.parametrize(("version", "flags"), [("0.7.1", 9), ("0.12", 10), ("0.16", 11)])
+def test_the_count_is_that_of_the_release(version: str, flags: int) -> None:
+    with new_session(version):
+        assert QuantMode.COUNT.value == 1 << flags
+        assert QuantMode.VALID_FLAGS.value == (1 << flags) - 1
 
 
 def test_to_dict() -> None:

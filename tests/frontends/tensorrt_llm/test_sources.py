@@ -9,6 +9,7 @@ import pytest
 
 from irc.cli.main import main
 from irc.errors import Error
+from irc.frontends.tensorrt_llm.lint import lint_script
 from irc.frontends.tensorrt_llm.script import run_script
 from irc.frontends.tensorrt_llm.sources import package_folder
 
@@ -107,6 +108,18 @@ def test_without_sources_the_error_names_the_option(
         run_script(script, sources=sources)
     main(["lint", str(script)])
     assert "--tensorrt-llm-sources DIR" in capsys.readouterr().out
+
+
+def test_lint_says_what_comes_from_the_sources(sources: Path) -> None:
+    script = sources.parent / "other.py"
+    script.write_text(
+        "from tensorrt_llm.models import MODELS, TinyModel, GPTLMHeadModel\n"
+        "from tensorrt_llm.models.tiny.model import TinyModel as same\n"
+        "from tensorrt_llm.functional import a_plugin_of_its_own\n"
+    )
+    expected = ["supported", "supported", "refused", "supported", "unknown"]
+    assert [use.status for use in lint_script(script, sources=sources).uses] == expected
+    assert lint_script(script).score == 0
 
 
 def test_a_folder_without_sources_is_an_error(tmp_path: Path) -> None:
