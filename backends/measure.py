@@ -13,9 +13,8 @@ import numpy as np
 
 from irc.analysis.topology_fit import Measurement
 from irc.artifact.manifest import Progress
-from irc.backends.ranks.collective_call import CollectiveCall
 from irc.backends.ranks.combine import perform
-from irc.backends.ranks.communicator import Communicator
+from irc.backends.ranks.communicator import CollectiveCall, Communicator
 from irc.errors import Error
 from irc.ops.collective_names import REDUCING
 

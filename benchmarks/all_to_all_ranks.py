@@ -14,8 +14,7 @@ import irc
 from benchmarks.all_to_all import SCHEMES, same_bits
 from irc.backends.cuda.driver import Driver
 from irc.backends.cuda.group import Group, nccl_version, open_group
-from irc.backends.ranks.collective_call import CollectiveCall
-from irc.backends.ranks.communicator import Communicator
+from irc.backends.ranks.communicator import CollectiveCall, Communicator
 from irc.ir.dtypes import dtype_of
 
 MEETING = 60.0  # seconds: the first processes on a machine start slowly

@@ -18,8 +18,7 @@ from benchmarks.gpu_timing import graph_us
 from benchmarks.rank import start_ranks
 from irc.backends.cuda.device import CudaDriver
 from irc.backends.cuda.group import Group, nccl_version, open_group
-from irc.backends.ranks.collective_call import CollectiveCall
-from irc.backends.ranks.communicator import Communicator
+from irc.backends.ranks.communicator import CollectiveCall, Communicator
 
 REPEATED = 10  # lookups in one graph, each of other ids
 SECONDS = 200.0  # in which the ranks measure

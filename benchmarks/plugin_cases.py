@@ -11,8 +11,8 @@ import numpy as np
 from benchmarks.plugin_host import PluginHost
 from irc.backends.cuda.driver import Driver, Stream
 from irc.backends.cuda.group import Group
-from irc.backends.ranks.collective_call import CollectiveCall
 from irc.backends.ranks.combine import perform, reduce_parts
+from irc.backends.ranks.communicator import CollectiveCall
 from irc.backends.tensorrt.plugins import Instance, TensorDesc, find
 from irc.backends.tensorrt.plugins.collective import FUSED, NAME, OPERATIONS, REDUCING, ROOTED
 from irc.ir.dtypes import dtype, numpy_dtype, widened

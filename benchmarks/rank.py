@@ -14,9 +14,7 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-from irc.backends.ranks.environment import find_place
-from irc.backends.ranks.launch import find_mpiexec
-from irc.backends.ranks.supervisor import supervise
+from irc.backends.ranks.launch import find_launched_rank, find_mpiexec, supervise
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -29,10 +27,10 @@ def start_ranks(ranks: int, module: str, *arguments: str, **options: Any) -> sub
 
 def main() -> None:
     """Be one rank; a failure here ends all ranks."""
-    place = find_place()
-    if place is None:
+    rank = find_launched_rank()
+    if rank is None:
         sys.exit(__doc__)
-    supervise(place)
+    supervise(rank)
     from irc.backends.ranks.mpi import MpiCommunicator
 
     communicator = MpiCommunicator()
@@ -40,10 +38,10 @@ def main() -> None:
         importlib.import_module(sys.argv[1]).run(communicator, sys.argv[2:])
         communicator.close()
     except BaseException as error:
-        if communicator.failure is None:
+        if communicator.watcher.failure is None:
             traceback.print_exc()
-        communicator.abort(str(error))
-        communicator.leave(1)
+        communicator.watcher.fail_here(str(error))
+        communicator.watcher.end_process(1)
 
 
 if __name__ == "__main__":

@@ -11,8 +11,7 @@ import numpy as np
 from irc.analysis.topology_fit import Measurement
 from irc.artifact.manifest import Progress
 from irc.backends.measure import Case, Plan, check, operand_of
-from irc.backends.ranks.collective_call import CollectiveCall
-from irc.backends.ranks.communicator import Communicator
+from irc.backends.ranks.communicator import CollectiveCall, Communicator
 from irc.ir.dtypes import dtype_of
 from irc.ops.collective_names import REDUCING
 

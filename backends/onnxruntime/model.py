@@ -12,14 +12,15 @@ from irc.backends.base import Arrays, Ports
 from irc.backends.onnxruntime.execution import run_parts
 from irc.backends.onnxruntime.session import open_parts
 from irc.backends.ranks.communicator import Communicator
-from irc.backends.ranks.facts import (
+from irc.backends.ranks.ports import (
+    Sizes,
     contradictions_named,
     mesh_of_facts,
     peer,
     ports_of_facts,
+    sized,
     writes_of_facts,
 )
-from irc.backends.ranks.inputs import Sizes, sized
 from irc.errors import Error
 
 

@@ -12,11 +12,8 @@ from irc.backends.base import Arrays, Ports, check_plain
 from irc.backends.onnxruntime.model import RankModel
 from irc.backends.onnxruntime.session import usable_cores
 from irc.backends.onnxruntime.stream import RankStream
-from irc.backends.ranks.collective_call import CollectiveCall
-from irc.backends.ranks.communicator import Communicator
-from irc.backends.ranks.facts import contradictions_named
-from irc.backends.ranks.inputs import Sizes
-from irc.backends.ranks.sharded_ports import Result, ShardedPorts
+from irc.backends.ranks.communicator import CollectiveCall, Communicator
+from irc.backends.ranks.ports import Result, ShardedPorts, Sizes, contradictions_named
 from irc.backends.ranks.threads import TIMEOUT, ThreadWorld
 from irc.errors import Error
 from irc.ir.dtypes import numpy_dtype

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from onnx.onnx_ml_pb2 import ModelProto, NodeProto, TensorProto, ValueInfoProto
 
 from irc.backends.onnx.graph import COLLECTIVE
-from irc.backends.ranks.collective_call import CollectiveCall
+from irc.backends.ranks.communicator import CollectiveCall
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ import numpy as np
 from irc.backends.base import Arrays, state_shape
 from irc.backends.onnxruntime.model import RankModel
 from irc.backends.ranks.communicator import Communicator
-from irc.backends.ranks.inputs import Sizes, sized
+from irc.backends.ranks.ports import Sizes, sized
 from irc.errors import Error
 from irc.ir.dtypes import numpy_dtype
 

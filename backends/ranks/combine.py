@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from irc.backends.ranks.collective_call import CollectiveCall
+from irc.backends.ranks.communicator import CollectiveCall
 from irc.ops.collective import REDUCTIONS
 
 Array: TypeAlias = np.ndarray[Any, Any]

@@ -1,39 +1,97 @@
-"""Starts a process per rank through MPI's launcher, shows what they print, and ends them all."""
+"""Starts a process per rank through MPI's launcher, and tells a process which rank it is.
+
+A launcher kills every rank when one has died, and tells the user no more than a process id. So what
+it started forks: the child is the rank, and when that dies, its parent, the supervisor, waits until
+the other ranks have named it.
+"""
 
 from __future__ import annotations
 
 import base64
+import ctypes
 import importlib.util
 import json
 import os
 import re
-import secrets
 import select
 import shutil
+import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from math import inf
+from dataclasses import dataclass
 from pathlib import Path
+from typing import NoReturn
 
 import irc
-from irc.backends.ranks.frames import ERR, EXIT, MET, OUT, FrameReader
-from irc.backends.ranks.supervisor import REPORTED
+from irc.argument_checks import whole_number_in
 from irc.errors import Error, installs
 
-# What the irc that starts the ranks tells them: the command, the token of its frames, and which of
-# its own streams are terminals. A launcher does not pass every argument on.
-_COMMAND, _TOKEN, _TERMINALS = "IRC_RANK_COMMAND", "IRC_RANK_TOKEN", "IRC_RANK_TERMINALS"
+# (rank, world size) as the launchers of MPICH and Intel MPI, Open MPI, and Slurm's PMIx set them
+_RANK_VARIABLES = (
+    ("PMI_RANK", "PMI_SIZE"),
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+    ("PMIX_RANK", "SLURM_NTASKS"),
+)
+# launchers that are none of MPI's: their variables (the same two first), and what to do
+_OTHERS = (
+    (
+        ("RANK", "WORLD_SIZE", "MASTER_PORT"),
+        "torchrun started this process, and irc's ranks meet over MPI: mpirun -n {ranks} irc ..., "
+        "or irc ... --ranks {ranks}",
+    ),
+    (
+        ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_STEP_ID"),
+        "srun started this process without MPI; start it with srun --mpi=pmi2",
+    ),
+)
+# The irc command of the ranks, from the irc that starts them: a launcher does not pass every
+# argument on.
+_COMMAND = "IRC_RANK_COMMAND"
+_PIPE = "IRC_SUPERVISOR_PIPE"
 _INSTALL = f"{installs('mpi')} brings mpi4py and mpich"
-_MEETING = 70.0  # seconds until the ranks have met: longer than their supervisors wait
-_ENDING = 3.0  # seconds for each polite way of ending
 _LONGEST = 100_000  # characters of a variable in the environment
-_KEPT = 2000  # characters of the launcher's own messages
+_STATUSES = (0, 1, 2, 70, 130, 143)  # of irc; others are the launcher's own
 # "[mpiexec@host] main (/mpich/src/pm/hydra/mpiexec/mpiexec.c:270): process manager error ..."
 _TRACE = re.compile(rb"\[[\w:.-]+@[^\]]*\] \w+ \([^()\s]*\.[ch]:\d+\): ")
+_FOR_THE_RANK = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_PARENT_DEATH_SIGNAL = 1  # of Linux's prctl
+_MEETING = 60.0  # seconds until all ranks have met
+_NAMING = 12.0  # seconds that the other ranks have after one died
+_ENDING = 3.0  # seconds for the launcher to end the ranks
+
+
+@dataclass(frozen=True)
+class LaunchedRank:
+    """This process as one of `ranks` of an MPI run.
+
+    `refusal`: why it is no rank, where a launcher started it that is none of MPI's.
+    """
+
+    rank: int
+    ranks: int
+    refusal: str = ""
+
+
+def find_launched_rank(environment: Mapping[str, str] = os.environ) -> LaunchedRank | None:
+    """The rank that mpiexec, mpirun or srun gave this process; None where none of them did."""
+    for names in _RANK_VARIABLES:
+        if numbers := _numbers(environment, names):
+            return LaunchedRank(numbers[0], numbers[1])
+    for names, refusal in _OTHERS:
+        numbers = _numbers(environment, names)
+        if numbers and numbers[1] > 1:
+            return LaunchedRank(numbers[0], numbers[1], refusal.format(ranks=numbers[1]))
+    return None
+
+
+def _numbers(environment: Mapping[str, str], names: tuple[str, ...]) -> list[int]:
+    """The values of all these variables as numbers; empty where one is missing."""
+    values = [whole_number_in(environment.get(name, "")) for name in names]
+    numbers = [number for number in values if number is not None]
+    return numbers if len(numbers) == len(values) else []
 
 
 def find_mpiexec() -> str:
@@ -41,165 +99,134 @@ def find_mpiexec() -> str:
     if importlib.util.find_spec("mpi4py") is None:
         raise Error(f"the package mpi4py is not installed; {_INSTALL}")
     own = Path(sys.prefix, "bin", "mpiexec")
-    found = str(own) if own.is_file() else shutil.which("mpiexec")
-    if found is None:
+    path = str(own) if own.is_file() else shutil.which("mpiexec")
+    if path is None:
         raise Error(f"there is no mpiexec, neither in {own.parent} nor on PATH; {_INSTALL}")
-    return found
+    return path
 
 
-def command_line(ranks: int, hosts: Sequence[str] = ()) -> list[str]:
-    """What starts the ranks: MPI's launcher, and this Python with this irc."""
-    path = find_mpiexec()
-    line = [path, "-n", str(ranks)]
-    if hosts:
-        if "hydra" not in os.path.realpath(path) and not Path(path + ".hydra").is_file():
-            raise Error(f"--hosts needs MPICH's mpiexec, and {path} is another; use your mpirun")
-        each = -(-ranks // len(hosts))
-        line += ["-launcher", "ssh", "-hosts", ",".join(hosts), "-ppn", str(each)]
-    here = Path(irc.__file__).resolve().parents[1] == Path.cwd().resolve()
-    # -P as for the program irc: a folder called irc in the working directory is not meant
-    return [*line, sys.executable, *([] if here else ["-P"]), "-m", "irc"]
-
-
-def launch(words: list[str], ranks: int, hosts: Sequence[str] = (), data: bytes = b"") -> int:
+def launch(argv: list[str], ranks: int, hosts: Sequence[str] = (), data: bytes = b"") -> int:
     """Run an irc command in `ranks` processes; its exit status.
 
     `hosts`: where they run, this host by default; each takes consecutive ranks. `data` is standard
     input for rank 0.
     """
-    command = base64.b64encode(json.dumps(words).encode()).decode()
+    command = base64.b64encode(json.dumps(argv).encode()).decode()
     if len(command) > _LONGEST:
         raise Error("this command is too long to pass on; give the prompt by standard input: -")
-    token = secrets.token_hex(16)
-    terminals = [kind for kind, stream in ((OUT, sys.stdout), (ERR, sys.stderr)) if stream.isatty()]
-    environment = {_COMMAND: command, _TOKEN: token, _TERMINALS: " ".join(terminals)} | _as_root()
+    environment = {_COMMAND: command}
+    if sys.stdout.isatty() and sys.stderr.isatty():
+        environment["FORCE_COLOR"] = "1"  # the ranks write to pipes
     with subprocess.Popen(
-        command_line(ranks, hosts),
+        _command_line(ranks, hosts),
         stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         bufsize=0,
         env={**os.environ, **environment},
         start_new_session=True,  # so that ctrl-C comes here alone
+        preexec_fn=_die_with_parent,
     ) as process:
         try:
-            return _Relay(process, token, hosts, data).run()
+            return _status(process, hosts, data)
         finally:
             with suppress(subprocess.TimeoutExpired):
                 if process.poll() is None:
                     process.terminate()
                     process.wait(_ENDING)
             process.kill()  # its helpers kill all ranks when it is gone
-            process.wait()
 
 
-def _as_root() -> dict[str, str]:
-    """Let Open MPI start ranks as root, as in a container: they get the rights of this process."""
-    names = ("OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM")
-    return dict.fromkeys(names, "1") if os.geteuid() == 0 else {}
+def _status(process: subprocess.Popen[bytes], hosts: Sequence[str], data: bytes) -> int:
+    """The exit status of the ranks; their errors are shown without traces of the launcher."""
+    assert process.stdin is not None and process.stderr is not None
+    with suppress(BrokenPipeError), process.stdin as pipe:  # the ranks may have ended
+        pipe.write(data)
+    for line in process.stderr:
+        if not _TRACE.match(line):
+            with suppress(OSError):  # the reader has closed it
+                os.write(2, line)
+    status = process.wait()
+    if status in _STATUSES:
+        return status
+    where = f" on {', '.join(hosts)}" if hosts else ""
+    raise Error(f"the ranks{where} did not start, or ended; mpiexec has the exit status {status}")
 
 
-def take_command(environment: Mapping[str, str]) -> tuple[list[str], str, list[str]] | None:
-    """(command, token of frames, terminals) from the irc that started this rank, if one did."""
-    if not environment.get(_TOKEN):
-        return None
-    words = json.loads(base64.b64decode(environment[_COMMAND]))
-    found = words, environment[_TOKEN], environment[_TERMINALS].split()
-    for name in (_COMMAND, _TOKEN, _TERMINALS):
-        del os.environ[name]
-    return found
+def _command_line(ranks: int, hosts: Sequence[str]) -> list[str]:
+    """What starts the ranks: MPI's launcher, and this Python with this irc."""
+    path = find_mpiexec()
+    line = [path, "-n", str(ranks)]
+    if hosts:
+        if "hydra" not in os.path.realpath(path) and not Path(path + ".hydra").is_file():
+            raise Error(f"--hosts needs MPICH's mpiexec, and {path} is another; use your mpirun")
+        per_host = -(-ranks // len(hosts))
+        line += ["-launcher", "ssh", "-hosts", ",".join(hosts), "-ppn", str(per_host)]
+    here = Path(irc.__file__).resolve().parents[1] == Path.cwd().resolve()
+    # -P as for the program irc: a folder called irc in the working directory is not meant
+    return [*line, sys.executable, *([] if here else ["-P"]), "-m", "irc"]
 
 
-def read_launch_data() -> bytes:
-    """The standard input that `launch` passes on: a length, a line break, bytes; then it stays
-    open as long as the irc that started the ranks lives."""
-    with open(0, "rb", closefd=False) as pipe:
-        return pipe.read(int(pipe.readline() or 0))
+def take_command() -> list[str] | None:
+    """The irc command from the irc that started this rank; None where none did."""
+    command = os.environ.pop(_COMMAND, None)
+    return None if command is None else json.loads(base64.b64decode(command))
 
 
-class _Relay:
-    """Prints what the ranks and the launcher say until they end."""
-
-    def __init__(
-        self, process: subprocess.Popen[bytes], token: str, hosts: Sequence[str], data: bytes
-    ) -> None:
-        assert process.stdin is not None and process.stdout is not None
-        self._process, self._pipe, self._hosts = process, process.stdout.fileno(), hosts
-        self._reader = FrameReader(token)
-        self._said = ""  # by the launcher, on standard output
-        self._warnings: list[str] = []  # the lines on standard error
-        self._met = False
-        self._status: int | None = None
-        self._errors = threading.Thread(target=self._pass_errors_on, daemon=True)
-        self._errors.start()
-        feed = (process.stdin.fileno(), b"%d\n" % len(data) + data)
-        threading.Thread(target=_write, args=feed, daemon=True).start()
-
-    def run(self) -> int:
-        """The exit status of the command."""
-        until = time.monotonic() + _MEETING
-        while self._read(until):
-            if self._status is not None:
-                until = min(until, time.monotonic() + _ENDING)
-            elif self._met:
-                until = inf
-        if self._status is not None:
-            return self._status
-        if not self._met and time.monotonic() >= until:
-            raise self._error(f"the ranks have not met within {_MEETING:g} s")
-        return self._status_of_launcher()
-
-    def _read(self, until: float) -> bool:
-        """Show what comes; False once nothing more will, or it takes too long."""
-        left = None if until == inf else max(0.0, until - time.monotonic())
-        if not select.select([self._pipe], [], [], left)[0]:
-            return False
-        data = os.read(self._pipe, 1 << 16)
-        for kind, text in self._reader.feed(data):
-            self._take(kind, text)
-        return bool(data)
-
-    def _take(self, kind: str, text: str) -> None:
-        if kind in (OUT, ERR):
-            print(text, end="", file=sys.stdout if kind == OUT else sys.stderr, flush=True)
-        elif kind == MET:
-            self._met = True
-        elif kind == EXIT:
-            self._status = int(text)
-        else:
-            self._said = (self._said + text)[-_KEPT:]
-
-    def _status_of_launcher(self) -> int:
-        """The exit status where the ranks ended, and none of them reported one."""
-        with suppress(subprocess.TimeoutExpired):
-            self._process.wait(_ENDING)
-        code = self._process.poll()
-        if code in (0, REPORTED):
-            return min(code, 1)
-        if self._hosts and not self._met:
-            self._errors.join(_ENDING)
-            why = [line for line in self._warnings if any(host in line for host in self._hosts)]
-            what = f"no ranks could be started on {', '.join(self._hosts)}"
-            raise self._error(f"{what}: {why[-1]}" if why else what)
-        raise self._error(f"the ranks ended, and mpiexec with the exit status {code}")
-
-    def _error(self, what: str) -> Error:
-        words = " ".join(self._said.replace("=", "").split())
-        return Error(f"{what}; mpiexec says: {words}" if words else what)
-
-    def _pass_errors_on(self) -> None:
-        """Print the launcher's errors, without the traces of its own source."""
-        assert self._process.stderr is not None
-        for line in self._process.stderr:
-            if not _TRACE.match(line):
-                self._warnings.append(line.decode(errors="replace").strip())
-                with suppress(OSError):  # the reader has closed it
-                    os.write(2, line)
+def supervise(launched: LaunchedRank) -> None:
+    """Go on in a child process; called before anything large is imported or any thread begins."""
+    reading, writing = os.pipe()
+    _die_with_parent()
+    parent, process = os.getpid(), os.fork()
+    if process == 0:
+        _die_with_parent()
+        if os.getppid() != parent:  # it was killed meanwhile
+            os._exit(1)
+        os.close(reading)
+        os.environ[_PIPE] = str(writing)
+        return
+    os.close(writing)
+    for number in _FOR_THE_RANK:
+        signal.signal(number, signal.SIG_IGN)
+    _watch_start(launched.rank, process, reading)
+    code = os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
+    if code < 0 and -code not in _FOR_THE_RANK:
+        time.sleep(_NAMING)
+    os._exit(code if code >= 0 else 128 - code)
 
 
-def _write(pipe: int, data: bytes) -> None:
-    """Write to a pipe, which stays open as long as this process lives."""
-    left = memoryview(data)
-    with suppress(OSError):  # the ranks have ended
-        while left:
-            left = left[os.write(pipe, left) :]
+def tell_supervisor() -> None:
+    """Tell the supervisor of this rank, where it has one, that the ranks have met."""
+    pipe = os.environ.get(_PIPE, "")
+    if pipe:
+        os.write(int(pipe), b"m")
+
+
+def _watch_start(rank: int, process: int, pipe: int) -> None:
+    """Wait until the ranks have met, or this one has ended; MPI itself would wait for ever.
+
+    Ranks with a reason of their own to end print it.
+    """
+    # rank 0 tells the user, if it has come this far
+    if not select.select([pipe], [], [], _MEETING + _ENDING * (rank > 0))[0]:
+        _end_all(f"rank {rank} has not met the other ranks within {_MEETING:g} s")
+    if os.read(pipe, 1):
+        return
+    ended = os.waitid(os.P_PID, process, os.WEXITED | os.WNOWAIT)
+    assert ended is not None
+    number = 0 if ended.si_code == os.CLD_EXITED else ended.si_status
+    if number and number not in _FOR_THE_RANK:
+        _end_all(f"rank {rank} died before all ranks had met: {signal.strsignal(number)}")
+
+
+def _end_all(text: str) -> NoReturn:
+    """Tell the user why, and end this rank in a way that makes the launcher end all others."""
+    os.write(2, f"error: {text}\n".encode())
+    time.sleep(_ENDING / 6)  # for the launcher to pass it on
+    os.kill(os.getpid(), signal.SIGKILL)
+    raise AssertionError("a killed process goes on")
+
+
+def _die_with_parent() -> None:
+    """Let the kernel kill this process when its parent dies."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PARENT_DEATH_SIGNAL, int(signal.SIGKILL))

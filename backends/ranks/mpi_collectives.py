@@ -13,8 +13,8 @@ from typing import Any, NamedTuple, TypeAlias
 import ml_dtypes
 import numpy as np
 
-from irc.backends.ranks.collective_call import CollectiveCall
 from irc.backends.ranks.combine import reduce_parts
+from irc.backends.ranks.communicator import CollectiveCall
 from irc.ops.collective_names import REDUCING
 
 Array: TypeAlias = np.ndarray[Any, Any]

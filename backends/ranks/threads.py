@@ -1,13 +1,12 @@
 """Ranks as threads of one process, whose communicators share memory.
 
-A rank that waits stops at once when another rank fails, makes another call or waits for it in turn,
-and after a time in which no rank has moved at all.
+A rank that waits stops at once when another rank fails or makes another call, or when all ranks
+wait; and after a time in which no rank has moved at all.
 """
 
 from __future__ import annotations
 
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -16,10 +15,14 @@ from typing import Any, NoReturn, TypeAlias, TypeVar
 
 import numpy as np
 
-from irc.backends.ranks.collective_call import CollectiveCall
 from irc.backends.ranks.combine import perform
-from irc.backends.ranks.communicator import Communicator, PeerError, difference
-from irc.backends.ranks.health import awaited
+from irc.backends.ranks.communicator import (
+    CollectiveCall,
+    Communicator,
+    PeerError,
+    difference,
+    disagreement,
+)
 
 Array: TypeAlias = np.ndarray[Any, Any]
 T = TypeVar("T")
@@ -42,16 +45,13 @@ class _Call:
     def is_full(self) -> bool:
         return len(self.items) == len(self.group)
 
-    def missing(self) -> list[int]:
-        return [rank for rank in self.group if rank not in self.items]
-
 
 @dataclass(frozen=True)
 class _Wait:
-    """A rank that waits: in which call, and for which ranks."""
+    """A rank that waits in a call until something is ready."""
 
     text: str
-    missing: Callable[[], list[int]]
+    is_ready: Callable[[], bool]
 
 
 class ThreadWorld:
@@ -64,12 +64,11 @@ class ThreadWorld:
         self.ranks, self.timeout = ranks, timeout
         self._changed = threading.Condition()
         self._failed: tuple[int | None, str] | None = None  # the rank to blame, and the message
-        self._moved = 0.0
+        self._moves = 0  # times that a rank began to wait
         self._counts: dict[tuple[int, tuple[int, ...]], int] = {}  # calls of a rank in a group
         self._calls: dict[tuple[tuple[int, ...], int], _Call] = {}
         self._sent: dict[tuple[int, int], deque[dict[str, Array]]] = {}
-        self._waits: dict[int, _Wait] = {}
-        self._finished: set[int] = set()
+        self._waits: dict[int, _Wait] = {}  # of ranks that have finished too, which never end
 
     def communicator(self, rank: int) -> Communicator:
         """The communicator of one rank."""
@@ -81,37 +80,36 @@ class ThreadWorld:
             return [work(self.communicator(0))]
         results: dict[int, T] = {}
         errors: dict[int, BaseException] = {}
-        self._finished.clear()
-        self._moved = time.monotonic()
+        self._waits.clear()
 
-        def one(rank: int) -> None:
+        def run_rank(rank: int) -> None:
             try:
                 results[rank] = work(self.communicator(rank))
                 with self._changed:
-                    self._finished.add(rank)
+                    self._waits[rank] = _Wait("the end", lambda: False)
                     self._changed.notify_all()
             except BaseException as error:  # raised again by the thread that called run
                 errors[rank] = error
                 self.fail(rank, f"rank {rank} failed: {error}")
 
         threads = [
-            threading.Thread(target=one, args=(rank,), name=f"rank {rank}")
+            threading.Thread(target=run_rank, args=(rank,), name=f"rank {rank}")
             for rank in range(1, self.ranks)
         ]
         for thread in threads:
             thread.start()
         try:
-            one(0)
+            run_rank(0)
             for thread in threads:
                 thread.join()
         except BaseException:
             self.fail(0, "the run was interrupted")
             raise
         if errors:
-            raise self._first(errors)
+            raise self._blamed_error(errors)
         return [results[rank] for rank in range(self.ranks)]
 
-    def _first(self, errors: Mapping[int, BaseException]) -> BaseException:
+    def _blamed_error(self, errors: Mapping[int, BaseException]) -> BaseException:
         """What the rank raised that is to blame for all others."""
         blamed = self._failed[0] if self._failed is not None else None
         rank = blamed if blamed is not None and blamed in errors else next(iter(errors))
@@ -144,7 +142,7 @@ class ThreadWorld:
             self._counts[rank, group] = count + 1
             call = self._calls.setdefault((group, count), _Call(group, text))
             if call.text != text:
-                self._disagree(next(iter(call.items)), call.text, rank, text)
+                self._fail(disagreement({next(iter(call.items)): call.text, rank: text}))
             call.items[rank] = item
             if call.is_full:
                 del self._calls[group, count]
@@ -152,28 +150,22 @@ class ThreadWorld:
                     self._changed.notify_all()
             return call, call.is_full
 
-    def wait(
-        self,
-        rank: int,
-        text: str,
-        is_ready: Callable[[], bool],
-        missing: Callable[[], list[int]] = list,
-    ) -> None:
-        """Wait until something is ready, for which the `missing` ranks have to come."""
+    def wait(self, rank: int, text: str, is_ready: Callable[[], bool]) -> None:
+        """Wait in the call `text` until something is ready."""
         with self._changed:
-            self._moved = looked = time.monotonic()
-            self._waits[rank] = _Wait(text, missing)
+            self._moves += 1
+            moves, waited = self._moves, 0.0  # a time in which this process runs, not of a clock
+            self._waits[rank] = _Wait(text, is_ready)
             try:
                 while not is_ready():
                     self.check()
-                    self._check_deadlock(rank)
-                    now = time.monotonic()
-                    if now - looked > 2 * _TURN:  # the process was stopped (ctrl-Z), not the ranks
-                        self._moved = min(now, self._moved + now - looked)
-                    looked, left = now, self._moved + self.timeout - now
-                    if left <= 0:
-                        self._time_out(text, missing())
-                    self._changed.wait(min(left, _TURN))
+                    self._check_deadlock()
+                    if self._moves != moves:
+                        moves, waited = self._moves, 0.0
+                    if waited >= self.timeout:
+                        self._time_out(text)
+                    if not self._changed.wait(_TURN):
+                        waited += _TURN
             finally:
                 del self._waits[rank]
 
@@ -196,37 +188,27 @@ class ThreadWorld:
         """Wait for the next arrays in a queue."""
         with self._changed:
             queue = self._sent.setdefault((source, to), deque())
-        text = f"the values of rank {source}"
-        self.wait(to, text, lambda: bool(queue), lambda: [] if queue else [source])
+        self.wait(to, f"the values of rank {source}", lambda: bool(queue))
         return queue.popleft()
 
     def _fail(self, message: str) -> NoReturn:
         self.fail(None, message)
         raise PeerError(message)
 
-    def _disagree(self, a: int, at_a: str, b: int, at_b: str) -> NoReturn:
-        (a, at_a), (b, at_b) = sorted([(a, at_a), (b, at_b)])
-        self._fail(f"the ranks make different calls: rank {a} is at {at_a}, rank {b} at {at_b}")
-
-    def _time_out(self, text: str, missing: list[int]) -> NoReturn:
-        names = " and ".join(map(str, missing))
+    def _time_out(self, text: str) -> NoReturn:
+        missing = [str(rank) for rank in range(self.ranks) if rank not in self._waits]
+        names = " and ".join(missing)
         who = f"rank{'s' * (len(missing) > 1)} {names}" if missing else "another rank"
         self._fail(
             f"{who} did not come to {text}: no rank has moved for {self.timeout:g} s; "
             "if it only takes long, give a larger timeout"
         )
 
-    def _check_deadlock(self, rank: int) -> None:
-        """A PeerError where a rank waits for one that waits for it in turn, or has finished."""
-        mine = self._waits[rank]
-        for other in mine.missing():
-            if other in self._finished:
-                self._fail(f"rank {rank} is at {mine.text}, but rank {other} has finished")
-            if rank in awaited(other, self._waits_for):
-                self._disagree(rank, mine.text, other, self._waits[other].text)
-
-    def _waits_for(self, rank: int) -> list[int]:
-        return self._waits[rank].missing() if rank in self._waits else []
+    def _check_deadlock(self) -> None:
+        """A PeerError where all ranks wait, or have finished, and none can go on."""
+        if len(self._waits) == self.ranks and not any(w.is_ready() for w in self._waits.values()):
+            calls = {rank: wait.text for rank, wait in self._waits.items()}
+            self._fail(disagreement(calls) or f"all ranks wait for each other at {calls[0]}")
 
 
 class ThreadCommunicator:
@@ -242,14 +224,14 @@ class ThreadCommunicator:
         large, group_size = operand.nbytes > SMALL, len(call.group)
         joined, last = world.join(self.rank, call.group, text, (operand, result), large)
         if large and not last:
-            world.wait(self.rank, text, lambda: joined.is_full, joined.missing)
+            world.wait(self.rank, text, lambda: joined.is_full)
         if large or last:
             operands, results = zip(*(joined.items[rank] for rank in call.group), strict=True)
             shares = (call.group.index(self.rank),) if large else tuple(range(group_size))
             for position in shares:
                 perform(call, position, operands, results)
             world.finish(joined, len(shares))
-        world.wait(self.rank, text, lambda: joined.done == group_size, joined.missing)
+        world.wait(self.rank, text, lambda: joined.done == group_size)
 
     def send(self, to: int, arrays: Mapping[str, Array]) -> None:
         """Send copies of named arrays to another rank; returns before they are received."""
@@ -273,7 +255,7 @@ class ThreadCommunicator:
         """The items of all ranks of a group, in its order."""
         members = tuple(group) or tuple(range(self.ranks))
         joined, _ = self._world.join(self.rank, members, text, item, True)
-        self._world.wait(self.rank, text, lambda: joined.is_full, joined.missing)
+        self._world.wait(self.rank, text, lambda: joined.is_full)
         return {rank: joined.items[rank] for rank in members}
 
     def check(self) -> None:

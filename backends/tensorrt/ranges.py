@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from irc.backends.ranks.inputs import sized
+from irc.backends.ranks.ports import sized
 from irc.backends.tensorrt.builder.request import Profile
 from irc.errors import Error
 from irc.ir.core import Function

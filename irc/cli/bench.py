@@ -15,13 +15,12 @@ from .arrays import add_inputs
 from .bench_artifact import time_artifact
 from .bench_kernels import time_kernels
 from .console import Progress, print_json, table, warn
-from .ranks import add_launcher, over_ranks
+from .ranks import Process, add_launcher, over_ranks
 
 if TYPE_CHECKING:
     from ..analysis.topology import Measured, Topology
     from ..analysis.topology_fit import Measurement
     from ..backends.ranks.communicator import Communicator
-    from .rank import Process
 
 EXAMPLES = """
   irc bench build/llama                            (prefill and decode of random tokens)
@@ -123,12 +122,12 @@ def _measure(args: Namespace) -> int:
     if args.link:
         topology.link(args.link)
     process: Process = args.process
-    place = process.place
-    if place is None or place.ranks == 1:
+    rank = process.rank
+    if rank is None or rank.ranks == 1:
         if gpus := _gpus(args):
             from ..backends.ranks.launch import launch
 
-            return launch(process.words, gpus)
+            return launch(process.argv, gpus)
         from ..backends.measure import SINGLE, Plan, measure_threads
 
         plan = Plan(args.kinds, args.sizes, args.ranks or CPU_RANKS, SINGLE)
@@ -136,12 +135,12 @@ def _measure(args: Namespace) -> int:
             found = measure_threads(plan, progress)
         _report(args, topology, *found)
         return 0
-    if place.refusal:
-        raise Error(place.refusal)
-    process.open_streams()
-    with process.joined() as own, Progress() as progress:
+    if rank.refusal:
+        raise Error(rank.refusal)
+    process.silence()
+    with process.communicator() as own, Progress() as progress:
         found = _measure_processes(args, own, process.launched, progress)
-    if place.rank == 0:
+    if rank.rank == 0:
         _report(args, topology, *found)
     return 0
 

@@ -16,10 +16,10 @@ _STYLES = {"red": "31;1", "green": "32", "yellow": "33", "dim": "2", "bold": "1"
 
 
 def coloured(stream: TextIO) -> bool:
-    """Whether a stream is a terminal that shows colours."""
+    """Whether a stream is a terminal that shows colours, or leads to one (FORCE_COLOR)."""
     if os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
         return False
-    return stream.isatty()
+    return stream.isatty() or bool(os.environ.get("FORCE_COLOR"))
 
 
 def paint(text: str, style: str, stream: TextIO | None = None) -> str:

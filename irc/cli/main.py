@@ -13,7 +13,7 @@ from .. import __version__
 from ..errors import Error, did_you_mean, printable
 from .arguments import TRACEBACK, Parser, Usage, add_common
 from .console import error_line, warn
-from .rank import Process
+from .ranks import Process
 from .signals import INTERRUPTED, TERMINATED, Signals
 
 # Every command is the module of its name here, with EXAMPLES, configure(parser) and run(args).
@@ -58,13 +58,13 @@ def _answer(process: Process) -> int:
     try:
         with signals.handled(), warnings.catch_warnings():
             warnings.showwarning = _show
-            status = _dispatch(process.words, process)
+            status = _dispatch(process.argv, process)
             sys.stdout.flush()
     except KeyboardInterrupt:
         status = INTERRUPTED
     except Exception as error:
         # Code inside an extension module may turn a signal into an error of its own.
-        status = signals.status or _answer_to(error, process.words)
+        status = signals.status or _answer_to(error, process.argv)
     status = signals.status or status
     if status == INTERRUPTED:
         warn("\ninterrupted")

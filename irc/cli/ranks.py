@@ -2,21 +2,33 @@
 
 from __future__ import annotations
 
+import os
+import shlex
+import signal
 import sys
 from argparse import ArgumentParser, Namespace
-from collections.abc import Callable
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from ..artifact.folder import ArtifactFolder
+from ..backends.ranks.launch import (
+    LaunchedRank,
+    find_launched_rank,
+    launch,
+    supervise,
+    take_command,
+)
 from ..errors import Error
 from .arguments import whole_number, with_comma, word_of
-from .rank import Process, check_artifact, ranks_of
 
 if TYPE_CHECKING:
     import numpy as np
 
+    from ..artifact.folder import ArtifactFolder
     from ..backends.ranks.communicator import Communicator
+    from ..backends.ranks.mpi import MpiCommunicator
+    from ..backends.ranks.watcher import Watcher
 
     Arrays: TypeAlias = dict[str, np.ndarray[Any, Any]]
 
@@ -31,6 +43,89 @@ _FLAGS = {  # those of `add_runtime`, and the backends that they are for
     "--no-self-test": _ENGINES,
     "--plugin": _ENGINES,
 }
+
+
+class Process:
+    """This process: `rank` where a launcher started it, else only a command.
+
+    `argv` is the command; `launched`: whether irc itself started the ranks. Only rank 0 prints, or,
+    where that has died, the first that lives.
+    """
+
+    def __init__(
+        self, argv: list[str], rank: LaunchedRank | None = None, launched: bool = False
+    ) -> None:
+        self.argv, self.rank, self.launched = argv, rank, launched
+        self._watcher: Watcher | None = None
+
+    @staticmethod
+    def of_program() -> Process:
+        """The process that runs the program `irc`; a rank goes on in a child of itself."""
+        rank, command = find_launched_rank(), take_command()
+        launched = command is not None
+        if rank is not None and not rank.refusal and (launched or rank.ranks > 1):
+            supervise(rank)
+        return Process(sys.argv[1:] if command is None else command, rank, launched)
+
+    @contextmanager
+    def communicator(self) -> Generator[MpiCommunicator]:
+        """Be a rank; a failure here ends all ranks, and a failure of theirs ends this one."""
+        from ..backends.ranks.mpi import MpiCommunicator
+
+        try:
+            communicator = MpiCommunicator()
+        except Error:
+            _print_here(True)  # the other ranks do not learn of it
+            raise
+        self._watcher = communicator.watcher
+        try:
+            communicator.agree("the command", shlex.join(self.argv))
+            yield communicator
+            communicator.close()
+        except BaseException as error:
+            raise self._reported(communicator.watcher, error) from error
+
+    def silence(self) -> None:
+        """Let only rank 0 print, where this process is a rank."""
+        if self.rank is not None and self.rank.rank != 0:
+            _print_here(False)
+
+    def end(self, status: int) -> None:
+        """The last call of the program: after a failure end the ranks, without waiting for them."""
+        if self._watcher is not None and self._watcher.failure is not None:
+            for stream in (sys.stdout, sys.stderr):
+                with suppress(OSError):
+                    stream.flush()
+            self._watcher.end_process(status)
+
+    def _reported(self, watcher: Watcher, error: BaseException) -> BaseException:
+        """Tell the other ranks, find out which one tells the user; what is to be raised."""
+        for number in (signal.SIGINT, signal.SIGTERM):
+            with suppress(ValueError):  # not the main thread
+                signal.signal(number, signal.SIG_IGN)
+        expected = isinstance(error, Error | OSError | ModuleNotFoundError)
+        if watcher.rank != 0 and isinstance(error, Exception) and not expected:
+            # the report is written here, and its place printed by the first rank
+            from .crash import crash_report
+
+            error = Error(crash_report(error, self.argv))
+        watcher.fail_here(_reason(error))
+        _print_here(watcher.claim_report())
+        return error
+
+
+def _print_here(prints: bool) -> None:
+    """Let this process print, or let its output go nowhere."""
+    if prints:
+        sys.stdout, sys.stderr = sys.__stdout__, sys.__stderr__
+    else:
+        sys.stdout = sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
+
+
+def _reason(error: BaseException) -> str:
+    if isinstance(error, KeyboardInterrupt | SystemExit):
+        return "it was interrupted"
+    return str(error) if isinstance(error, Error) else f"{type(error).__name__}: {error}"
 
 
 def add_launcher(
@@ -56,37 +151,56 @@ def over_ranks(
     `work` gets the communicator where this process is a rank. `reads`: whether rank 0 needs
     standard input.
     """
+    from ..artifact.folder import ArtifactFolder
+
     process: Process = args.process
     hosts = [host for host in args.hosts.split(",") if host]
     args.artifact = ArtifactFolder.find(Path(args.source))  # read once
-    place = process.place
     _check_flags(args)
     _check_count(args)
     if _launcher_of(args, process) == THREADS:
         if hosts:
             raise Error("--hosts needs processes: --launcher mpi")
         return work(args, None)
-    if place is not None and place.refusal:
-        raise Error(place.refusal)
-    if place is not None:
-        process.open_streams()
+    if process.rank is not None and process.rank.refusal:
+        raise Error(process.rank.refusal)
+    process.silence()
     if args.backend == _REFERENCE:
         raise Error("the reference backend runs all ranks itself; leave --launcher mpi out")
-    if place is None:
-        from ..backends.ranks.launch import launch
-
+    if process.rank is None:
         ranks = ranks_of(_artifact(args).manifest)
-        return launch(process.words, ranks, hosts, sys.stdin.buffer.read() if reads else b"")
+        return launch(process.argv, ranks, hosts, sys.stdin.buffer.read() if reads else b"")
     if hosts and not process.launched:
         raise Error("mpirun has chosen the hosts already; leave --hosts out")
-    with process.joined() as communicator:
-        check_artifact(communicator, _artifact(args))
+    with process.communicator() as communicator:
+        _check_artifact(communicator, _artifact(args))
         return work(args, communicator)
 
 
 def _artifact(args: Namespace) -> ArtifactFolder:
     """The artifact of a command; an Error where its source is none."""
+    from ..artifact.folder import ArtifactFolder
+
     return args.artifact or ArtifactFolder.open(Path(args.source))
+
+
+def ranks_of(manifest: Mapping[str, Any]) -> int:
+    """How many ranks an artifact has."""
+    from ..ir.mesh import Mesh
+
+    return Mesh.parse(manifest["mesh"]).ranks
+
+
+def _check_artifact(communicator: MpiCommunicator, artifact: ArtifactFolder) -> None:
+    """An Error where an artifact has another number of ranks, or differs between ranks."""
+    manifest = artifact.manifest
+    ranks, started = ranks_of(manifest), communicator.ranks
+    if ranks != started:
+        raise Error(
+            f"{artifact.path} was compiled for the mesh ({manifest['mesh']}), so start as many "
+            f"processes as that has ranks, mpirun -n {ranks}: there are {started}"
+        )
+    communicator.agree("the artifact", str(manifest["manifest"]))
 
 
 def _check_flags(args: Namespace) -> None:
@@ -121,7 +235,7 @@ def _launcher_of(args: Namespace, process: Process) -> str:
     """How the ranks run; a process that a launcher started with others is a rank."""
     if args.launcher is not None:
         return args.launcher
-    several = process.place is not None and process.place.ranks > 1
+    several = process.rank is not None and process.rank.ranks > 1
     artifact: ArtifactFolder | None = None if args.backend else args.artifact
     if artifact is not None and artifact.backend in _ON_GPUS:
         several = several or ranks_of(artifact.manifest) > 1

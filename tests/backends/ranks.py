@@ -13,7 +13,7 @@ from irc.backends.fallback import FallbackProgram
 from irc.backends.onnx import backend
 from irc.backends.onnxruntime import OnnxRuntimeProgram
 from irc.backends.onnxruntime.session import Part
-from irc.backends.ranks.inputs import Inputs
+from irc.backends.ranks.ports import Inputs
 from irc.backends.ranks.threads import ThreadWorld
 from irc.backends.reference import evaluate_ranks
 from irc.ir.core import Function, Module, Result, Value

@@ -10,8 +10,7 @@ import pytest
 
 from irc.backends.onnx import backend
 from irc.backends.onnxruntime.program import OnnxRuntimeProgram
-from irc.backends.ranks.collective_call import CollectiveCall
-from irc.backends.ranks.communicator import Communicator
+from irc.backends.ranks.communicator import CollectiveCall, Communicator
 from irc.backends.ranks.threads import ThreadCommunicator, ThreadWorld
 from irc.ir.verify import verify
 from irc.text import parse_module

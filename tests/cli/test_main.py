@@ -15,7 +15,7 @@ import pytest
 from irc import __version__, backends
 from irc.argument_checks import MOST_THREADS
 from irc.cli.main import COMMANDS
-from irc.cli.rank import Process
+from irc.cli.ranks import Process
 from irc.errors import Error
 from irc.ir.core import Module
 from irc.text import parse_module
@@ -212,7 +212,7 @@ def test_mpi_that_cannot_be_loaded(missing: str, monkeypatch: pytest.MonkeyPatch
     says = (
         r"^MPI is not available \(.+\); use mpich: pip install '\.\[mpi\]' in the checkout of irc$"
     )
-    with pytest.raises(Error, match=says), Process(["run"]).joined():
+    with pytest.raises(Error, match=says), Process(["run"]).communicator():
         pytest.fail("there is no communicator")
 
 

@@ -23,8 +23,8 @@ from irc.backends.cuda.plan import Kernel, Launch, LibraryCall, Plan
 from irc.backends.cuda.plan.build import Planner
 from irc.backends.cuda.plan.core import PEERS
 from irc.backends.ranks.communicator import Communicator, PeerError
-from irc.backends.ranks.process import RankProcess
 from irc.backends.ranks.threads import ThreadWorld
+from irc.backends.ranks.watcher import RankProcess
 from irc.errors import Error
 from irc.ir.core import Module
 from irc.ir.dtypes import numpy_dtype
@@ -329,5 +329,5 @@ def test_why_ranks_share_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "numbers of rank 1 do not arrive" in why(elsewhere)
     assert "rank 0 cannot open that of rank 1: no peer access" in why(refuse)
     hosts = iter("ab")
-    monkeypatch.setattr(peers, "own_process", lambda: RankProcess(next(hosts), 1, "k", 0, 0))
+    monkeypatch.setattr(peers, "own_process", lambda: RankProcess(next(hosts), 1, "k"))
     assert "several hosts" in why()

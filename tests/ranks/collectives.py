@@ -8,8 +8,7 @@ from typing import Any, TypeAlias
 import ml_dtypes
 import numpy as np
 
-from irc.backends.ranks.collective_call import CollectiveCall
-from irc.backends.ranks.communicator import Communicator
+from irc.backends.ranks.communicator import CollectiveCall, Communicator
 from irc.ir.core import Function, Module
 from irc.ir.declare import op_class
 from irc.ir.dtypes import dtype_of

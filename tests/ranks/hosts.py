@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 # The program that MPI's launcher calls as ssh: it enters the namespace of a host.
 SSH = """\
@@ -32,10 +33,6 @@ class Hosts:
     enter: list[str]
     ssh: Path
 
-    def link(self, state: str) -> None:
-        """Set the link between the hosts `up` or `down`."""
-        _ip("-n", self.enter[3], "link", "set", self.interface, state)
-
     @property
     def settings(self) -> dict[str, str]:
         """The variables that MPI's launcher needs."""
@@ -51,11 +48,11 @@ def why_not() -> str:
         return f"no {' and no '.join(missing)}: iproute2 and util-linux have them"
     if os.geteuid() != 0:
         return "only root makes network namespaces"
-    name = f"irc-try-{os.getpid()}"
-    if _ip("netns", "add", name, check=False) != 0:
-        return "this machine allows no network namespaces"
-    _ip("netns", "del", name)
-    return ""
+    try:
+        with TemporaryDirectory() as folder, two_hosts(Path(folder)):
+            return ""
+    except subprocess.CalledProcessError as error:
+        return f"this machine cannot connect network namespaces: {error.cmd}"
 
 
 @contextmanager
@@ -85,9 +82,9 @@ def two_hosts(folder: Path) -> Iterator[Hosts]:
                 _ip("netns", "del", name)
 
 
-def _ip(*words: str, check: bool = True) -> int:
+def _ip(*words: str) -> None:
     command = [shutil.which("ip", path=_path()) or "ip", *words]
-    return subprocess.run(command, check=check, capture_output=True).returncode
+    subprocess.run(command, check=True, capture_output=True)
 
 
 def _path() -> str:

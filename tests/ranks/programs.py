@@ -17,17 +17,17 @@ from typing import Any
 
 import numpy as np
 
-from irc.backends.ranks.collective_call import CollectiveCall
-from irc.backends.ranks.environment import find_place
-from irc.backends.ranks.mpi import LIMIT, MpiCommunicator
-from irc.backends.ranks.supervisor import supervise
+from irc.backends.ranks.communicator import CollectiveCall
+from irc.backends.ranks.launch import find_launched_rank, supervise
+from irc.backends.ranks.mpi import MpiCommunicator
+from irc.backends.ranks.watcher import LIMIT
 from irc.errors import Error
 from tests.ranks.collectives import check_all
 
 Program = Callable[[MpiCommunicator], None]
 LIMITS = {"works": 2.5}  # seconds, so that less time passes
 # failures that are found at once, not by the silence of a rank
-LIMITS |= dict.fromkeys(("differs", "other_call", "skips", "leaves_early", "raises"), 1e6)
+LIMITS |= dict.fromkeys(("differs", "other_call", "skips", "raises"), 1e6)
 LARGE = 24 << 20  # bytes; several messages
 
 
@@ -76,29 +76,13 @@ def mail(communicator: MpiCommunicator) -> None:
     for _ in range(3):
         communicator.send(to, sent)
     for _ in range(3):
-        found = communicator.receive(source)
-        assert [*found] == [*sent]
+        arrays = communicator.receive(source)
+        assert [*arrays] == [*sent]
         before = np.random.default_rng(source)
-        np.testing.assert_array_equal(found["x"], before.random((3, 5), np.float32))
-        np.testing.assert_array_equal(found["ids"], [0, 2, 4, 6])
-        assert (found["no"].shape, found["one"].shape) == ((0, 4), ())
-        assert (found["large"] == source).all() and found["large"].nbytes == LARGE
-
-
-def ends_late(communicator: MpiCommunicator) -> None:
-    """Heartbeats are under way when the run ends, and one rank finalizes MPI after the other."""
-    some_collectives(communicator)
-    heartbeat: Any = communicator._heartbeat
-    stop = heartbeat.stop
-
-    def late() -> None:
-        heartbeat._over = True
-        heartbeat._thread.join()
-        heartbeat._send()
-        stop()
-        time.sleep(communicator.rank)
-
-    heartbeat.stop = late
+        np.testing.assert_array_equal(arrays["x"], before.random((3, 5), np.float32))
+        np.testing.assert_array_equal(arrays["ids"], [0, 2, 4, 6])
+        assert (arrays["no"].shape, arrays["one"].shape) == ((0, 4), ())
+        assert (arrays["large"] == source).all() and arrays["large"].nbytes == LARGE
 
 
 def alone(communicator: MpiCommunicator) -> None:
@@ -132,20 +116,11 @@ FAULTS: dict[str, tuple[int, Callable[[], Any]]] = {
     "dies": (1, lambda: os.kill(os.getpid(), signal.SIGKILL)),
     "first_dies": (0, lambda: os.kill(os.getpid(), signal.SIGKILL)),
     "stops": (1, lambda: os.kill(os.getpid(), signal.SIGSTOP)),
-    "first_stops": (0, lambda: os.kill(os.getpid(), signal.SIGSTOP)),
-    "supervisor_stops": (1, lambda: os.kill(os.getppid(), signal.SIGSTOP)),
     "is_stuck": (1, lambda: time.sleep(100)),
     # in C code that keeps Python's lock, so that no other thread of the rank runs
     "is_stuck_in_c": (1, lambda: ctypes.PyDLL(None).sleep(100)),
     "raises": (1, raises_surprise),
     "raises_while_others_compute": (1, raises_surprise),
-    "goes_on": (0, lambda: None),
-}
-# what rank 1 does before it starts MPI
-EARLY: dict[str, Callable[[], Any]] = {
-    "exits_early": lambda: os._exit(3),
-    "dies_early": FAULTS["dies"][1],
-    "stops_early": FAULTS["stops"][1],
 }
 
 
@@ -178,15 +153,9 @@ def other_call(communicator: MpiCommunicator) -> None:
 
 
 def skips(communicator: MpiCommunicator) -> None:
+    """Rank 1 ends one call earlier than the others."""
     began()
     for _ in range(3 if communicator.rank != 1 else 2):
-        reduced(communicator)
-    communicator.agree("the result", "same")
-
-
-def leaves_early(communicator: MpiCommunicator) -> None:
-    began()
-    if communicator.rank != 1:
         reduced(communicator)
 
 
@@ -197,12 +166,12 @@ def waits_in_a_ring(communicator: MpiCommunicator) -> None:
 
 
 def main() -> None:
-    place = find_place()
-    assert place is not None
-    supervise(place)
+    launched = find_launched_rank()
+    assert launched is not None
+    supervise(launched)
     name, folder = sys.argv[1], Path(sys.argv[2])
-    if place.rank == 1 and name in EARLY:
-        EARLY[name]()
+    if launched.rank == 1 and name == "dies_early":
+        FAULTS["dies"][1]()
     program: Program = fails(name) if name in FAULTS else globals().get(name, alone)
     communicator = MpiCommunicator(LIMITS.get(name, LIMIT))
     file = folder / f"rank{communicator.rank}.json"
@@ -213,9 +182,9 @@ def main() -> None:
     except BaseException as error:
         text = str(error) if isinstance(error, Error) else f"{type(error).__name__}: {error}"
         record(file, text)
-        communicator.abort(text)
-        communicator.reports_failure()
-        communicator.leave(1)
+        communicator.watcher.fail_here(text)
+        communicator.watcher.claim_report()
+        communicator.watcher.end_process(1)
 
 
 def record(file: Path, outcome: str) -> None:

@@ -19,6 +19,7 @@ import pytest
 
 from tests.cli.runner import refused, works
 from tests.layout import ROOT
+from tests.ranks.conftest import compiled
 from tests.ranks.worlds import MPIEXEC, SOON, World, irc, needs_mpi, nothing_left, started
 
 pytestmark = needs_mpi
@@ -57,26 +58,22 @@ def test_processes_write_what_threads_write(
     assert len(lines(err)) == 1, "one rank prints"
 
 
-@pytest.mark.parametrize("artifact", ["two_ranks", "four_ranks"])
-def test_arrays_and_caches_are_those_of_threads(
-    artifact: str, request: pytest.FixtureRequest, tmp_path: Path
-) -> None:
+def test_arrays_and_caches_are_those_of_threads(four_ranks: Path, tmp_path: Path) -> None:
     """Caches are sharded over the ranks, and in stages each rank has those of its layers."""
-    folder: Path = request.getfixturevalue(artifact)
-    states = json.loads((folder / "config.json").read_text())["program"]["ports"]["states"]
+    states = json.loads((four_ranks / "config.json").read_text())["program"]["ports"]["states"]
     sizes: dict[Any, Any] = {"B": 1, "C": 8}
     caches = {s["name"]: np.zeros([sizes.get(n, n) for n in s["shape"]], "f4") for s in states}
     np.savez(tmp_path / "in.npz", allow_pickle=False, input_ids=np.array([[1, 2, 3]]), **caches)
-    words = ["run", folder, "--inputs", tmp_path / "in.npz", "--outputs"]
+    words = ["run", four_ranks, "--inputs", tmp_path / "in.npz", "--outputs"]
     works(*words, tmp_path / "threads.npz")
     status, out, err = output_of(irc(*words, tmp_path / "mpi.npz", "--launcher", "mpi"))
     assert status == 0, err
     assert "logits" in out
-    with np.load(tmp_path / "threads.npz") as wanted, np.load(tmp_path / "mpi.npz") as found:
-        assert found.files == wanted.files
+    with np.load(tmp_path / "threads.npz") as wanted, np.load(tmp_path / "mpi.npz") as arrays:
+        assert arrays.files == wanted.files
         assert len(wanted.files) > 2
         for name in wanted.files:
-            np.testing.assert_array_equal(found[name], wanted[name])
+            np.testing.assert_array_equal(arrays[name], wanted[name])
 
 
 def test_a_prompt_of_any_kind_arrives(two_ranks: Path) -> None:
@@ -96,75 +93,39 @@ def test_plain_mpirun(two_ranks: Path) -> None:
     assert len(lines(err)) == 1
 
 
-def own(*parts: list[str]) -> list[str]:
+def programs(*commands: list[str]) -> list[str]:
     """A plain mpirun with a program per rank."""
-    words = [str(MPIEXEC), "-n", "1", *parts[0]]
-    for part in parts[1:]:
-        words += [":", "-n", "1", *part]
+    words = [str(MPIEXEC), "-n", "1", *commands[0]]
+    for command in commands[1:]:
+        words += [":", "-n", "1", *command]
     return words
 
 
 def test_mistakes_are_one_sentence(two_ranks: Path, tmp_path: Path) -> None:
     words = ["generate", str(two_ranks), *PROMPT, "3"]
     relative = [f"PYTHONPATH={ROOT}", *irc("generate", two_ranks.name, *PROMPT, "3")]
-    here, there = (["env", "-C", str(f), *relative] for f in (two_ranks.parent, tmp_path))
+    other = compiled(tmp_path / two_ranks.name, "tp=2,cp=1")
+    (tmp_path / "empty").mkdir()
+    here, there, elsewhere = (
+        ["env", "-C", str(folder), *relative]
+        for folder in (two_ranks.parent, tmp_path / "empty", other.parent)
+    )
     commands = {
         "so start as many processes as that has ranks, mpirun -n 2: there are 3": [
             *(str(MPIEXEC), "-n", "3"),
             *irc(*words),
         ],
-        "the ranks differ in the command: rank 0 has": own(irc(*words), irc(*words, "--json")),
-        "rank 1 failed: two does not exist": own(here, there),
+        "the ranks differ in the command: rank 0 has": programs(irc(*words), irc(*words, "--json")),
+        "rank 1 failed: two does not exist": programs(here, there),
+        "the ranks differ in the artifact: rank 0 has sha256:": programs(here, elsewhere),
         "the prompt has no tokens": irc(*words[:2], "--prompt", "", "--launcher", "mpi"),
-        "mpirun has chosen the hosts already": own(*[irc(*words, "--hosts", "a")] * 2),
+        "mpirun has chosen the hosts already": programs(*[irc(*words, "--hosts", "a")] * 2),
     }
     for sentence, command in commands.items():
         status, out, err = output_of(command)
         assert (status, out.strip()) == (1, ""), (sentence, out, err)
         assert sentence in err
         assert err.count("error:") == len(lines(err)) == 1, err
-
-
-SLOW = """import time
-import irc.cli.main
-from irc import Pass, register
-
-def slow(*_):  # what is looked for behind a message
-    time.sleep(3)
-    return []
-
-irc.cli.main._options_elsewhere = slow
-
-@register("slow-nothing")
-class SlowNothing(Pass):
-    def run(self, module, stats): ...
-"""
-
-
-def test_the_message_of_a_slow_rank_is_the_only_one(two_ranks: Path, tmp_path: Path) -> None:
-    (tmp_path / "slow.py").write_text(SLOW)
-    words = ["generate", two_ranks, "--load", tmp_path / "slow.py", "--launcher", "mpi"]
-    status, _, err = output_of(irc(*words, "--prompt", ""))
-    assert (status, lines(err)) == (
-        1,
-        ["error: the prompt has no tokens; expected at least one"],
-    ), err
-
-
-def test_another_artifact_is_named(two_ranks: Path, tmp_path: Path) -> None:
-    """The same command in two folders that hold artifacts of one name."""
-    from tests.ranks.conftest import compiled
-
-    other = compiled(tmp_path / two_ranks.name, "tp=2,cp=1")
-    relative = irc("generate", two_ranks.name, *PROMPT, "3")
-    here, there = (
-        ["env", "-C", str(folder), f"PYTHONPATH={ROOT}", *relative]
-        for folder in (two_ranks.parent, other.parent)
-    )
-    status, _, err = output_of(own(here, there))
-    assert status == 1
-    assert err.startswith("error: the ranks differ in the artifact: rank 0 has sha256:")
-    assert "rank 1 has sha256:" in err
 
 
 def test_what_cannot_be_launched(two_ranks: Path, tmp_path: Path) -> None:
@@ -185,18 +146,16 @@ def test_what_cannot_be_launched(two_ranks: Path, tmp_path: Path) -> None:
 
 
 def test_an_unknown_host_is_named(two_ranks: Path) -> None:
-    """By the message of ssh, without the source locations of MPI's launcher."""
+    """Also by ssh, where there is one, without the source locations of MPI's launcher."""
     status, _, err = output_of(
         irc("generate", two_ranks, *PROMPT, "3", "--hosts", "nohost1.invalid,nohost2.invalid")
     )
     assert status == 1
     assert "hydra" not in err and "mpiexec@" not in err
-    if shutil.which("ssh") is None:
-        assert "no ranks could be started on nohost1.invalid, nohost2.invalid" in err
-        return
-    last = err.splitlines()[-1]
-    assert last.startswith("error: no ranks could be started on nohost1.invalid, nohost2.invalid: ")
-    assert "ssh: Could not resolve hostname nohost" in last
+    *shown, last = err.splitlines()
+    assert last.startswith("error: the ranks on nohost1.invalid, nohost2.invalid did not start")
+    if shutil.which("ssh") is not None:
+        assert any("Could not resolve hostname nohost" in line for line in shown)
 
 
 # -- failures while the ranks run
@@ -213,10 +172,8 @@ def begun(world: World) -> dict[int, int]:
 
 # name -> (the rank, the signal that it gets, the message)
 FAILING = {
-    "first stops": (0, signal.SIGSTOP, "stalls: it has given no sign of life for 5 s"),
-    "second stops": (1, signal.SIGSTOP, "stalls: it has given no sign of life for 5 s"),
+    "second stops": (1, signal.SIGSTOP, "stalls: it has sent no heartbeat for 5 s"),
     "first dies": (0, signal.SIGKILL, "died: its process is gone"),
-    "second dies": (1, signal.SIGKILL, "died: its process is gone"),
     "under mpirun": (1, signal.SIGKILL, "died: its process is gone"),
 }
 
@@ -246,42 +203,28 @@ def test_a_rank_that_dies_or_stops_is_named(name: str, failing: dict[str, World]
 
 
 @pytest.mark.parametrize(
-    ("number", "status", "said"),
+    ("number", "status", "shown"),
     [(signal.SIGINT, 130, "\ninterrupted\n"), (signal.SIGTERM, 143, "")],
 )
 def test_an_end_from_outside_ends_every_process(
-    number: int, status: int, said: str, endless: Path
+    number: int, status: int, shown: str, endless: Path
 ) -> None:
-    own_mpirun = [str(MPIEXEC), "-n", "2", *irc("generate", endless, *PROMPT, str(ALWAYS))]
-    with started(own_mpirun) as world:
-        begun(world)
-        world.process.send_signal(number)
-        assert world.end()[0] != 0
     with started(generate(endless, ALWAYS)) as world:
         begun(world)
         world.process.send_signal(number)
-        found, _, err = world.end()
-    assert (found, lines(err)) == (status, said.splitlines())
+        ended, _, err = world.end()
+    assert (ended, lines(err)) == (status, shown.splitlines())
 
 
 def test_nothing_outlives_irc(endless: Path) -> None:
-    """Not even ranks that print nothing, and so do not notice the closed pipe.
-
-    The silence of a rank would be found too, but only after five seconds: the best of three shows
-    that it was the pipe.
-    """
-    assert any(seconds_of_the_rest(endless) < 4 for _ in range(3))
-
-
-def seconds_of_the_rest(folder: Path) -> float:
-    """Seconds until all ranks have ended, one of which is stopped, after irc is killed."""
-    with started(generate(folder, ALWAYS)) as world:
+    """Not even a rank that is stopped, which prints nothing, and so notices no closed pipe."""
+    with started(generate(endless, ALWAYS)) as world:
         os.kill(begun(world)[1], signal.SIGSTOP)
         began = time.monotonic()
         world.process.kill()
         world.process.wait()
         assert nothing_left(world.word)
-        return time.monotonic() - began
+        assert time.monotonic() - began < 4, "not by the silence of the rank, after five seconds"
 
 
 def test_ranks_end_when_the_output_is_closed(endless: Path) -> None:
@@ -298,7 +241,7 @@ def test_a_terminal_sees_colours(two_ranks: Path) -> None:
     master, slave = pty.openpty()
     environment = {key: value for key, value in os.environ.items() if key != "NO_COLOR"}
     process = subprocess.Popen(
-        generate(two_ranks, 2), cwd=ROOT, stdout=slave, stderr=subprocess.DEVNULL,
+        generate(two_ranks, 2), cwd=ROOT, stdout=slave, stderr=slave,
         env=environment | {"TERM": "xterm"},
     )  # fmt: skip
     assert process.wait(timeout=SOON) == 0
@@ -308,4 +251,4 @@ def test_a_terminal_sees_colours(two_ranks: Path) -> None:
         while more := os.read(master, 4096):
             shown += more
     os.close(master)
-    assert shown.startswith(b"\x1b[2mThe Python\x1b[0m")
+    assert b"\x1b[2mThe Python\x1b[0m" in shown

@@ -12,13 +12,12 @@ import numpy as np
 import pytest
 
 from irc.backends.ranks import threads
-from irc.backends.ranks.collective_call import CollectiveCall
 from irc.backends.ranks.combine import perform
-from irc.backends.ranks.communicator import Communicator, PeerError
+from irc.backends.ranks.communicator import CollectiveCall, Communicator, PeerError
 from irc.backends.ranks.threads import ThreadWorld
 from irc.errors import Error
 from irc.ops.collective_names import OPERATIONS
-from tests.fresh import fresh, session_seed
+from tests.fresh import session_seed
 from tests.ranks.collectives import check_all, meant
 
 Work = Callable[[Communicator], Any]
@@ -41,28 +40,6 @@ def test_collectives_compute_what_the_operations_mean(ranks: int) -> None:
     """Bit for bit, as they add in the order of the group."""
     seed = session_seed()
     assert ThreadWorld(ranks).run(lambda c: check_all(c, seed, exact=True)) == [[]] * ranks
-
-
-@pytest.mark.parametrize("size", [5, 20_000])
-def test_the_order_of_arrival_does_not_matter(size: int) -> None:
-    """Groups of both axes in turn, random delays: always the same bits."""
-    rng = fresh(2)
-    operands = [rng.standard_normal((4, size)).astype(np.float32) * 1e3 for _ in range(4)]
-    rows, columns = [(0, 1), (0, 1), (2, 3), (2, 3)], [(0, 2), (1, 3), (0, 2), (1, 3)]
-    results = []
-    for _ in range(8):
-        delays = rng.random((4, 6)) * 0.002
-
-        def work(c: Communicator, delays: np.ndarray = delays) -> np.ndarray:
-            x = operands[c.rank]
-            for step in range(6):
-                time.sleep(delays[c.rank, step])
-                groups = (rows, columns, [()] * 4)[step % 3]
-                x = call(c, "all_reduce", x * np.float32(0.3), groups[c.rank])
-            return x
-
-        results.append(np.stack(ThreadWorld(4).run(work)).tobytes())
-    assert len(set(results)) == 1
 
 
 def test_shares_are_the_whole_and_do_not_overlap() -> None:
@@ -138,25 +115,6 @@ def until(ready: Callable[[], bool]) -> None:
         time.sleep(0.001)
 
 
-class Clock:
-    """The clock of the ranks; `seen`: the time that each thread read last."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-        self.seen: dict[int, float] = {}
-
-    def monotonic(self) -> float:
-        now = self.seen[threading.get_ident()] = self.now
-        return now
-
-
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    made = Clock()
-    monkeypatch.setattr(threads, "time", made)
-    return made
-
-
 X = np.ones((6, 4), np.float32)
 
 
@@ -187,19 +145,6 @@ def test_run_raises_what_the_first_rank_raised() -> None:
     with pytest.raises(Error) as caught:
         ThreadWorld(3).run(work)
     assert str(caught.value) == "the disk is full\n  on rank 2 of 3"
-
-
-def test_after_a_failure_nothing_goes_on() -> None:
-    world = ThreadWorld(2)
-
-    def fail(c: Communicator) -> None:
-        if c.rank == 0:
-            raise Error("once")
-
-    with pytest.raises(Error, match="once"):
-        world.run(fail)
-    with pytest.raises(PeerError, match=r"^rank 0 failed: once$"):
-        world.run(lambda c: call(c, "all_reduce", X))
 
 
 def at(place: str, operation: str = "all_reduce", x: Any = X, group: tuple[int, ...] = ()) -> Work:
@@ -237,7 +182,7 @@ def test_ranks_that_do_something_else_are_named(mine: Work, theirs: Work, told: 
 
         found = stopped(2, work)
         assert found[0] == found[1]
-        assert re.fullmatch(f"the ranks make different calls: {told}", found[0])
+        assert re.match(f"the ranks make different calls: {told};", found[0])
 
 
 def test_a_circle_of_three_is_found() -> None:
@@ -253,7 +198,7 @@ def test_a_rank_that_has_finished_is_not_waited_for() -> None:
         if c.rank == 0:
             call(c, "all_reduce", X, place="line 3")
 
-    with pytest.raises(PeerError, match=r"rank 0 is at .* line 3, but rank 1 has finished"):
+    with pytest.raises(PeerError, match=r"rank 0 is at .* line 3, rank 1 at the end"):
         ThreadWorld(2).run(work)
 
 
@@ -274,42 +219,18 @@ def test_a_rank_that_stalls_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "in line 3: no rank has moved for 0.2 s; if it only takes long, give" in found[0]
 
 
-def test_ranks_may_wait_as_long_as_others_move(
-    clock: Clock, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(threads, "_TURN", 1e3)
-    world = ThreadWorld(3, 10.0)
-    waiting: list[int] = []
+def test_ranks_may_wait_as_long_as_others_move(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(threads, "_TURN", 0.02)
+    world = ThreadWorld(3, 1.0)
 
     def work(c: Communicator) -> None:
-        if c.rank == 2:
-            waiting.append(threading.get_ident())
-            call(c, "all_reduce", X)
-            return
-        until(lambda: 2 in world._waits)
-        for i in range(20):
-            clock.now += c.rank
-            call(c, "all_reduce", X, (0, 1), place=f"line {i}")
-        until(lambda: clock.seen[waiting[0]] == 20 or world._failed is not None)
+        if c.rank != 2:
+            for _ in range(20):
+                time.sleep(0.1)
+                call(c, "all_reduce", X, (0, 1))
         call(c, "all_reduce", X)
 
     assert stopped(3, work, world) == [""] * 3
-
-
-def test_a_process_that_stood_still_has_not_stalled(
-    clock: Clock, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(threads, "_TURN", 0.01)
-    world = ThreadWorld(2, 60.0)
-
-    def work(c: Communicator) -> None:
-        if c.rank == 1:
-            until(lambda: len(world._waits) == 1)
-            clock.now += 1000  # ctrl-Z, and fg
-            until(lambda: 1000 in clock.seen.values() or world._failed is not None)
-        call(c, "all_reduce", X)
-
-    assert stopped(2, work, world) == ["", ""]
 
 
 def test_bytes_are_broadcast() -> None:

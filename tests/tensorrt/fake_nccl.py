@@ -19,7 +19,7 @@ import numpy as np
 
 from irc.backends.cuda.calls import ZERO_ELSEWHERE
 from irc.backends.cuda.group import Group
-from irc.backends.ranks.collective_call import CollectiveCall
+from irc.backends.ranks.communicator import CollectiveCall
 from irc.ops.collective_names import REDUCING, ROOTED
 from tests.ranks.collectives import meant
 from tests.tensorrt.fake_gpu import SOON, STREAMS, Array, Memory

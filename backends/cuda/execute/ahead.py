@@ -17,7 +17,7 @@ from irc.backends.cuda.execute.program import GpuProgram, Staged
 from irc.backends.cuda.execute.stream import Rank, RankStream
 from irc.backends.cuda.plan import Argument, Kernel, Launch
 from irc.backends.cuda.watch import wait
-from irc.backends.ranks.inputs import Sizes, sized
+from irc.backends.ranks.ports import Sizes, sized
 
 _BLOCK = 256
 _ADD_ONE = Kernel(

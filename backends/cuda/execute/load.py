@@ -27,8 +27,7 @@ from irc.backends.cuda.facts import TEXT, facts_of_rank, sharding_facts
 from irc.backends.cuda.group import TIMEOUT
 from irc.backends.cuda.runtime import block_limits
 from irc.backends.ranks.communicator import Communicator
-from irc.backends.ranks.inputs import Sizes
-from irc.backends.ranks.sharded_ports import ShardedPorts
+from irc.backends.ranks.ports import ShardedPorts, Sizes
 from irc.errors import Error, did_you_mean
 from irc.ir.core import Module
 from irc.text import parse_module

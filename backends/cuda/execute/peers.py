@@ -12,7 +12,7 @@ from irc.backends.cuda.driver import Array, Driver, Stream
 from irc.backends.cuda.group import Group
 from irc.backends.cuda.plan.core import PEERS
 from irc.backends.ranks.communicator import Communicator, PeerError
-from irc.backends.ranks.process import own_process
+from irc.backends.ranks.watcher import own_process
 from irc.errors import Error
 
 

@@ -14,8 +14,7 @@ from irc.backends.base import Arrays, Ports, check_plain
 from irc.backends.cuda.driver import Array, Launch
 from irc.backends.cuda.execute.memory import DeviceArray, as_array, host_like
 from irc.backends.cuda.execute.stream import Rank, RankStream, trim
-from irc.backends.ranks.inputs import Sizes, sized
-from irc.backends.ranks.sharded_ports import ShardedPorts
+from irc.backends.ranks.ports import ShardedPorts, Sizes, sized
 from irc.errors import Error
 
 R = TypeVar("R", bound=Rank)

@@ -24,7 +24,7 @@ from irc.backends.cuda.facts import RankFacts, sizes_of
 from irc.backends.cuda.group import Group
 from irc.backends.cuda.plan import LibraryCall, Plan
 from irc.backends.ranks.communicator import Communicator, PeerError
-from irc.backends.ranks.inputs import Sizes
+from irc.backends.ranks.ports import Sizes
 from irc.errors import Error
 from irc.ir.core import Module, Weight
 from irc.ops.collective import AllGather, AllReduce, Exchange

@@ -11,8 +11,7 @@ from irc.backends.base import Arrays, Port, Ports, state_shape
 from irc.backends.cuda.driver import Array, Driver, Stream
 from irc.backends.cuda.execute.memory import DeviceArray, Memory, Shape, as_stored, size_of
 from irc.backends.cuda.group import Group
-from irc.backends.ranks.facts import Write
-from irc.backends.ranks.inputs import Sizes, sized
+from irc.backends.ranks.ports import Sizes, Write, sized
 from irc.errors import Error
 from irc.ir.dims import Dim
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from irc.backends.base import Port, Ports
 from irc.backends.onnx.stages import stage_axes
-from irc.backends.ranks.facts import (
+from irc.backends.ranks.ports import (
     Write,
     contradictions_named,
     mesh_of_facts,

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TypeAlias
 
 from irc.backends.base import Port
-from irc.backends.ranks.inputs import sized
+from irc.backends.ranks.ports import sized
 from irc.backends.tensorrt.builder.request import Profile
 from irc.errors import Error
 from irc.ir.dims import Dim, DimLike

@@ -9,7 +9,7 @@ from typing import Any
 from irc.backends.cuda.execute.gpu import check_distinct
 from irc.backends.cuda.execute.program import GpuProgram
 from irc.backends.ranks.communicator import Communicator
-from irc.backends.ranks.sharded_ports import ShardedPorts
+from irc.backends.ranks.ports import ShardedPorts
 from irc.backends.tensorrt.runtime.execution import Warn
 from irc.backends.tensorrt.runtime.gpu import EngineGpu
 from irc.backends.tensorrt.runtime.plan import RankPlan

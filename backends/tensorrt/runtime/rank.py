@@ -12,7 +12,7 @@ from irc.backends.cuda.execute.memory import DeviceArray, Memory
 from irc.backends.cuda.execute.stream import symbols_of
 from irc.backends.cuda.group import Group
 from irc.backends.ranks.communicator import Communicator
-from irc.backends.ranks.inputs import Sizes
+from irc.backends.ranks.ports import Sizes
 from irc.backends.tensorrt.runtime.engine import Engine
 from irc.backends.tensorrt.runtime.execution import Execution, Warn
 from irc.backends.tensorrt.runtime.gpu import EngineGpu
