@@ -152,7 +152,7 @@ class MoeSlots(Routed):
         return slots.reshape(chosen.shape)
 
 
-@operation("moe_dispatch", sums="x")
+@operation("moe_dispatch", sums="x", safe_values={"slots": -1})
 class MoeDispatch(Routed):
     """Every token in its slots of the experts, zeros in empty slots: [experts, parts*C, H].
 
@@ -204,7 +204,7 @@ class MoeDispatch(Routed):
         return buffer
 
 
-@operation("moe_combine", sums="buffer | weights")
+@operation("moe_combine", sums="buffer | weights", safe_values={"slots": -1})
 class MoeCombine(Routed):
     """Per token, the weighted sum of its experts' results: [T, H].
 

@@ -33,7 +33,7 @@ def _collective(builder: Builder, op: Op) -> tuple[Value, ...]:
     if op.scatters:
         dim: int = getattr(op, op.scatters) % x.type.ndim
         x = builder.padded(x, dim, wanted[dim] * group_size)
-        _check_outer(builder, op.x.type, dim, axes, x.type.shape[dim])
+        _check_outer(builder, builder.type(op.x), dim, axes, x.type.shape[dim])
     x = builder.add(op.rebuilt([x], group_size=group_size))
     if op.gathers:
         joined: int = getattr(op, op.gathers) % x.type.ndim
@@ -58,7 +58,7 @@ def _shard_slice(builder: Builder, op: Op) -> tuple[Value, ...]:
     dim = op.dim % x.type.ndim
     part = local_shape(op.result.type, builder.mesh)[dim]
     group_size = builder.mesh.group_size(axes)
-    _check_outer(builder, x.type, dim, axes, part * group_size)
+    _check_outer(builder, builder.type(x), dim, axes, part * group_size)
     own = isinstance(x.producer, ops.MoeDispatch) and len(x.users) == 1
     if own and dim == 0 and group_size > 1:
         return (_part_of_buffer(builder, builder.local(x), axes, part),)
@@ -102,7 +102,7 @@ def _moe_combine(builder: Builder, op: Op) -> tuple[Value, ...]:
 def _sharded_topk(builder: Builder, op: Op) -> tuple[Value, ...]:
     """The k largest of this rank, then of those of all ranks, which are in order of position."""
     assert isinstance(op, ops.ShardedTopk)
-    type, axes, x = op.x.type, op.axes, builder.local(op.x)
+    type, axes, x = builder.type(op.x), op.axes, builder.local(op.x)
     dim, group_size = op.dim % type.ndim, builder.mesh.group_size(axes)
     size, part = type.shape[dim], x.type.shape[dim]
     assert isinstance(size, int) and isinstance(part, int)
@@ -123,7 +123,7 @@ def _sharded_topk(builder: Builder, op: Op) -> tuple[Value, ...]:
 def _sharded_max(builder: Builder, op: Op) -> tuple[Value, ...]:
     """The largest of this rank, then of all ranks."""
     assert isinstance(op, ops.ShardedMax)
-    type, axes, x = op.x.type, op.axes, builder.local(op.x)
+    type, axes, x = builder.type(op.x), op.axes, builder.local(op.x)
     dim, group_size = op.dim % type.ndim, builder.mesh.group_size(axes)
     size = type.shape[dim]
     smallest = isinstance(op.x.producer, ops.Abs) and builder.padding.state(op.x, dim) == "zero"

@@ -197,3 +197,11 @@ def test_a_buffer_of_some_of_the_experts(tmp_path: Path) -> None:
     spread(module, inputs, "ep=2", plan=plan)
     (buffer,) = (op for op in module.ops() if op.opname == "moe_dispatch")
     assert str(buffer.result.type) == "f32[2, T, 4]"
+
+
+def test_choices_that_pad_a_shard_take_no_slot(tmp_path: Path) -> None:
+    """Two choices over three ranks: the third has one that is nothing, not expert 0 in slot 0."""
+    inputs = routed_inputs()
+    inputs["x"][inputs["chosen"][:, 0] == inputs["chosen"][0, 0]] = np.inf
+    for rows in (["p 1@tp"], ["chosen 1@tp", "p 1@tp"]):
+        spread(irc.parse(routed()), inputs, "tp=3", plan=plan_file(tmp_path, *rows))

@@ -311,3 +311,17 @@ def test_functions_that_share_weights(tmp_path: Path) -> None:
         wanted = evaluate(irc.parse(text), given, function=name)["result0"]
         got = evaluate(module, given, function=name)["result0"]
         assert np.max(np.abs(got - wanted)) <= 1e-5
+
+
+@pytest.mark.parametrize("size", [12, 10])
+def test_the_place_of_the_largest_of_a_sharded_weight(size: int, tmp_path: Path) -> None:
+    text = function(
+        "i32[], f32[6]",
+        "%a = argmax @v : i32[]",
+        "%b = reduce_max @m {dims=[0]} : f32[6]",
+        "return %a, %b",
+        args="",
+        weights=f'weight @v : f32[{size}] = random("v", 5, 0.4)\n'
+        f'weight @m : f32[{size}, 6] = random("m", 6, 0.4)',
+    )
+    same(text, "tp=4", ["v 0@tp", "m 0@tp"], tmp_path)

@@ -1,0 +1,335 @@
+"""Random modules, from the declared examples of all operations and from the blocks that passes
+look for, with odd sizes; and random inputs, meshes and plans for them."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from irc import ops
+from irc.errors import Error
+from irc.ir.core import Function, Module, Op, Result, Value, Weight
+from irc.ir.declare import REGISTRY
+from irc.ir.dims import Dim, DimLike, bind, symbol
+from irc.ir.dtypes import dtype as dtype_named
+from irc.ir.types import TensorType
+from irc.weights import RandomRef
+from tests.ops.example import Arg, Example, bound_dims, build, draw
+from tests.ops.examples import EXAMPLES
+
+SIZES = (1, 2, 3, 4, 5, 6, 7, 12)
+MESHES = ("tp=1", "tp=2", "tp=3", "tp=4", "dp=2,tp=2", "ep=2,tp=3", "tp=6", "pp=2", "pp=2,tp=2")
+B = symbol("B")
+BATCHES = {"B": (0, 2, 8)}
+# A rounding error in an operand may change these results altogether.
+STEPS = frozenset((
+    "eq", "ne", "lt", "le", "gt", "ge", "floor", "ceil", "round", "sign", "mod", "floor_div",
+    "argmax", "topk", "bitcast", "quantize", "dynamic_scale", "moe_slots",
+))  # fmt: skip
+# These results have the very numbers of their operands, or are exact for exact ones.
+COPIES = frozenset((
+    "reshape", "transpose", "expand", "squeeze", "unsqueeze", "slice", "split", "concat", "stack",
+    "flip", "repeat", "pad", "neg", "abs", "relu", "minimum", "maximum", "where", "clip",
+    "embedding", "gather", "not", "and", "or", "eq", "ne", "lt", "le", "gt", "ge", "argmax",
+))  # fmt: skip
+# Structure, what needs other functions or ranks, and numbers that no rounding may touch.
+LEFT_OUT = frozenset(("call", "return", "loop", "cond", "rank", "bitcast"))
+USABLE = {
+    name: usable
+    for name, examples in EXAMPLES.items()
+    if name not in LEFT_OUT and name in REGISTRY
+    if (usable := [e for e in examples if e.args and not (e.prepare or e.local or e.mesh)])
+}
+Sizes = dict[Any, Any]  # a symbol by name, or a number, to the size in its place
+
+
+class Draw:
+    """One random module without a mesh. What a graph amplifies of its rounding has no bound, so
+    that numbers are f64, in which it stays far below any mistake, unless `dtype` says otherwise.
+    """
+
+    def __init__(self, seed: int, dtype: str = "f64", steps: int = 10) -> None:
+        self.rng, self.numbers = random.Random(seed), np.random.default_rng(seed)
+        self.dtype = dtype
+        self.module = Module(f"m{seed}", dims=dict(BATCHES))
+        self.arguments: dict[str, Arg] = {}
+        self.function = Function("forward", [])
+        self.values: list[Value] = []
+        self.exact: set[Value] = set()
+        width = self.size()
+        for shape in ((B, 3, width), (B, 3, width), (B, width)):
+            self.argument(Arg(shape))
+        self.module.add_function(self.function)
+        for _ in range(20 * steps):
+            if sum(1 for _ in self.function) >= steps:
+                break
+            try:
+                self.step()
+            except Error:
+                continue  # the drawn operands or attributes do not fit each other
+        self.finish()
+
+    def size(self) -> int:
+        """A size that may or may not divide."""
+        return self.rng.choice(SIZES)
+
+    def argument(self, arg: Arg) -> Value:
+        """A new argument of the function."""
+        name = f"x{len(self.arguments)}"
+        self.arguments[name] = arg
+        value = self.function.add_argument(name, arg.type(self.dtype))
+        self.values.append(value)
+        self.exact.add(value)
+        return value
+
+    def weight(self, *shape: DimLike, dtype: str = "") -> Weight:
+        """A new weight of random numbers."""
+        name = f"w{len(self.module.weights)}"
+        type = TensorType(dtype or self.dtype, shape)
+        weight = self.module.add_weight(Weight(type, name, RandomRef(name, 5, 0.4)))
+        self.exact.add(weight)
+        return weight
+
+    def pick(self, ndim: int = 0) -> Value:
+        """A recent value of numbers, of at least so many dimensions."""
+        fitting = [v for v in self.values if v.type.dtype == self.dtype and v.type.ndim >= ndim]
+        if not fitting:
+            raise Error("no value fits")
+        return self.rng.choice(fitting[-6:])
+
+    def last(self, value: Value) -> int:
+        """The size of the last dimension."""
+        size = value.type.shape[-1] if value.type.ndim else symbol("B")
+        if not isinstance(size, int):
+            raise Error("the last dimension is symbolic")
+        return size
+
+    def put(self, op: Op) -> Value:
+        """One more operation in the function; its first result."""
+        exact = all(v in self.exact for v in op.operands)
+        if op.opname in STEPS and not exact:
+            op.drop_operands()
+            raise Error("rounding may change this result altogether")
+        if isinstance(op, (ops.Slice, ops.Split)) and isinstance(
+            op.operands[0].type.shape[op.dim], Dim
+        ):
+            op.drop_operands()
+            raise Error("no numbers bound a part of the batch")
+        self.function.append(op)
+        self.values += op.results
+        if exact and op.opname in COPIES:
+            self.exact.update(op.results)
+        return op.results[0]
+
+    def step(self) -> None:
+        """One more operation, or block of operations."""
+        blocks: Sequence[Callable[[], object]] = (
+            self.linear, self.linear, self.gated, self.attention, self.residual, self.binary,
+            self.shape, self.lookup, self.product, self.number,
+        )  # fmt: skip
+        self.example() if self.rng.random() < 0.5 else self.rng.choice(blocks)()
+
+    def example(self) -> None:
+        """An operation by one of its examples, with sizes and operands of this module."""
+        name = self.rng.choice(sorted(USABLE))
+        example = self.rng.choice(USABLE[name])
+        sizes = self.sizes(example)
+        chosen = [self.operand(arg, sizes) for arg in example.args]
+        attributes = {key: bound_dims(v, named(sizes)) for key, v in example.attributes.items()}
+        trial = Function("trial", [(f"a{i}", type_of(c, self.dtype)) for i, c in enumerate(chosen)])
+        build(name, example.args, trial.args, attributes)  # an Error before anything is added
+        values = [v if isinstance(v, Value) else self.operand_of(v) for v in chosen]
+        self.put(build(name, example.args, values, attributes))
+
+    def sizes(self, example: Example) -> Sizes:
+        """Sizes in place of those of an example: those of a value, if one fits the first operand.
+
+        Indices are drawn for the sizes of the example, which stay.
+        """
+        first, sizes = example.args[0], Sizes(example.sizes)
+        fitting = [v for v in self.values[-8:] if v.type.ndim == len(first.shape)]
+        fitting = [v for v in fitting if v.type.dtype == first.type(self.dtype).dtype]
+        if not fitting or any(arg.dtype != "T" or arg.draw for arg in example.args):
+            return sizes
+        value, taken = self.rng.choice(fitting), Sizes()
+        for dim, size in zip(first.shape, value.type.shape, strict=True):
+            key = str(dim) if isinstance(dim, Dim) else dim
+            if taken.setdefault(key, size) != size:
+                raise Error("two sizes for one")
+        return sizes | taken
+
+    def operand(self, arg: Arg, sizes: Sizes) -> Value | Arg:
+        """A value for one operand of an example, or the description of one to add."""
+        dims = (sizes.get(str(d) if isinstance(d, Dim) else d, d) for d in arg.shape)
+        wanted = replace(arg, shape=tuple(bind(d, named(sizes)) for d in dims))
+        type = wanted.type(self.dtype)
+        fitting = [v for v in self.values if v.type is type]
+        numeric = dtype_named(type.dtype).is_float and arg.draw is None
+        if fitting and numeric and self.rng.random() < 0.8:
+            return self.rng.choice(fitting[-6:])
+        return wanted
+
+    def operand_of(self, arg: Arg) -> Value:
+        """A new argument, or a new weight where any numbers will do."""
+        static = all(isinstance(size, int) for size in arg.shape)
+        if static and arg.dtype == "T" and arg.draw is None and self.rng.random() < 0.7:
+            return self.weight(*arg.shape)
+        return self.argument(arg)
+
+    def linear(self, x: Value | None = None, out: int = 0) -> Value:
+        """A linear, with a bias or not."""
+        x, out = x or self.pick(1), out or self.size()
+        bias = self.weight(out) if self.rng.random() < 0.4 else None
+        return self.put(ops.Linear(x, self.weight(out, self.last(x)), bias=bias))
+
+    def gated(self) -> None:
+        """A gated feed-forward, in one operation or in several."""
+        x, hidden = self.pick(1), self.size()
+        width = self.last(x)
+        gate, up = self.weight(hidden, width), self.weight(hidden, width)
+        if self.rng.random() < 0.5:
+            act: Any = self.rng.choice(["silu", "gelu", "sigmoid", "relu"])
+            inner = self.put(ops.GatedMlp(x, gate, up, act=act))
+        else:
+            parts = self.put(ops.Silu(self.put(ops.Linear(x, gate)))), self.put(ops.Linear(x, up))
+            inner = self.put(ops.Mul(*self.rng.sample(parts, 2)))
+        self.put(ops.Linear(inner, self.weight(width, hidden)))
+
+    def attention(self) -> None:
+        """Attention with its four linears; query heads may share those of keys."""
+        x, kv, head = self.pick(3), self.rng.choice([1, 2, 3]), self.rng.choice([2, 4])
+        if x.type.ndim != 3:
+            raise Error("attention takes [batch, tokens, features]")
+        q = self.linear(x, kv * self.rng.choice([1, 2, 3]) * head)
+        k, v = self.linear(x, kv * head), self.linear(x, kv * head)
+        mixed = self.put(ops.Attention(q, k, v, head_dim=head, causal=self.rng.random() < 0.5))
+        self.linear(mixed, self.last(x))
+
+    def residual(self) -> None:
+        """x plus a linear of x, and a norm of it."""
+        x = self.pick(1)
+        total = self.put(ops.Add(x, self.linear(x, self.last(x))))
+        weight = self.weight(self.last(x))
+        self.put(
+            ops.RmsNorm(total, weight)
+            if self.rng.random() < 0.6
+            else ops.LayerNorm(total, weight=weight)
+        )
+
+    def binary(self) -> None:
+        """Two values of which one has the shape, or the last dimension, of the other."""
+        x = self.pick()
+        shapes = (x.type.shape, x.type.shape[-1:])
+        known = (*self.values, *self.module.weights.values())
+        others = [v for v in known if v.type.dtype == self.dtype and v.type.shape in shapes]
+        kind = self.rng.choice([ops.Add, ops.Add, ops.Sub, ops.Mul, ops.Maximum])
+        self.put(kind(*self.rng.sample([x, self.rng.choice(others)], 2)))
+
+    def number(self) -> None:
+        """A value and a constant, which rules may simplify."""
+        x = self.pick()
+        value = self.rng.choice((0.0, -0.0, 1.0, -1.0, 2.0, float("inf"), float("nan")))
+        constant = self.put(ops.Full(value=value, dtype=self.dtype))
+        kind = self.rng.choice([ops.Add, ops.Sub, ops.Mul, ops.Div, ops.Maximum, ops.Pow])
+        self.put(kind(*self.rng.sample([x, constant], 2)))
+
+    def product(self) -> None:
+        """x times itself, transposed."""
+        x = self.pick(2)
+        order = (*range(x.type.ndim - 2), x.type.ndim - 1, x.type.ndim - 2)
+        scores = self.put(ops.Matmul(x, self.put(ops.Transpose(x, order=order))))
+        self.put(ops.Softmax(scores, dim=-1))
+
+    def shape(self) -> None:
+        """Another layout of a value."""
+        rng, x = self.rng, self.pick(1)
+        dims, ndim = x.type.shape, x.type.ndim
+        match rng.randrange(8):
+            case 0:
+                self.put(ops.Transpose(x, order=tuple(rng.sample(range(ndim), ndim))))
+            case 1:
+                width = self.last(x)
+                parts = next((n for n in (2, 3) if width % n == 0), 1)
+                self.put(ops.Reshape(x, shape=(*dims[:-1], parts, width // parts)))
+            case 2:
+                self.put(ops.Unsqueeze(x, dims=(rng.randint(0, ndim),)))
+            case 3:
+                self.put(ops.Expand(x, shape=(2, *dims)))
+            case 4:
+                self.put(ops.Slice(x, dim=-1, start=1, stop=self.last(x)))
+            case 5:
+                self.put(split := ops.Split(x, dim=-1, sizes=(1, self.last(x) - 1)))
+                self.put(ops.Concat([split.results[1], split.results[0]], dim=-1))
+            case 6:
+                kind = rng.choice([ops.ReduceSum, ops.ReduceMean, ops.ReduceMax])
+                self.put(kind(x, dims=(rng.randrange(ndim),), keep=rng.random() < 0.5))
+            case _:
+                flat = self.put(ops.Reshape(x, shape=(B * 3, self.last(x))))
+                self.put(ops.Reshape(flat, shape=(B, 3, self.last(x))))
+
+    def lookup(self) -> None:
+        """Rows of a table; some ids lie outside."""
+        ids = next((v for v in self.values if v.type.dtype == "i32" and v.type.ndim == 2), None)
+        if ids is None or self.rng.random() < 0.3:
+            ids = self.argument(Arg((B, 3), "i32", -2, 14))
+        self.put(ops.Embedding(ids, self.weight(self.rng.choice((1, 5, 11, 16)), self.size())))
+
+    def finish(self) -> None:
+        """Return the values that nothing uses, some of them, and drop the weights without uses."""
+        produced = [v for op in self.function for v in op.results]
+        numeric = [v for v in produced if v.type.dtype == self.dtype] or [self.values[0]]
+        unused = [v for v in produced if not v.users]
+        returned = unused[-5:]
+        if not any(v.type.dtype == self.dtype for v in returned):
+            returned.append(numeric[-1])
+        self.function.append(ops.Return(returned))
+        self.function.results = tuple(Result(f"r{i}") for i in range(len(returned)))
+        for name in [n for n, w in self.module.weights.items() if not w.users]:
+            del self.module.weights[name]
+
+    def plan(self, mesh: str) -> list[str]:
+        """The rows of a random plan for the weights, and at times for an argument."""
+        axes = [axis.partition("=")[0] for axis in mesh.split(",") if not axis.startswith("pp")]
+        if not axes:
+            return []
+        rows = [self._row(n, w.type.ndim, axes) for n, w in self.module.weights.items()]
+        if self.rng.random() < 0.3:
+            rows.append(f"x0 {self.rng.choice([1, 2])}@{axes[-1]}")
+        return rows
+
+    def _row(self, name: str, ndim: int, axes: Sequence[str]) -> str:
+        if ndim == 0 or self.rng.random() < 0.25:
+            return f"{name} replicated"
+        return f"{name} {self.rng.randrange(ndim)}@{self.rng.choice(axes)}"
+
+    def inputs(self, batch: int, special: bool) -> dict[str, np.ndarray]:
+        """Random arguments; `special` puts NaN, infinities and zeros of both signs among them."""
+        arrays: dict[str, np.ndarray] = {}
+        for name, arg in self.arguments.items():
+            type = arg.type(self.dtype)
+            shape = tuple(bind(dim, {"B": batch}) for dim in type.shape)
+            array = draw(arg, type.replace(shape=shape), self.numbers)
+            arrays[name] = sprinkled(array, self.numbers) if special else array
+        return arrays
+
+
+def sprinkled(x: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """Floats of which a twentieth is NaN, infinite, or a zero of either sign."""
+    if x.dtype.kind != "f":
+        return x
+    special = rng.choice(np.array([np.nan, np.inf, -np.inf, -0.0, 0.0], x.dtype), x.shape)
+    return np.where(rng.random(x.shape) < 1 / 20, special, x)
+
+
+def named(sizes: Sizes) -> dict[str, int]:
+    """The sizes of symbols."""
+    return {key: size for key, size in sizes.items() if isinstance(key, str)}
+
+
+def type_of(operand: Value | Arg, dtype: str) -> TensorType:
+    """The type of an operand that exists or is described."""
+    return operand.type if isinstance(operand, Value) else operand.type(dtype)

@@ -1,0 +1,142 @@
+"""Random modules on random meshes: every pass keeps what a module computes."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import irc
+from irc.backends.reference import evaluate
+from irc.errors import Error
+from irc.pipeline import run_pipeline
+from irc.pipeline.base import PASSES
+from irc.pipeline.instruments import VerifyEach
+from tests.fresh import session_seed
+
+from .checking import Case, Wanted, check_text
+from .draw import MESHES, Draw
+from .reducing import report
+
+CASES, PER_TEST = 240, 20
+SCHEMES = ("auto", "replicated", "rows", "columns", "cyclic")
+# At any place of a pipeline, and at one place of it.
+ANYWHERE = {
+    "canonicalize": "", "cse": "", "dce": "", "expand": "", "fold": "", "inline": "",
+    "fuse-collectives": "{norm=true}", "fuse-gated-mlp": "", "fuse-linears": "", "fuse-norm": "",
+    "fuse-qkv": "",
+}  # fmt: skip
+EXACT = ("canonicalize", "cse", "dce", "fold", "inline")  # the same bits
+IN_ORDER = ("shard", "rewrite-embeddings", "pipeline", "localize")
+ELSEWHERE = {
+    "quantize": "changes what is computed: test_quantize",
+    "next-tokens": "changes the results: tests/passes/test_next_tokens.py",
+    "static-capacity": "changes the results where a capacity overflows: test_embeddings",
+}
+# Words of the Error of a pass that does not apply to a module, which it must leave as it was.
+REFUSALS = {
+    "shard": ("shards no weight", "has no rows"),
+    "rewrite-embeddings": ("was requested, but",),
+    "pipeline": ("too few", "cannot be cut"),
+    "expand": (),
+}
+
+
+def test_every_pass_is_in_the_matrix() -> None:
+    assert {*ANYWHERE, *IN_ORDER, *ELSEWHERE} == set(PASSES)
+
+
+def case_of(seed: int, steps: int = 10, dtype: str = "f64") -> Case:
+    """A random module with inputs, a mesh and a plan."""
+    drawn, rng = Draw(seed, dtype, steps), random.Random(seed)
+    mesh = rng.choice(MESHES)
+    # Replicas share the batch evenly; it may be empty.
+    batch = rng.choice([0, 2, 4, 8] if "dp" in mesh else [0, 1, 2, 3, 5, 8])
+    inputs = drawn.inputs(batch, special=rng.random() < 1 / 3)
+    return Case(str(drawn.module), inputs, mesh, tuple(drawn.plan(mesh)), dtype)
+
+
+def pipeline_of(case: Case, seed: int) -> list[str]:
+    """The passes of a case, one by one."""
+    rng = random.Random(seed)
+    fixed = ["shard", f"rewrite-embeddings{{scheme={rng.choice(SCHEMES)}}}"]
+    if "pp=" in case.mesh or rng.random() < 0.3:
+        fixed.append(
+            "pipeline" if "pp=" in case.mesh else f"pipeline{{stages={rng.choice([2, 3])}}}"
+        )
+    fixed += ["localize"]
+    found: list[str] = []
+    for step in ([] if case.mesh == "tp=1" else fixed) + [""]:
+        found += [name + ANYWHERE[name] for name in rng.choices(sorted(ANYWHERE), k=3)]
+        found += [step] if step else []
+    return found
+
+
+def equal_bits(a: np.ndarray, b: np.ndarray) -> bool:
+    """Whether two arrays are the same to the sign of zeros."""
+    same = np.array_equal(a, b, equal_nan=a.dtype.kind not in "iub")
+    return same and np.array_equal(np.signbit(a[a == 0]), np.signbit(b[b == 0]))
+
+
+def check_passes(case: Case, seed: int, folder: Path, changed: Counter[str]) -> None:
+    """Compare a case with its results after each pass; count the passes that changed it."""
+    wanted, module = Wanted.of(case), case.module()
+    if not wanted.stable:
+        return
+    for step in pipeline_of(case, seed):
+        name, before = step.partition("{")[0], str(module)
+        step = case.shard(folder, module) if name == "shard" else step
+        try:
+            run_pipeline(module, step, [VerifyEach()])
+        except Error as error:
+            words = REFUSALS.get(name, ())
+            assert any(word in error.message for word in words), f"{step}: {error}"
+            assert str(module) == before, f"{step} left a partial change"
+            if name == "shard":
+                return
+            continue
+        if str(module) != before:
+            changed[name] += 1
+            wanted.check_module(module, case.inputs, f"after {step}")
+            check_text(module)
+            old = irc.parse(before)
+            if name in EXACT and not old.local:
+                got, same = (evaluate(each, case.inputs) for each in (module, old))
+                assert all(equal_bits(got[key], array) for key, array in same.items()), step
+        if name in ANYWHERE and name != "inline":
+            after = str(module)
+            run_pipeline(module, step)
+            assert str(module) == after, f"a second {step} changes the module again"
+
+
+@pytest.mark.parametrize("block", range(CASES // PER_TEST))
+def test_passes_keep_the_results(block: int, tmp_path: Path) -> None:
+    changed: Counter[str] = Counter()
+    for i in range(PER_TEST):
+        seed = session_seed() * 1000 + block * PER_TEST + i
+        report(
+            case_of(seed),
+            lambda case, seed=seed: check_passes(case, seed, tmp_path, changed),
+            tmp_path,
+            f"seed {seed}",
+        )
+    assert changed["localize"] and changed["shard"]
+    print(changed)
+
+
+def test_a_failing_case_is_reduced_and_saved(tmp_path: Path) -> None:
+    case = next(c for c in map(case_of, range(100)) if c.text.count("= linear") > 2 and c.plan)
+
+    def check(case: Case) -> None:
+        assert "= linear" not in case.text
+
+    with pytest.raises(AssertionError) as caught:
+        report(case, check, tmp_path, "a pass")
+    saved = irc.parse((tmp_path / "case.irc").read_text(encoding="utf-8"))
+    assert [op.opname for op in saved.main] == ["linear", "return"]
+    assert str(tmp_path / "case.irc") in str(caught.value) and str(saved) in str(caught.value)
+    with np.load(tmp_path / "inputs.npz") as inputs:
+        assert set(inputs) == {arg.name for arg in saved.main.args}
