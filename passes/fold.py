@@ -17,7 +17,7 @@ from irc.ops import Constant, Full
 from irc.ops.control import LARGEST_CONSTANT
 from irc.pipeline import Pass, Stats, register
 from irc.rewrite import permit, replace
-from irc.rewrite.constants import uniform
+from irc.rewrite.constants import evaluated, uniform
 
 from .shared.edit import attribute_symbols
 
@@ -58,12 +58,12 @@ def _fold(op: Op, stats: Stats) -> None:
         and all(array is not None for array in arrays)
         and not attribute_symbols(op)
     ):
-        new = _constant(_evaluate(op, arrays), type.shape, type.dtype)
+        new = _constant(evaluated(op, arrays), type.shape, type.dtype)
     elif op.sharding is not None and parse_rule(op.sharding).is_elementwise:
         scalars = [_scalar(value) for value in op.operands]
         if any(scalar is None for scalar in scalars):
             return
-        number = _numbers(_evaluate(op, scalars), type.dtype)[0]
+        number = _numbers(evaluated(op, scalars), type.dtype)[0]
         new = Full(value=number, shape=type.shape, dtype=type.dtype)
     else:
         return
@@ -91,13 +91,6 @@ def _small_constant(value: Value) -> Any:
 def _scalar(value: Value) -> Any:
     number = uniform(value)
     return None if number is None else widened(np.array(number, numpy_dtype(value.type.dtype)))
-
-
-def _evaluate(op: Op, arrays: list[Any]) -> Any:
-    fixed = len(arrays) - len(op.present)
-    named = dict(zip(op.present, arrays[fixed:], strict=True))
-    result = op.evaluate(*arrays[:fixed], *[named.get(name) for name in op.optional_names])
-    return np.asarray(result).astype(numpy_dtype(op.result.type.dtype))
 
 
 def _numbers(array: Any, name: str) -> tuple[Number, ...]:

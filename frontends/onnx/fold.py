@@ -1,115 +1,128 @@
 """Elements that are known while reading: shapes, and what is computed from them and from constants.
 
-All functions work on small arrays of objects: numbers, sizes with symbols, true and false. What
-needs a run of the model gives None, and the node becomes an operation.
+The rule of a node whose inputs are known runs beside the function, and its operations are evaluated
+on arrays of objects: numbers, sizes with symbols, true and false. What needs a run of the model
+gives None, and the node becomes operations.
 """
 
 from __future__ import annotations
 
-import math
 import operator
-from collections.abc import Callable
-from functools import partial, reduce
-from typing import Any, TypeAlias
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any, cast
 
 import numpy as np
 
-from irc.frontends.onnx.builder import numbers
-from irc.frontends.onnx.entry import Content, Entry, Node, sizes
-from irc.frontends.onnx.tensors import DTYPES
+from irc import ops
+from irc.errors import Error
+from irc.frontends.onnx.builder import Builder, Content, ImportedValue, Node, numbers, sizes
+from irc.ir.core import Op, Value
 from irc.ir.dims import Dim, DimLike, exact_divide, product
-from irc.ir.dtypes import dtype as dtype_called
-from irc.ir.dtypes import numpy_dtype
+from irc.ir.dtypes import is_float, numpy_dtype, widened
+from irc.ir.types import TensorType
+from irc.ops.reduce import Reduction
+from irc.rewrite.constants import evaluated
 
 MOST = 4096  # elements; more are left to operations
-Fold: TypeAlias = Callable[[Node, list[Content]], Content | None]
-_FOLDS: dict[str, Fold] = {}
+# The standard operators that compute shapes; all others stay operations, also those of constants.
+_SHAPES = """Add And Cast CastLike Concat ConstantOfShape Div Equal Expand Flatten Gather Greater
+GreaterOrEqual Identity Less LessOrEqual Max Min Mod Mul Neg Not Pow Range ReduceMax ReduceMin
+ReduceProd ReduceSum Reshape Slice Sqrt Squeeze Sub Unsqueeze Where"""
+FOLDED = frozenset(_SHAPES.split())
 
 
-def content_of(entry: Entry | None) -> Content | None:
+def content_of(value: ImportedValue | None) -> Content | None:
     """The elements of a value, if they are known; small tensors of the file are read for it."""
-    if entry is None:
+    if value is None:
         return None
-    if entry.content is None and entry.data is not None and entry.data.count <= MOST:
-        array = entry.data.read()
-        entry.content = None if array is None else numbers(array)
-    return entry.content
+    if value.content is None and value.data is not None and value.data.count <= MOST:
+        array = value.data.read()
+        value.content = None if array is None else numbers(array)
+    return value.content
 
 
-def folded(node: Node) -> Entry | None:
-    """The result of a node all of whose inputs are known; None where it needs an operation."""
-    if node.kind in ("Shape", "Size"):
-        return _shape(node)
-    fold = _FOLDS.get(node.kind)
-    if fold is None or node.domain or len(node.outputs) != 1:
+def scalar(value: ImportedValue | None) -> Any:
+    """The number that a value is, or that all its elements are; None for anything else."""
+    content = content_of(value)
+    if content is None or not content.size:
         return None
-    given = [entry for entry in node.inputs if entry is not None]
-    needed = given[:1] if node.kind == "CastLike" else given
-    if len(given) != len(node.inputs) or not all(map(_foldable, needed)):
-        return None
-    contents = [content_of(entry) for entry in needed]
-    known = [content for content in contents if content is not None]
-    if len(known) != len(contents) or any(content.size > MOST for content in known):
-        return None
-    found = fold(node, known)
-    if found is None or found.size > MOST or not all(map(_held, found.flat)):
-        return None
-    kind = _dtype(node, given)
-    if dtype_called(kind).is_float and any(isinstance(item, Dim) for item in found.flat):
-        return None
-    return Entry(kind, found.shape, content=_as(found, kind))
+    items = content.reshape(-1).tolist()
+    return items[0] if all(item == items[0] for item in items) else None
 
 
-def _foldable(entry: Entry) -> bool:
+def folded(
+    node: Node, run: Callable[[Builder, Node], Sequence[ImportedValue | None]]
+) -> ImportedValue | None:
+    """The result that `run` gives for a node whose inputs are known; None where it needs data."""
+    needed = node.inputs[:1] if node.kind == "CastLike" else node.inputs
+    if not needed or not all(x is not None and _is_foldable(x) for x in needed):
+        return None
+    apart = Builder(*cast("Any", (None, None, None)))  # whose operations are forgotten
+    operands = [
+        replace(x, value=Value(TensorType(x.dtype, x.shape), None, 0), data=None)
+        for x in node.present()
+    ]
+    contents = {x.value: x.content for x in operands}
+    try:
+        (result,) = run(apart, replace(node, inputs=cast("Any", operands)))
+        if node.kind == "Div" and _has_symbols(*contents.values()):  # whatever the signs
+            return _as_result(operands[0], _map(_quotient, *contents.values()))
+        for op in apart.ops:
+            contents[op.result] = _evaluated(op, [contents[value] for value in op.operands])
+    except (Error, OverflowError):  # an error is raised again by the rule, a number wraps around
+        return None
+    assert result is not None
+    return _as_result(result, contents.get(result.value, result.content))
+
+
+def _as_result(like: ImportedValue, content: Content | None) -> ImportedValue | None:
+    return None if content is None else ImportedValue(like.dtype, content.shape, content=content)
+
+
+def _is_foldable(value: ImportedValue) -> bool:
     """Whether the elements are known or integers, and no weights."""
-    if entry.content is not None:
-        return True
-    data = entry.data
-    return data is not None and (data.inline is not None or not dtype_called(data.dtype).is_float)
+    data = value.data
+    is_small = data is not None and (data.inline is not None or not is_float(data.dtype))
+    return (value.content is not None or is_small) and content_of(value) is not None
 
 
-def _dtype(node: Node, given: list[Entry]) -> str:
-    if node.kind in ("Cast", "CastLike"):
-        return _target(node) or "f32"
-    if node.kind in ("Equal", "Less", "LessOrEqual", "Greater", "GreaterOrEqual", "Not", "And"):
-        return "bool"
-    if node.kind == "ConstantOfShape":
-        value = node.attributes.get("value")
-        return value.dtype if value is not None else "f32"
-    return given[1 if node.kind == "Where" else 0].dtype
+def _has_symbols(*contents: Content | None) -> bool:
+    return any(
+        isinstance(n, Dim) for content in contents if content is not None for n in content.flat
+    )
 
 
-def _held(item: Any) -> bool:
-    """Whether an integer fits into 64 bits; an operation wraps larger ones around."""
-    return not isinstance(item, int) or -(1 << 63) <= item < 1 << 63
-
-
-def _as(found: Content, kind: str) -> Content:
-    """Numbers as the dtype holds them: rounded, wrapped."""
-    if any(isinstance(item, Dim) for item in found.flat):
-        return found
-    with np.errstate(all="ignore"):
-        return numbers(np.array(found.tolist()).astype(numpy_dtype(kind)).reshape(found.shape))
-
-
-def _shape(node: Node) -> Entry:
-    shape = node.input(0).shape
-    if node.kind == "Size":
-        return Entry("i64", (), content=np.array(product(shape), object))
-    begin, end = node.integer("start", 0), node.integer("end", len(shape))
-    begin, end = (n + len(shape) if n < 0 else n for n in (begin, end))
-    part = shape[max(begin, 0) : max(end, 0)]
-    return Entry("i64", (len(part),), content=sizes(*part))
-
-
-def folds(*kinds: str) -> Callable[[Fold], Fold]:
-    """Register how nodes of these kinds with known inputs give known elements."""
-
-    def keep(fold: Fold) -> Fold:
-        _FOLDS.update(dict.fromkeys(kinds, fold))
-        return fold
-
-    return keep
+def _evaluated(op: Op, operands: list[Content | None]) -> Content | None:
+    """The elements of the result of an operation; None where one depends on symbols or data."""
+    contents = [content for content in operands if content is not None]
+    shape, dtype = op.result.type.shape, op.result.type.dtype
+    size = product(shape)
+    if len(contents) != len(operands) or isinstance(size, Dim) or size > MOST:
+        return None
+    if not _has_symbols(*contents):
+        kinds = [numpy_dtype(value.type.dtype) for value in op.operands]
+        arrays = [
+            widened(np.array(content.tolist(), kind)).reshape(content.shape)
+            for content, kind in zip(contents, kinds, strict=True)
+        ]
+        with np.errstate(all="ignore"):
+            return numbers(evaluated(op, arrays))
+    if is_float(dtype):
+        return None
+    if isinstance(op, ops.Cast):
+        return contents[0] if dtype != "bool" else _map(operator.ne, contents[0], sizes(0))
+    if isinstance(op, Reduction):
+        total = _ELEMENTS[type(op)](*contents[0].flat) if op.x.type.ndim == 1 else None
+        return None if total is None else np.full(shape, total, object)
+    call = _ELEMENTS.get(type(op))
+    if call is not None:
+        return _map(call, *contents)
+    if isinstance(op, ops.Gather):
+        at = None if _has_symbols(contents[1]) else contents[1].astype(np.int64)
+        return None if at is None else np.asarray(op.evaluate(contents[0], at), object)
+    return op.evaluate(*contents) if op.moves_data else None
 
 
 def below(x: DimLike, y: DimLike) -> bool | None:
@@ -127,59 +140,33 @@ def below(x: DimLike, y: DimLike) -> bool | None:
 
 
 def _equal(x: Any, y: Any) -> bool | None:
-    if not isinstance(x, Dim) and not isinstance(y, Dim):
-        return x == y
     return True if y - x == 0 else False if below(x, y) or below(y, x) else None
 
 
-def _less(x: Any, y: Any) -> bool | None:
-    return x < y if isinstance(x, float) else below(x, y)
-
-
-def _more(x: Any, y: Any) -> bool | None:
-    return _less(y, x)
-
-
 def _at_most(x: Any, y: Any) -> bool | None:
-    return x <= y if isinstance(x, float) else below(x, y + 1)
+    return below(x, y + 1)
 
 
-def _at_least(x: Any, y: Any) -> bool | None:
-    return _at_most(y, x)
+def _swapped(compare: Callable[[Any, Any], bool | None]) -> Callable[[Any, Any], bool | None]:
+    return lambda x, y: compare(y, x)
 
 
-def _root(x: Any) -> Any:
-    return None if isinstance(x, Dim) or x < 0 else math.sqrt(x)
-
-
-def _chosen(condition: bool, x: Any, y: Any) -> Any:
-    return x if condition else y
-
-
-def _quotient(x: Any, y: Any) -> Any:
-    if isinstance(x, Dim) or isinstance(y, Dim):
+def _quotient(x: DimLike, y: DimLike) -> DimLike | None:
+    """x / y rounded towards zero, of sizes with symbols only where it is exact."""
+    if isinstance(x, Dim) or isinstance(y, Dim) or not y:
         return exact_divide(x, y)
-    if isinstance(x, float):
-        return x / y if y else None
-    return None if not y else abs(x) // abs(y) * (1 if (x < 0) == (y < 0) else -1)
+    return abs(x) // abs(y) * (1 if (x < 0) == (y < 0) else -1)
 
 
-def _floor(x: Any, y: Any) -> Any:
-    if isinstance(x, Dim) or isinstance(y, Dim):
-        return exact_divide(x, y)
-    return x // y if y else None
+def _floor(x: DimLike, y: DimLike) -> DimLike | None:
+    is_symbolic = isinstance(x, Dim) or isinstance(y, Dim) or not y
+    return exact_divide(x, y) if is_symbolic else x // y
 
 
-def _remainder(x: Any, y: Any) -> Any:
-    if isinstance(x, Dim) or isinstance(y, Dim):
+def _remainder(x: DimLike, y: DimLike) -> DimLike | None:
+    if isinstance(x, Dim) or isinstance(y, Dim) or not y:
         return 0 if exact_divide(x, y) is not None else None
-    return x % y if y else None
-
-
-def _power(x: Any, y: Any) -> Any:
-    if isinstance(x, Dim) or isinstance(y, Dim):
-        return None
-    return x**y if x > 0 and abs(y * math.log2(x)) < 64 else None  # larger ones are operations
+    return x % y
 
 
 def _first(before: Callable[[Any, Any], bool | None], *items: Any) -> Any:
@@ -187,128 +174,32 @@ def _first(before: Callable[[Any, Any], bool | None], *items: Any) -> Any:
     return next((x for x in items if all(x is y or before(x, y) for y in items)), None)
 
 
-# Functions of elements, which give None where the result depends on symbols.
-_ELEMENTS: dict[str, Callable[..., Any]] = {
-    "Add": operator.add,
-    "Sub": operator.sub,
-    "Mul": operator.mul,
-    "Div": _quotient,
-    "FloorDiv": _floor,  # of irc
-    "Mod": _remainder,
-    "Neg": operator.neg,
-    "Sqrt": _root,
-    "Pow": _power,
-    "Min": partial(_first, _at_most),
-    "Max": partial(_first, _at_least),
-    "Equal": _equal,
-    "Less": _less,
-    "LessOrEqual": _at_most,
-    "Greater": _more,
-    "GreaterOrEqual": _at_least,
-    "And": min,
-    "Not": operator.not_,
-    "Where": _chosen,
+# Functions of elements of which some have symbols; None where the result depends on these.
+_ELEMENTS: dict[type[Op], Callable[..., Any]] = {
+    ops.Add: operator.add,
+    ops.Sub: operator.sub,
+    ops.Mul: operator.mul,
+    ops.Neg: operator.neg,
+    ops.FloorDiv: _floor,
+    ops.Mod: _remainder,
+    ops.Minimum: partial(_first, _at_most),
+    ops.Maximum: partial(_first, _swapped(_at_most)),
+    ops.Eq: _equal,
+    ops.Lt: below,
+    ops.Le: _at_most,
+    ops.Gt: _swapped(below),
+    ops.Ge: _swapped(_at_most),
+    ops.Where: lambda condition, x, y: x if condition else y,
+    ops.ReduceSum: lambda *items: sum(items),
+    ops.ReduceProd: lambda *items: product(items),
+    ops.ReduceMin: partial(_first, _at_most),
+    ops.ReduceMax: partial(_first, _swapped(_at_most)),
 }
 
 
-@folds(*_ELEMENTS)
-def _elements(node: Node, c: list[Content]) -> Content | None:
-    return None if node.integer("fmod", 0) else _map(_ELEMENTS[node.kind], *c)
-
-
-def _map(call: Callable[..., Any], *contents: Content) -> Content | None:
+def _map(call: Callable[..., Any], *contents: Content | None) -> Content | None:
     """A function of elements, with broadcasting; None where one has no result."""
-    try:
-        arrays = np.broadcast_arrays(*contents)
-    except ValueError:
-        return None
-    found = [call(*items) for items in zip(*(array.flat for array in arrays), strict=True)]
-    return None if any(item is None for item in found) else sizes(*found).reshape(arrays[0].shape)
-
-
-@folds("Identity")
-def _identity(node: Node, c: list[Content]) -> Content | None:
-    return c[0]
-
-
-def _target(node: Node) -> str | None:
-    """The dtype that a node casts to."""
-    return node.input(1).dtype if node.kind == "CastLike" else DTYPES.get(node.integer("to", 1))
-
-
-@folds("Cast", "CastLike")
-def _cast(node: Node, c: list[Content]) -> Content | None:
-    target = _target(node)
-    if target is None or target.startswith("f8"):
-        return None
-    if dtype_called(target).is_integer and dtype_called(node.input(0).dtype).is_float:
-        return _map(_truncated, c[0])
-    return c[0] if target != "bool" else _map(operator.ne, c[0], np.array(0, object))
-
-
-def _truncated(x: float) -> int | None:
-    return int(x) if math.isfinite(x) else None
-
-
-@folds("Concat", "Gather", "Slice", "Expand", "Range", "ConstantOfShape")
-def _moved(node: Node, c: list[Content]) -> Content | None:
-    """Elements in other places; None where these are no integers, or do not fit."""
-    data = {"Concat": len(c), "Range": 0, "ConstantOfShape": 0}.get(node.kind, 1)
-    if not all(type(n) is int for each in c[data:] for n in each.flat):
-        return None
-    try:
-        return _placed(node, c)
-    except (ValueError, LookupError, OverflowError):
-        return None
-
-
-def _placed(node: Node, c: list[Content]) -> Content | None:
-    match node.kind:
-        case "Concat":
-            return np.concatenate(c, node.integer("axis", 0))
-        case "Gather":
-            return np.asarray(c[0].take(c[1].astype(np.int64), node.integer("axis", 0)), object)
-        case "Expand":
-            return np.broadcast_to(c[0], np.broadcast_shapes(c[0].shape, tuple(c[1].flat)))
-        case "ConstantOfShape":
-            value = node.attributes.get("value")
-            number = np.zeros(1) if value is None else value.read()
-            return None if number is None else np.broadcast_to(numbers(number), tuple(c[0].flat))
-        case "Range":
-            many = range(*(each.item() for each in c))
-            return sizes(*many) if len(many) <= MOST else None
-        case _:
-            return _sliced(*c)
-
-
-def _sliced(
-    x: Content,
-    starts: Content,
-    ends: Content,
-    axes: Content | None = None,
-    steps: Content | None = None,
-) -> Content:
-    places = [slice(None)] * x.ndim
-    axes = np.arange(starts.size) if axes is None else axes
-    steps = np.ones(starts.size, np.int64) if steps is None else steps
-    for axis, *span in zip(axes.flat, starts.flat, ends.flat, steps.flat, strict=True):
-        places[axis] = slice(*span)
-    return np.asarray(x[tuple(places)], object)
-
-
-_REDUCTIONS = {"ReduceProd": "Mul", "ReduceSum": "Add", "ReduceMax": "Max", "ReduceMin": "Min"}
-
-
-@folds(*_REDUCTIONS)
-def _reduce(node: Node, c: list[Content]) -> Content | None:
-    if c[0].ndim != 1 or not c[0].size:
-        return None
-    axes = node.ints("axes") or list(c[1].flat if len(c) > 1 else ())
-    if node.integer("noop_with_empty_axes", 0) and not axes:
-        return c[0]
-    call, items = _ELEMENTS[_REDUCTIONS[node.kind]], c[0].tolist()
-    total = call(*items) if node.kind in ("ReduceMax", "ReduceMin") else reduce(call, items)
-    if total is None:
-        return None
-    found = np.array(total, object)
-    return found.reshape(1) if node.integer("keepdims", 1) else found
+    arrays = np.broadcast_arrays(*contents)
+    items = [call(*items) for items in zip(*(array.flat for array in arrays), strict=True)]
+    is_known = all(n is not None and (isinstance(n, Dim) or abs(n) < 1 << 63) for n in items)
+    return sizes(*items).reshape(arrays[0].shape) if is_known else None

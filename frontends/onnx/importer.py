@@ -12,19 +12,22 @@ from typing import TYPE_CHECKING, Any, cast
 
 from irc.argument_checks import check_path, check_texts, whole_number_in
 from irc.errors import Error, did_you_mean
-from irc.frontends.onnx import collectives
-from irc.frontends.onnx.bags import with_bags
-from irc.frontends.onnx.builder import Builder, hint, plain_name
-from irc.frontends.onnx.entry import Entry, Node
-from irc.frontends.onnx.fold import folded
-from irc.frontends.onnx.manifest import Manifest, manifest_of
-from irc.frontends.onnx.model import STANDARD, expanded, opset_of, read_model
-from irc.frontends.onnx.plugins import Plugins, readings
-from irc.frontends.onnx.readings import TABLE
-from irc.frontends.onnx.rules import Table, entries_of, is_wrong, misuse, refusal
-from irc.frontends.onnx.stored_text import stored_module
-from irc.frontends.onnx.tensors import DTYPES, Files
-from irc.frontends.onnx.unsupported import Unsupported
+from irc.frontends.onnx.builder import Builder, ImportedValue, Node, hint, plain_name
+from irc.frontends.onnx.control_flow import with_bags
+from irc.frontends.onnx.files import DTYPES, Files, Manifest, embedded_module, manifest_of
+from irc.frontends.onnx.protobuf import STANDARD, expanded, opset_of, read_model
+from irc.frontends.onnx.rules import (
+    COLLECTIVE_KINDS,
+    TABLE,
+    Plugins,
+    Table,
+    computed,
+    is_wrong,
+    mesh_of,
+    misuse,
+    plugin_rules,
+    refusal,
+)
 from irc.ir.core import Function, Module, Result, Value
 from irc.ir.dims import Dim, DimLike, Dims, bind, checked_ranges, symbol
 from irc.ir.mesh import Mesh
@@ -34,13 +37,14 @@ from irc.source import Loc
 from irc.text.literals import parse_dim
 
 if TYPE_CHECKING:
-    from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, ValueInfoProto
+    from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto
 
 _PLACE = re.compile(r"(.*):(\d+)")
 _FRAME = re.compile(r'File "([^"]+)", line (\d+)')
 _MOST_INNER = 65_536  # nodes
 _SCOPES = "pkg.torch.onnx.name_scopes"
 _UNNAMED = re.compile(r"(val|onnx::\w+)_\d+")  # tensors that torch.onnx.export computed of weights
+_SHOWN = 20  # kinds of refused nodes; the others are counted
 
 
 def import_onnx(
@@ -75,24 +79,23 @@ def import_onnx(
         check_path("base", base)
     path = Path(path)
     model = read_model(path)
-    beside = manifest_of(path)
-    given = None if mesh is None else Mesh.parse(mesh)
-    named = None if beside.base is None else Path(beside.base)
-    place = Path(base) if base is not None else named if trust else None
-    files = Files(path, place or path.parent, inside=place is None, stated=named)
-    for data in beside.bound.values():
+    manifest = manifest_of(path)
+    stated = None if mesh is None else Mesh.parse(mesh)
+    folder = Path(base) if base is not None else manifest.base if trust else None
+    files = Files(path, folder or path.parent, inside=folder is None, stated=manifest.base)
+    for data in manifest.bound.values():
         files.check_inside(data.path, data.name)
-    stored = stored_module(model, files, beside.bound) if use_text and not equal else None
-    if stored is not None:
-        known = {*stored.dims, *(name for arg in stored.main.args for name in _symbols(arg))}
-        stored.dims.update(checked_ranges(dims or {}, known))
-        return stored
+    module = embedded_module(model, files, manifest.bound) if use_text and not equal else None
+    if module is not None:
+        names = {*module.dims, *(name for arg in module.main.args for name in _symbols(arg))}
+        module.dims.update(checked_ranges(dims or {}, names))
+        return module
     same = {name: symbol(other) for name, other in (equal or {}).items()}
-    table = {**readings(plugins or {}), **TABLE}
+    table = {**plugin_rules(plugins or {}), **TABLE}
     with_bags(model, files)
     tried: set[str] = set()
     while True:
-        importer = _Importer(model, files, given or beside.mesh, beside, same, table)
+        importer = _Importer(model, files, stated or manifest.mesh, manifest, same, table)
         new = importer.refused - tried
         simpler = expanded(model, new, path) if new else None
         if simpler is None:
@@ -109,19 +112,19 @@ class _Importer:
         model: ModelProto,
         files: Files,
         mesh: Mesh | None,
-        beside: Manifest,
+        manifest: Manifest,
         equal: Mapping[str, DimLike],
         table: Table,
     ) -> None:
-        self.model, self.files, self.given, self.table = model, files, mesh, table
+        self.model, self.files, self.stated_mesh, self.table = model, files, mesh, table
         self.opset = opset_of(model, str(files.path))
-        self.entries: MutableMapping[str, Entry] = {}
+        self.values: MutableMapping[str, ImportedValue] = {}
         self.inner = 0  # nodes that were read in graphs of others
         self.written: dict[str, None] = {}  # the symbols of the inputs, before any is replaced
-        self.beside, self.equal, self.unsupported = beside, equal, Unsupported(files.path)
+        self.manifest, self.equal, self.unsupported = manifest, equal, _Unsupported(files.path)
         metadata = {entry.key: entry.value for entry in model.metadata_props}
         rank = whole_number_in(metadata.get("irc.rank", ""))
-        self.rank = beside.rank if rank is None else rank
+        self.rank = manifest.rank if rank is None else rank
         self.name = plain_name(metadata.get("irc.module") or files.path.stem) or "model"
         self.nodes = [self._node(i, proto) for i, proto in enumerate(model.graph.node)]
         for node in self.nodes:
@@ -135,22 +138,23 @@ class _Importer:
     def module(self, dims: Dims) -> Module:
         """Everything, in order."""
         graph, nodes = self.model.graph, self.nodes
-        joint = [node for node in nodes if node.kind in collectives.KINDS]
-        mesh = self._mesh(joint)
+        joint = [node for node in nodes if node.kind in COLLECTIVE_KINDS]
+        if not self.unsupported.nodes.isdisjoint(joint):  # a mesh needs all of them
+            self.unsupported.check()
+        mesh = mesh_of(joint, self.stated_mesh, self.rank)
         module = Module(self.name, mesh, local=bool(joint) or mesh.ranks > 1)
         function = Function("forward", self._arguments())
-        self.symbols = dict.fromkeys(name for arg in function.args for name in _symbols(arg))
+        symbols = dict.fromkeys(name for arg in function.args for name in _symbols(arg))
         self._check_equal()
-        module.dims.update(checked_ranges(dims, self.symbols))
-        self.builder = Builder(module, function, self.files)
-        self.builder.rank = self.rank
-        self._sources(function)
-        self.builder.names, self.builder.read_graph = self._names(), self._graph
+        module.dims.update(checked_ranges(dims, symbols))
+        self.builder = b = Builder(module, function, self.files)
+        b.rank, b.names, b.read_graph = self.rank, self._names(), self._graph
+        self._add_sources(function)
         for node, proto in zip(nodes, graph.node, strict=True):
             self._read(node, proto)
-        if len(self.symbols) > 1:
+        if len(symbols) > 1:
             self.unsupported.hint = (
-                f"the sizes of the inputs are {', '.join(self.symbols)}; where two are always one "
+                f"the sizes of the inputs are {', '.join(symbols)}; where two are always one "
                 "size, export them with one name, or give import_onnx(..., equal={...})"
             )
         self.unsupported.check()
@@ -161,27 +165,22 @@ class _Importer:
         """An Error about a symbol to be replaced that no input has."""
         for name in self.equal:
             if name not in self.written:
-                near, known = did_you_mean(name, self.written), ", ".join(self.written)
+                near, names = did_you_mean(name, self.written), ", ".join(self.written)
                 raise Error(
                     f"equal: {self.files.path} has no dimension {name!r}{near}; "
-                    f"it has {known or 'none with a name'}"
+                    f"it has {names or 'none with a name'}"
                 )
-
-    def _mesh(self, joint: list[Node]) -> Mesh:
-        """The mesh of the collectives; where one is refused, that has to be said first."""
-        if not self.unsupported.nodes.isdisjoint(joint):
-            self.unsupported.check()
-        return collectives.mesh_of(joint, self.given, self.rank)
 
     def _arguments(self) -> list[tuple[str, TensorType]]:
         initial = {tensor.name for tensor in self.model.graph.initializer}
-        inputs = (v for v in self.model.graph.input if v.name not in {*initial, *self.beside.bound})
+        sources = {*initial, *self.manifest.bound}
+        inputs = (value for value in self.model.graph.input if value.name not in sources)
         return [(value.name, self._type(value)) for value in inputs]
 
     def _type(self, value: ValueInfoProto) -> TensorType:
         type = value.type.tensor_type
-        kind = DTYPES.get(type.elem_type)
-        if not value.type.HasField("tensor_type") or kind is None or not type.HasField("shape"):
+        dtype = DTYPES.get(type.elem_type)
+        if not value.type.HasField("tensor_type") or dtype is None or not type.HasField("shape"):
             raise Error(
                 f"the input {value.name!r} of {self.files.path} has no dtype and number of "
                 "dimensions that irc knows"
@@ -195,20 +194,23 @@ class _Importer:
                 written = _dim(dim.dim_param, name)
                 self.written |= dict.fromkeys(written.symbols() if isinstance(written, Dim) else ())
                 shape.append(bind(written, self.equal))
-        return TensorType(kind, tuple(shape))
+        return TensorType(dtype, tuple(shape))
 
-    def _sources(self, function: Function) -> None:
-        """Entries of the arguments and initializers."""
+    def _add_sources(self, function: Function) -> None:
+        """Add the values of the arguments and initializers."""
         args = iter(function.args)
-        for tensor in self.model.graph.initializer:
-            data = self.files.data(tensor)
-            self.entries[tensor.name] = Entry(data.dtype, data.shape, data=data)
+        self._add_initializers(self.model.graph.initializer)
         for value in self.model.graph.input:
-            bound = self.beside.bound.get(value.name)
+            bound = self.manifest.bound.get(value.name)
             if bound is not None:
-                self.entries[value.name] = Entry(bound.dtype, bound.shape, data=bound)
-            elif value.name not in self.entries:
-                self.entries[value.name] = self.builder.entry(next(args))
+                self.values[value.name] = ImportedValue(bound.dtype, bound.shape, data=bound)
+            elif value.name not in self.values:
+                self.values[value.name] = self.builder.imported(next(args))
+
+    def _add_initializers(self, tensors: Sequence[TensorProto]) -> None:
+        for tensor in tensors:
+            data = self.files.data(tensor)
+            self.values[tensor.name] = ImportedValue(data.dtype, data.shape, data=data)
 
     def _names(self) -> dict[str, str]:
         """Names for weights that torch.onnx.export left without one: of the modules they are in."""
@@ -224,15 +226,17 @@ class _Importer:
         """A node without its inputs."""
         domain = "" if proto.domain in STANDARD else proto.domain
         node = Node(proto.op_type, domain, proto.name, number, self.opset, [], list(proto.output))
-        node.inputs = [Entry("f32", ()) if name else None for name in proto.input]  # until read
-        node.attributes = {each.name: self._attribute(each) for each in proto.attribute}
+        # until it is read
+        node.inputs = [ImportedValue("f32", ()) if name else None for name in proto.input]
+        node.attributes = {attribute.name: self._value(attribute) for attribute in proto.attribute}
         node.misuse = misuse(proto, self.opset) if not domain else None
         metadata = {entry.key: entry.value for entry in proto.metadata_props}
         place = _place(metadata) or (self.files.path.name, number)
         node.loc = Loc(*place, _scope(node, metadata))
         return node
 
-    def _attribute(self, proto: AttributeProto) -> Any:
+    def _value(self, proto: AttributeProto) -> Any:
+        """The value of an attribute."""
         from onnx import GraphProto, TensorProto, helper
 
         try:
@@ -245,10 +249,10 @@ class _Importer:
             return value
         is_list = isinstance(value, list)
         many = cast("list[Any]", value) if is_list else [value]
-        if not all(isinstance(each, (bytes, int, float)) for each in many):
+        if not all(isinstance(item, (bytes, int, float)) for item in many):
             return f"a {proto.AttributeType.Name(proto.type).lower()}"
-        found = [n.decode(errors="replace") if isinstance(n, bytes) else n for n in many]
-        return found if is_list else found[0]
+        many = [n.decode(errors="replace") if isinstance(n, bytes) else n for n in many]
+        return many if is_list else many[0]
 
     def _read(self, node: Node, proto: NodeProto) -> None:
         """One node: what it gives, named after its outputs; a refusal is kept for later."""
@@ -260,17 +264,17 @@ class _Importer:
             self.unsupported.add(node, error.message, error.at(loc=node.loc))
 
     def _compute(self, node: Node, proto: NodeProto) -> None:
+        b = self.builder
         node.inputs = [self._input(name) if name else None for name in proto.input]
-        self.builder.loc, first = node.loc, len(self.builder.ops)
-        results = self._results(node)
-        for name, found in zip(node.outputs, results, strict=False):
-            if name and found is not None:
-                self.entries[name] = replace(found, node=node)
-                value = found.value
-                if value is not None and value.producer in self.builder.ops[first:]:
+        b.loc, first = node.loc, len(b.ops)
+        for name, result in zip(node.outputs, computed(b, node, self.table), strict=False):
+            if name and result is not None:
+                self.values[name] = replace(result, node=node)
+                value = result.value
+                if value is not None and value.producer in b.ops[first:]:
                     value.name = value.name or hint(name) or None
 
-    def _graph(self, graph: GraphProto, inputs: Sequence[Entry]) -> list[Entry]:
+    def _graph(self, graph: GraphProto, inputs: Sequence[ImportedValue]) -> list[ImportedValue]:
         """The results of a graph in a node, which may be read again: its values end with it."""
         self.inner += 1 + len(graph.node)
         if self.inner > _MOST_INNER:
@@ -280,70 +284,125 @@ class _Importer:
             )
         if len(graph.input) != len(inputs):
             raise Error(f"its graph has {len(graph.input)} inputs, and is given {len(inputs)}")
-        outer = self.entries
+        outer = self.values
         names = [value.name for value in graph.input]
-        self.entries = ChainMap(
-            dict(zip(names, inputs, strict=True)), cast("dict[str, Entry]", outer)
-        )
+        local = dict(zip(names, inputs, strict=True))
+        self.values = ChainMap(local, cast("dict[str, ImportedValue]", outer))
         try:
-            for tensor in graph.initializer:
-                data = self.files.data(tensor)
-                self.entries[tensor.name] = Entry(data.dtype, data.shape, data=data)
+            self._add_initializers(graph.initializer)
             for number, proto in enumerate(graph.node):
                 node = self._node(number, proto)
-                why = "it is a collective" if node.kind in collectives.KINDS else None
+                why = "it is a collective" if node.kind in COLLECTIVE_KINDS else None
                 if (why := why or refusal(node, table=self.table)) is not None:
                     raise Error(f"{node.kind} in its graph: {why}")
                 self._compute(node, proto)
             return [self._input(value.name) for value in graph.output]
         finally:
-            self.entries = outer
+            self.values = outer
 
-    def _input(self, name: str) -> Entry:
-        if name not in self.entries:
+    def _input(self, name: str) -> ImportedValue:
+        if name not in self.values:
             raise Error(f"it takes {name!r}, a result of a node that irc does not compute")
-        return self.entries[name]
-
-    def _results(self, node: Node) -> list[Entry | None]:
-        """What a node gives, by the rule of its kind where it is not known while reading."""
-        b = self.builder
-        return entries_of(b, folded(node) or self.table[node.domain, node.kind].rule(b, node))
+        return self.values[name]
 
     def _finish(self, module: Module, function: Function) -> None:
         b, names = self.builder, [value.name for value in self.model.graph.output]
         b.loc = None
         returned: list[Value] = []
         for name in names:
-            if name not in self.entries:
-                made = any(name in node.output for node in self.model.graph.node)
-                why = "irc does not compute" if made else "nothing makes"
+            if name not in self.values:
+                is_result = any(name in node.output for node in self.model.graph.node)
+                why = "irc does not compute" if is_result else "nothing makes"
                 raise Error(f"{self.files.path} has the result {name!r}, which {why}")
-            returned.append(b.get(self.entries[name]))
+            returned.append(b.get(self.values[name]))
         places = {tensor.name: i for i, tensor in enumerate(self.model.graph.initializer)}
         b.finish(returned, places)
         aliases = _aliased(function)
         function.results = tuple(_result(n, aliases.get(i)) for i, n in enumerate(names))
-        module.files.update(
-            (name, path)
-            for name, path in self.files.names.items()
-            if any(name in weight.ref.files() for weight in module.weights.values())
-        )
+        used = {name for weight in module.weights.values() for name in weight.ref.files()}
+        module.files.update((n, path) for n, path in self.files.names.items() if n in used)
         module.add_function(function)
+
+
+class _Unsupported:
+    """The nodes that are refused, by kind and reason; nodes that need their results are skipped."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.groups: dict[tuple[str, str], list[Node]] = {}
+        self.nodes: set[Node] = set()
+        self.values: set[str] = set()  # the results of nodes that were not read
+        self.behind = 0
+        self.hint = ""  # a note for refusals by rules
+        self._errors: list[Error | None] = []  # of every node; None where its kind is refused
+
+    def add(self, node: Node, reason: str, error: Error | None = None) -> None:
+        """Note that a node cannot be read; `error` is what its rule raised."""
+        kind = f"{node.domain}.{node.kind}" if node.domain else node.kind
+        self.groups.setdefault((kind, reason), []).append(node)
+        self.nodes.add(node)
+        self.values.update(node.outputs)
+        self._errors.append(error)
+
+    def skips(self, node: Node, inputs: list[str]) -> bool:
+        """Whether a node is refused itself, or takes a result of one that is."""
+        if node in self.nodes:
+            return True
+        if self.values.isdisjoint(filter(None, inputs)):
+            return False
+        self.values.update(node.outputs)
+        self.behind += 1
+        return True
+
+    def check(self) -> None:
+        """Raise an Error that lists all nodes, if any; a sole refusal by a rule as it is."""
+        if not self.nodes:
+            return
+        sole = self._errors[0] if len(self._errors) == 1 else None
+        error = sole or self._listed()
+        if self.behind:
+            were = "needs them and was" if self.behind == 1 else "need them and were"
+            error.add_note(f"{_count(self.behind, 'node')} more {were} not checked")
+        if self.hint and any(self._errors):
+            error.add_note(self.hint)
+        raise error from (error.__cause__ if sole else None)
+
+    def _listed(self) -> Error:
+        error = Error(f"{self.path} has {_count(len(self.nodes), 'node')} that irc cannot read:")
+        for (kind, reason), group in list(self.groups.items())[:_SHOWN]:
+            error.add_note(f"{kind} ({len(group)}): {reason}; {_where(group)}")
+        if len(self.groups) > _SHOWN:
+            error.add_note(f"and {len(self.groups) - _SHOWN} kinds more")
+        return error
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'s' * (number != 1)}"
+
+
+def _where(group: list[Node]) -> str:
+    """The first nodes of a group, with their places."""
+    shown = [
+        (node.name or f"node {node.number}") + (f" at {node.loc.where()}" if node.loc else "")
+        for node in group[:3]
+    ]
+    more = f" and {len(group) - 3} more" if len(group) > 3 else ""
+    return ", ".join(shown) + more
 
 
 def _aliased(function: Function) -> dict[int, str]:
     """The results that may overwrite an argument: updates of a cache that nothing else reads."""
-    found: dict[int, str] = {}
+    aliases: dict[int, str] = {}
     for i, value in enumerate(function.returned):
         state, sole = value, True
         while isinstance(state.owner, CacheUpdate):
             update = state.owner
             state = update.cache
             sole = sole and state.users == {update: 1}
-        free = state.name is not None and state.name not in found.values()
+        free = state.name is not None and state.name not in aliases.values()
         if state is not value and state.owner is function and sole and free:
-            found[i] = str(state.name)
-    return found
+            aliases[i] = str(state.name)
+    return aliases
 
 
 def _result(name: str, alias: str | None) -> Result:
@@ -377,8 +436,8 @@ def _scope(node: Node, metadata: Mapping[str, str]) -> str:
 
 
 def _place(metadata: Mapping[str, str]) -> tuple[str, int] | None:
-    found = _PLACE.fullmatch(metadata.get("loc", ""))
-    if found is not None:
-        return found[1], int(found[2])
+    place = _PLACE.fullmatch(metadata.get("loc", ""))
+    if place is not None:
+        return place[1], int(place[2])
     frames = _FRAME.findall(metadata.get("pkg.torch.onnx.stack_trace", ""))
     return (frames[-1][0].rpartition("/")[2], int(frames[-1][1])) if frames else None

@@ -13,9 +13,9 @@ from ...ir.core import Op
 from ...ir.dims import Dim, DimLike
 from ...ir.dtypes import DTYPES, is_float
 from ...ops import FloorDiv, Iota, Ne
-from ..onnx.entry import Entry, Node
+from ..onnx.builder import ImportedValue, Node
 from ..onnx.fold import folded
-from ..onnx.readings import TABLE
+from ..onnx.rules import computed, results_of
 from ..tensor import Tensor as Inner
 from ..tensor import kind_name, located
 from .api import border
@@ -39,15 +39,13 @@ def nodes(
     inputs = [None if x is None else entry_of(x) for x in operands]
     if isinstance(kind, str):
         node = Node(kind, "", "", 0, _OPSET, inputs, ["result"] * outputs, attributes)
-        append = partial(TABLE["", kind].rule, builder, node)
+        results = located(computed, builder, node)
     else:
-        node = Node(kind.__name__, "", "", 0, _OPSET, inputs, ["result"] * outputs)
-        append = partial(builder.op, kind, *cast("Any", inputs), **attributes)
-    results: Any = folded(node) or located(append)
-    results = results.results if isinstance(results, Op) else results
-    several: list[Any] = [*results] if isinstance(results, (list, tuple)) else [results]
-    entries = [result if isinstance(result, Entry) else builder.entry(result) for result in several]
-    return [Tensor.of(entry) for entry in entries[:outputs]]
+        node = Node(kind.__name__, "", "", 0, _OPSET, inputs, ["result"])
+        append = partial(results_of, lambda b, node: b.op(kind, *node.present(), **attributes))
+        known = folded(node, append)
+        results = [known] if known is not None else located(append, builder, node)
+    return [Tensor.of(result) for result in results[:outputs] if result is not None]
 
 
 def node(kind: str | type[Op], *operands: Operand, **attributes: Any) -> Tensor:
@@ -55,7 +53,7 @@ def node(kind: str | type[Op], *operands: Operand, **attributes: Any) -> Tensor:
     return nodes(kind, *operands, outputs=1, **attributes)[0]
 
 
-def entry_of(x: Operand) -> Entry:
+def entry_of(x: Operand) -> ImportedValue:
     """A tensor, a number, or a list of sizes as an operand."""
     if isinstance(x, (list, tuple)):
         return tensor_of_sizes(shape_of(x), "i64").entry
@@ -81,7 +79,7 @@ def tensor(x: Any, dtype: str | None = None) -> Tensor:
     own = "bool" if isinstance(number, bool) else "i32" if isinstance(number, int) else "f32"
     kind = dtype or own
     held = float(number) if is_float(kind) else number if kind == "bool" else int(number)
-    return Tensor.of(Entry(kind, (), content=np.array(held, object)))
+    return Tensor.of(ImportedValue(kind, (), content=np.array(held, object)))
 
 
 def _number(x: Any) -> bool | int | float | None:
@@ -172,7 +170,7 @@ def size_of(x: Tensor, dim: int) -> DimLike:
 def count_up_to(size: DimLike, dtype: str) -> Tensor:
     """The numbers from 0 to size - 1."""
     builder = current_network().builder
-    return Tensor.of(builder.entry(builder.value(Iota(size=size, dtype=dtype))))
+    return Tensor.of(builder.imported(builder.value(Iota(size=size, dtype=dtype))))
 
 
 def binary(kind: str | type[Op], left: Operand, right: Operand) -> Tensor:

@@ -16,8 +16,7 @@ from ...ops.control import LARGEST_CONSTANT
 from ...source import current_scope, scope
 from ...weights import Cast, Ref, Shard, UnboundRef, ref_dtype, ref_shape
 from .. import module as base
-from ..onnx.builder import numbers
-from ..onnx.entry import Entry
+from ..onnx.builder import ImportedValue, numbers
 from ..tensor import Tensor as Inner
 from .api import api
 from .context import current_network, current_session
@@ -265,11 +264,11 @@ def constant_tensor(values: Any, dtype: Any = None) -> Tensor:
     builder = current_network().builder
     is_small = array.size <= LARGEST_CONSTANT
     if is_small and array.ndim < 2 and kind in ("i32", "i64"):
-        return Tensor.of(Entry(kind, array.shape, content=numbers(array)))
+        return Tensor.of(ImportedValue(kind, array.shape, content=numbers(array)))
     if array.size and (array == array.flat[0]).all():
         value = builder.value(Full(value=array.flat[0].item(), shape=array.shape, dtype=kind))
     elif is_small:
         value = builder.constant(numbers(array), kind, array.shape)
     else:
         return Parameter(array, dtype=kind, is_buffer=True).value
-    return Tensor.of(builder.entry(value))
+    return Tensor.of(builder.imported(value))

@@ -19,8 +19,8 @@ from ...ops.elementwise import Binary
 from ...source import Loc, here
 from .. import module as base
 from ..onnx.builder import Builder as GraphBuilder
-from ..onnx.entry import Entry
-from ..onnx.entry import sizes as contents
+from ..onnx.builder import ImportedValue
+from ..onnx.builder import sizes as contents
 from ..trace import check_input_name
 from ..tracer import Tracer, tracing
 from .api import api, register
@@ -114,11 +114,11 @@ class NetworkBuilder(GraphBuilder):
         self.tracer.append(op)
         return op
 
-    def _made(self, entry: Entry) -> Value:
+    def _materialized(self, entry: ImportedValue) -> Value:
         # constants that differ by rank have one form, also where one counts from 0
         if entry.content is not None and entry.content.size <= LARGEST_CONSTANT:
             return self.constant(entry.content, entry.dtype, entry.shape)
-        return super()._made(entry)
+        return super()._materialized(entry)
 
 
 @api("network.Network")
@@ -144,7 +144,7 @@ class Network:
         self.mapping: Any = None  # of the ranks of its engine, once it is built
         self.unnamed: set[str] = set()  # symbols of inputs without dim_range
         self.builder = NetworkBuilder(self.tracer)
-        self.entries: WeakSet[Entry] = WeakSet()  # of tensors
+        self.entries: WeakSet[ImportedValue] = WeakSet()  # of tensors
         self.strongly_typed = True
         self._ranges: dict[str, tuple[Ranges, str]] = {}
         self._paths: dict[Any, str] = {}
@@ -299,7 +299,7 @@ class Network:
         return next((n for n, output in self.outputs.items() if output.tensor is tensor), None)
 
     def _cast(self, value: Value, dtype: str) -> Value:
-        return self.builder.get(self.builder.cast(self.builder.entry(value), dtype))
+        return self.builder.get(self.builder.cast(self.builder.imported(value), dtype))
 
     def share(self, name: str, dim: int, axes: Sequence[str] = ("tp",)) -> None:
         """The ranks over `axes` hold parts of an input (`%name`) or output along `dim`."""
@@ -343,7 +343,7 @@ class Network:
     def tensor_of(self, value: Value, name: str = "") -> Tensor:
         """A tensor of a value in the graph, which has some name."""
         name = name or value.name or f"value_{id(value)}"
-        return Tensor.of(self.builder.entry(value), self, name)
+        return Tensor.of(self.builder.imported(value), self, name)
 
     def is_input(self, tensor: Tensor) -> bool:
         """Whether a tensor is an input."""

@@ -11,7 +11,7 @@ from ...ir.core import Value
 from ...ir.dims import Dim, DimLike
 from ...ir.dtypes import DTYPES
 from ...ir.types import TensorType
-from ..onnx.entry import Entry, sizes
+from ..onnx.builder import ImportedValue, sizes
 from ..tensor import Tensor as Inner
 from .api import api
 from .context import current_network
@@ -54,17 +54,17 @@ class Tensor:
             )
         network: Network = fields.get("network") or current_network()
         value = network.add_input(name, irc_dtype(dtype), shape, dim_range)
-        self._set(network.builder.entry(value), network, name)
+        self._set(network.builder.imported(value), network, name)
         self.location = fields.get("location") or self.location
         network.inputs[name] = self
 
-    def _set(self, entry: Entry, network: Network, name: str = "") -> None:
+    def _set(self, entry: ImportedValue, network: Network, name: str = "") -> None:
         self.entry, self.network, self._name, self.reuses = entry, network, name, ""
         self.location = OF_TENSORRT["TensorLocation"].DEVICE
         network.entries.add(entry)
 
     @classmethod
-    def of(cls, entry: Entry, network: Network | None = None, name: str = "") -> Tensor:
+    def of(cls, entry: ImportedValue, network: Network | None = None, name: str = "") -> Tensor:
         """The tensor of an entry of a network, by default the one in progress."""
         self = cls.__new__(cls)
         self._set(entry, network or current_network(), name)
@@ -188,7 +188,7 @@ class Tensor:
 
 def wrap(inner: Inner) -> Tensor:
     """The tensor of a script over one of irc."""
-    return Tensor.of(current_network().builder.entry(inner.value))
+    return Tensor.of(current_network().builder.imported(inner.value))
 
 
 # -- sizes
@@ -197,8 +197,8 @@ def wrap(inner: Inner) -> Tensor:
 def tensor_of_sizes(content: Sequence[DimLike] | DimLike, dtype: str = "i32") -> Tensor:
     """A tensor of sizes and numbers: a scalar of one, a vector of several. Nothing is appended."""
     if isinstance(content, (int, Dim)):
-        return Tensor.of(Entry(dtype, (), content=np.array(content, object)))
-    return Tensor.of(Entry(dtype, (len(content),), content=sizes(*content)))
+        return Tensor.of(ImportedValue(dtype, (), content=np.array(content, object)))
+    return Tensor.of(ImportedValue(dtype, (len(content),), content=sizes(*content)))
 
 
 def type_of(x: Operand) -> TensorType:

@@ -90,7 +90,7 @@ def _script(args: Namespace) -> int:
 def _findings(path: Path, ignore: list[str]) -> list[Finding]:
     """The findings about a file; the Error about a damaged one names the byte, where known."""
     from ..backends.tensorrt.lint import Unreadable, lint_file
-    from ..frontends.onnx.wire import without_data
+    from ..frontends.onnx.protobuf import without_data
 
     try:
         return lint_file(path, ignore)

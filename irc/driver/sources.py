@@ -239,7 +239,7 @@ def _imported(path: Path, trust: bool) -> Module:
     """The module in an ONNX file; nodes of the user's plugins are read as their operations."""
     from ..backends.tensorrt.plugins import fields_of, users
     from ..frontends.onnx import import_onnx
-    from ..frontends.onnx.plugins import Plugin
+    from ..frontends.onnx.rules import Plugin
 
     known = {spec.key: Plugin(spec.operation, partial(fields_of, spec)) for spec in users()}
     return import_onnx(path, plugins=known, trust=trust)

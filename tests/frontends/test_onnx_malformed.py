@@ -13,10 +13,8 @@ from irc import ops
 from irc.backends.reference import evaluate
 from irc.errors import Error
 from irc.frontends.onnx import import_onnx
-from irc.frontends.onnx.collectives import mesh_of
-from irc.frontends.onnx.entry import Node
-from irc.frontends.onnx.readings import TABLE
-from irc.frontends.onnx.rules import Reading
+from irc.frontends.onnx.builder import Node
+from irc.frontends.onnx.rules import TABLE, ImportRule, mesh_of
 from tests.frontends.onnx_models import model, read, saved
 
 X = {"x": ("f32", ("batch", 8))}
@@ -112,7 +110,7 @@ def test_a_bug_in_a_reader_is_no_fault_of_the_file(
     def broken(b: object, node: object) -> Any:
         raise fault("oops")
 
-    monkeypatch.setitem(TABLE, ("", "Relu"), Reading(broken, frozenset()))
+    monkeypatch.setitem(TABLE, ("", "Relu"), ImportRule(broken, frozenset()))
     with pytest.raises(fault, match="oops"):
         import_onnx(written(tmp_path, helper.make_node("Relu", ["x"], ["out"])))
 

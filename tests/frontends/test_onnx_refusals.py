@@ -13,7 +13,7 @@ from onnx import AttributeProto, NodeProto, helper, numpy_helper
 
 from irc.errors import Error
 from irc.frontends.onnx import import_onnx
-from irc.frontends.onnx.readings import TABLE
+from irc.frontends.onnx.rules import TABLE
 from tests.fresh import fresh
 from tests.frontends.onnx_models import compared, model, read, saved
 

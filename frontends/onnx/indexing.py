@@ -1,4 +1,4 @@
-"""Rows and slices by index: embedding and gather.
+"""Rows, slices and elements by index: embedding, gather, scatter.
 
 A negative index counts from the end, in ONNX as in gather. The ids of an embedding do not: a lookup
 in a table of the file is an embedding where they are inputs, or computed of these without a minus.
@@ -7,34 +7,33 @@ in a table of the file is an embedding where they are inputs, or computed of the
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
 from irc import ops
 from irc.errors import Error
-from irc.frontends.onnx.builder import Builder
-from irc.frontends.onnx.entry import Content, Entry, Node, sizes
+from irc.frontends.onnx.builder import Builder, Content, ImportedValue, Node, sizes
 from irc.frontends.onnx.fold import below, content_of
-from irc.frontends.onnx.rules import Made, reads, row_rule
+from irc.frontends.onnx.rules import Results, imports, row_rule
 from irc.ir.core import Value, Weight
 from irc.ir.dims import Dim, DimLike, Shape, product
 from irc.onnx_format.operators import DIRECT
 
 
-@reads("Gather", known="axis")
-def gather(b: Builder, node: Node) -> Made:
+@imports("Gather", attributes="axis")
+def gather(b: Builder, node: Node) -> Results:
+    """Slices by index; an embedding where x is a table of the file, and no index is negative."""
     x, indices = node.shaped(0, 1), node.input(1)
     axis = node.axis(x.ndim, 0)
     content = content_of(indices)
     if content is not None:
-        found = _known(b, x, axis, content)
-        if found is not None:
-            return found
+        part = _by_content(b, x, axis, content)
+        if part is not None:
+            return part
     is_table = axis == 0 and x.ndim == 2 and isinstance(b.get(x), Weight)
     if is_table and _from_front(b, b.get(indices)):
-        return b.value(ops.Embedding(b.get(indices), b.get(x), inside=True))
-    return b.value(ops.Gather(b.get(x), b.get(indices), dim=axis))
+        return b.op(ops.Embedding, indices, x, inside=True)
+    return b.op(ops.Gather, x, indices, dim=axis)
 
 
 _COUNTS = (ops.Iota, ops.Argmax, ops.Abs)  # of which none is negative
@@ -81,7 +80,7 @@ def _needed(b: Builder, value: Value) -> Sequence[Value] | None:
             return op.operands if op.moves_data or isinstance(op, _KEEP_SIGN) else None
 
 
-def _known(b: Builder, x: Entry, at: int, content: Content) -> Entry | None:
+def _by_content(b: Builder, x: ImportedValue, at: int, content: Content) -> ImportedValue | None:
     """One slice that is known while reading, or several that count from the end."""
     size = x.shape[at]
     if content.ndim or isinstance(content.item(), float):
@@ -92,22 +91,22 @@ def _known(b: Builder, x: Entry, at: int, content: Content) -> Entry | None:
         place = size + place
     if below(place, 0) or below(size, place + 1):
         raise Error(f"Gather of index {place} in a dimension of {size}")
-    one = b.value(ops.Slice(b.get(x), dim=at, start=place, stop=place + 1))
-    return b.entry(b.reshaped(one, (*x.shape[:at], *x.shape[at + 1 :])))
+    part = b.op(ops.Slice, x, dim=at, start=place, stop=place + 1)
+    return b.reshaped(part, (*x.shape[:at], *x.shape[at + 1 :]))
 
 
-def _counted(content: Content, size: DimLike) -> Entry:
+def _counted(content: Content, size: DimLike) -> ImportedValue:
     """Known indices, those from the end counted from the front; the same content if all are."""
     if not all(isinstance(n, (int, Dim)) for n in content.flat):
         raise Error("indices that are no integers; expected i32 or i64")
-    if all(isinstance(n, Dim) or n >= 0 for n in content.flat):
-        return Entry("i64", content.shape, content=content)
-    found = [n if isinstance(n, Dim) or n >= 0 else size + n for n in content.flat]
-    return Entry("i64", content.shape, content=sizes(*found).reshape(content.shape))
+    if not all(isinstance(n, Dim) or n >= 0 for n in content.flat):
+        places = [n if isinstance(n, Dim) or n >= 0 else size + n for n in content.flat]
+        content = sizes(*places).reshape(content.shape)
+    return ImportedValue("i64", content.shape, content=content)
 
 
-@reads("GatherElements", "ScatterElements", known="axis reduction")
-def elements(b: Builder, node: Node) -> Made:
+@imports("GatherElements", "ScatterElements", attributes="axis reduction")
+def elements(b: Builder, node: Node) -> Results:
     """Elements by index along one dimension, read or written."""
     cls = ops.GatherElements if node.kind == "GatherElements" else ops.ScatterElements
     x, content = node.shaped(0, 1), content_of(node.input(1))
@@ -116,23 +115,23 @@ def elements(b: Builder, node: Node) -> Made:
     return row_rule(cls, DIRECT[cls])(b, node)
 
 
-@reads("ReverseSequence", known="batch_axis time_axis")
-def reverse_sequence(b: Builder, node: Node) -> Made:
+@imports("ReverseSequence", attributes="batch_axis time_axis")
+def reverse_sequence(b: Builder, node: Node) -> Results:
     """The first elements of each row in reverse order, as many as its length."""
     x, time = node.shaped(0, 2), node.integer("time_axis", 0)
     if {time, node.integer("batch_axis", 1)} != {0, 1}:
         raise Error("ReverseSequence takes batch_axis and time_axis 0 and 1, or 1 and 0")
-    steps = b.entry(b.value(ops.Iota(size=x.shape[time], dtype="i64")))
+    steps = b.op(ops.Iota, size=x.shape[time], dtype="i64")
     places = b.op(ops.Unsqueeze, steps, dims=(1 - time,))
     lengths = b.op(ops.Unsqueeze, b.cast(node.shaped(1, 1, 1), "i64"), dims=(time,))
-    turned = b.op(ops.Sub, b.op(ops.Sub, lengths, 1), places)
-    places = b.where(b.op(ops.Ge, turned, 0), turned, places)
-    places = b.reshaped(b.get(places), (*x.shape[:2], *(1,) * (x.ndim - 2)))
+    turned = lengths - 1 - places
+    places = b.where(turned >= 0, turned, places)
+    places = b.reshaped(places, (*x.shape[:2], *(1,) * (x.ndim - 2)))
     return b.op(ops.GatherElements, x, b.op(ops.Expand, places, shape=x.shape), dim=time)
 
 
-@reads("GatherND", known="batch_dims")
-def gather_nd(b: Builder, node: Node) -> Made:
+@imports("GatherND", attributes="batch_dims")
+def gather_nd(b: Builder, node: Node) -> Results:
     """Slices by one or several leading indices, which are joined into one index.
 
     All slices in their order, as in the masks of transformers, are those by the last index alone: a
@@ -140,84 +139,80 @@ def gather_nd(b: Builder, node: Node) -> Made:
     """
     x, indices = node.input(0), node.shaped(1, 1)
     along = None if node.integer("batch_dims", 0) else _in_order(b.get(indices), x.shape)
-    if along is not None:
-        kept = [n if i in along else 1 for i, n in enumerate(indices.shape[:-1])]
-        rest = x.shape[len(along) :]
-        last = len(along) - 1
-        count = b.value(ops.Iota(size=x.shape[last], dtype="i64"))
-        found = b.reshaped(b.value(ops.Gather(b.get(x), count, dim=last)), (*kept, *rest))
-        return b.value(ops.Expand(found, shape=(*indices.shape[:-1], *rest)))
-    flat, place, _ = _slices(b, node)
-    return b.value(ops.Gather(flat, place, dim=0))
+    if along is None:
+        flat, place, _ = _slices(b, node)
+        return b.op(ops.Gather, flat, place, dim=0)
+    kept = [n if i in along else 1 for i, n in enumerate(indices.shape[:-1])]
+    rest, last = x.shape[len(along) :], len(along) - 1
+    count = b.op(ops.Iota, size=x.shape[last], dtype="i64")
+    slices = b.reshaped(b.op(ops.Gather, x, count, dim=last), (*kept, *rest))
+    return b.op(ops.Expand, slices, shape=(*indices.shape[:-1], *rest))
 
 
 def _in_order(indices: Value, shape: Shape) -> list[int] | None:
     """The dimensions of indices along which their columns count through the dimensions of a shape,
     one after the other; None where they do not."""
-    op, found = indices.producer, list[int]()
+    op, dims = indices.producer, list[int]()
     if not isinstance(op, ops.Concat) or op.dim % indices.type.ndim != indices.type.ndim - 1:
         return None
     for column, size in zip(op.values, shape, strict=False):
-        at = _counting(column, size)
-        if at is None or (found and at <= found[-1]):
+        dim = _counting(column, size)
+        if dim is None or (dims and dim <= dims[-1]):
             return None
-        found.append(at)
-    return found if len(found) == len(op.values) == indices.type.shape[-1] else None
+        dims.append(dim)
+    return dims if len(dims) == len(op.values) == indices.type.shape[-1] else None
 
 
 def _counting(value: Value, size: DimLike) -> int | None:
     """The dimension along which a value counts from 0 to size - 1, the same along all others."""
-    op, rank = value.producer, value.type.ndim
+    op, ndim = value.producer, value.type.ndim
     if isinstance(op, ops.Iota):
         return 0 if op.size == size else None
     if not isinstance(op, (ops.Unsqueeze, ops.Expand)):
         return None
-    at = _counting(op.x, size)
-    if at is None:
+    dim = _counting(op.x, size)
+    if dim is None:
         return None
     if isinstance(op, ops.Unsqueeze):
-        return [i for i in range(rank) if i not in [dim % rank for dim in op.dims]][at]
-    at += rank - op.x.type.ndim
-    return at if value.type.shape[at] == size else None
+        return [i for i in range(ndim) if i not in [new % ndim for new in op.dims]][dim]
+    dim += ndim - op.x.type.ndim
+    return dim if value.type.shape[dim] == size else None
 
 
-@reads("ScatterND", known="reduction")
-def scatter_nd(b: Builder, node: Node) -> Made:
+@imports("ScatterND", attributes="reduction")
+def scatter_nd(b: Builder, node: Node) -> Results:
     """Slices are written as rows, each index repeated along its row."""
     flat, place, rest = _slices(b, node)
-    how: Any = node.text("reduction", "none")
-    shape, count, width = node.input(0).shape, product(place.type.shape), product(rest)
-    if node.input(2).shape != (*place.type.shape, *rest):
-        raise Error(f"this ScatterND has updates {list(node.input(2).shape)}, which do not fit")
-    flat = b.value(ops.Reshape(flat, shape=(flat.type.shape[0], width)))
-    column = b.value(ops.Reshape(place, shape=(count, 1)))
-    places = b.value(ops.Expand(column, shape=(count, width)))
-    updates = b.value(ops.Reshape(b.get(node.input(2)), shape=(count, width)))
-    found = b.value(ops.ScatterElements(flat, places, updates, dim=0, reduction=how))
-    return b.reshaped(found, shape)
+    count, width, updates = product(place.shape), product(rest), node.input(2)
+    if updates.shape != (*place.shape, *rest):
+        raise Error(f"this ScatterND has updates {list(updates.shape)}, which do not fit")
+    flat = b.op(ops.Reshape, flat, shape=(flat.shape[0], width))
+    column = b.op(ops.Reshape, place, shape=(count, 1))
+    places = b.op(ops.Expand, column, shape=(count, width))
+    updates = b.op(ops.Reshape, updates, shape=(count, width))
+    words = {"reduction": node.text("reduction", "none")}
+    rows = b.op(ops.ScatterElements, flat, places, updates, dim=0, **words)
+    return b.reshaped(rows, node.input(0).shape)
 
 
-def _slices(b: Builder, node: Node) -> tuple[Value, Value, Shape]:
+def _slices(b: Builder, node: Node) -> tuple[ImportedValue, ImportedValue, Shape]:
     """(the slices of x in one leading dimension, places in it, the shape of a slice)."""
     x, indices = node.input(0), node.shaped(1, 1)
     depth = indices.shape[-1]
     if node.integer("batch_dims", 0) or isinstance(depth, Dim) or not 0 < depth <= x.ndim:
         raise Error(f"this {node.kind} has batch dimensions or an unknown depth")
-    columns = b.get(indices)
-    if columns.type.dtype == "i32":
-        columns = b.value(ops.Cast(columns, dtype="i64"))
+    columns = b.cast(indices, "i64") if indices.dtype == "i32" else indices
     place = _place(b, columns, x.shape[0], 0)
     for i in range(1, depth):
-        place = b.value(ops.Mul(place, b.number(x.shape[i], "i64")))
-        place = b.value(ops.Add(place, _place(b, columns, x.shape[i], i)))
+        place = place * b.number(x.shape[i], "i64")
+        place = place + _place(b, columns, x.shape[i], i)
     shape = (product(x.shape[:depth]), *x.shape[depth:])
-    return b.value(ops.Reshape(b.get(x), shape=shape)), place, x.shape[depth:]
+    return b.op(ops.Reshape, x, shape=shape), place, x.shape[depth:]
 
 
-def _place(b: Builder, columns: Value, size: DimLike, at: int) -> Value:
+def _place(b: Builder, columns: ImportedValue, size: DimLike, at: int) -> ImportedValue:
     """One of the indices, counted from the front."""
-    column = b.value(ops.Slice(columns, dim=-1, start=at, stop=at + 1))
-    column = b.value(ops.Squeeze(column, dims=(-1,)))
-    wrapped = b.value(ops.Lt(column, b.number(0, "i64")))
-    moved = b.value(ops.Add(column, b.number(size, "i64")))
-    return b.value(ops.Where(wrapped, moved, column))
+    column = b.op(ops.Slice, columns, dim=-1, start=at, stop=at + 1)
+    column = b.op(ops.Squeeze, column, dims=(-1,))
+    wrapped = column < b.number(0, "i64")
+    return b.where(wrapped, column + b.number(size, "i64"), column)
