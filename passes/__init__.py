@@ -4,6 +4,7 @@ if __name__ != "irc.passes":
     raise ImportError("import irc.passes, not passes: a bare import loads a second copy")
 
 from . import canonicalize as canonicalize
+from . import convert_floats as convert_floats
 from . import cse as cse
 from . import dce as dce
 from . import embeddings as embeddings

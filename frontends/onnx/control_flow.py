@@ -8,7 +8,7 @@ exporters, and becomes one node that sums, averages or maximizes rows between of
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
@@ -447,7 +447,7 @@ class _Direction:
 
     def step(
         self, given: ImportedValue, h: ImportedValue, c: ImportedValue | None = None
-    ) -> Sequence[ImportedValue]:
+    ) -> list[ImportedValue]:
         """The states after a step."""
         b = self.b
         if self.node.kind == "GRU":

@@ -68,7 +68,8 @@ def folded(
     try:
         (result,) = run(apart, replace(node, inputs=cast("Any", operands)))
         if node.kind == "Div" and _has_symbols(*contents.values()):  # whatever the signs
-            return _as_result(operands[0], _map(_quotient, *contents.values()))
+            quotients = _map(_quotient, *(c for c in contents.values() if c is not None))
+            return _as_result(operands[0], quotients)
         for op in apart.ops:
             contents[op.result] = _evaluated(op, [contents[value] for value in op.operands])
     except (Error, OverflowError):  # an error is raised again by the rule, a number wraps around
@@ -147,6 +148,10 @@ def _at_most(x: Any, y: Any) -> bool | None:
     return below(x, y + 1)
 
 
+def _chosen(condition: bool, x: Any, y: Any) -> Any:
+    return x if condition else y
+
+
 def _swapped(compare: Callable[[Any, Any], bool | None]) -> Callable[[Any, Any], bool | None]:
     return lambda x, y: compare(y, x)
 
@@ -189,7 +194,7 @@ _ELEMENTS: dict[type[Op], Callable[..., Any]] = {
     ops.Le: _at_most,
     ops.Gt: _swapped(below),
     ops.Ge: _swapped(_at_most),
-    ops.Where: lambda condition, x, y: x if condition else y,
+    ops.Where: _chosen,
     ops.ReduceSum: lambda *items: sum(items),
     ops.ReduceProd: lambda *items: product(items),
     ops.ReduceMin: partial(_first, _at_most),
@@ -197,7 +202,7 @@ _ELEMENTS: dict[type[Op], Callable[..., Any]] = {
 }
 
 
-def _map(call: Callable[..., Any], *contents: Content | None) -> Content | None:
+def _map(call: Callable[..., Any], *contents: Content) -> Content | None:
     """A function of elements, with broadcasting; None where one has no result."""
     arrays = np.broadcast_arrays(*contents)
     items = [call(*items) for items in zip(*(array.flat for array in arrays), strict=True)]

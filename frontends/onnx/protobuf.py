@@ -391,9 +391,8 @@ def _align_at_the_end(model: ModelProto, path: Path) -> None:
             if axis is not None:
                 node.attribute.remove(axis)
             if second and second < first - at:
-                name, words = f"{node.input[1]}.of.{node.output[0]}", range(second, first - at)
-                operand = [node.input[1]]
-                nodes.append(onnx.helper.make_node("Unsqueeze", operand, [name], axes=list(words)))
+                name, axes = f"{node.input[1]}.of.{node.output[0]}", list(range(second, first - at))
+                nodes.append(onnx.helper.make_node("Unsqueeze", [node.input[1]], [name], axes=axes))
                 node.input[1] = name
         nodes.append(node)
     replace_nodes(model, nodes)

@@ -10,7 +10,7 @@ import numpy as np
 
 from irc import ops
 from irc.errors import Error
-from irc.frontends.onnx.builder import Builder, ImportedValue, Node, Operand, numbers, sizes
+from irc.frontends.onnx.builder import Builder, ImportedValue, Node, numbers, sizes
 from irc.frontends.onnx.files import DTYPES, Data
 from irc.frontends.onnx.fold import below, content_of, scalar
 from irc.frontends.onnx.rules import Results, imports, only
@@ -422,12 +422,12 @@ def _count(start: Any, stop: Any, step: Any, dtype: str) -> int | None:
 
 
 def diagonal(
-    b: Builder, rows: DimLike, columns: DimLike, k: Operand | DimLike, order: type[Op]
+    b: Builder, rows: DimLike, columns: DimLike, k: ImportedValue | DimLike, order: type[Op]
 ) -> ImportedValue:
     """How the column of each element compares with its row + k: bool [rows, columns]."""
     row = b.op(ops.Unsqueeze, b.op(ops.Iota, size=rows, dtype="i64"), dims=(1,))
-    k = b.number(k, "i64") if isinstance(k, (int, Dim)) and k != 0 else k
-    row = row if isinstance(k, int) else row + k
+    if k != 0:
+        row = row + (k if isinstance(k, ImportedValue) else b.number(k, "i64"))
     return b.op(order, b.op(ops.Iota, size=columns, dtype="i64"), row)
 
 
@@ -435,7 +435,7 @@ def diagonal(
 def trilu(b: Builder, node: Node) -> Results:
     """The elements on one side of a diagonal, 0 on the other."""
     x = node.shaped(0, 2)
-    k: Operand | DimLike = 0
+    k: ImportedValue | DimLike = 0
     if node.has(1):
         is_known = content_of(node.input(1)) is not None
         k = single(node, 1, "diagonal") if is_known else b.reshaped(node.input(1), ())
@@ -449,7 +449,8 @@ def eye_like(b: Builder, node: Node) -> Results:
     """1 on a diagonal, 0 elsewhere, in the shape of x."""
     x = node.shaped(0, 2, 2)
     dtype = DTYPES.get(node.integer("dtype", 0), x.dtype)
-    return b.cast(diagonal(b, *x.shape, node.integer("k", 0), ops.Eq), dtype)
+    rows, columns = x.shape
+    return b.cast(diagonal(b, rows, columns, node.integer("k", 0), ops.Eq), dtype)
 
 
 @imports("OneHot", attributes="axis")

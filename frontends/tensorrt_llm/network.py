@@ -114,11 +114,11 @@ class NetworkBuilder(GraphBuilder):
         self.tracer.append(op)
         return op
 
-    def _materialized(self, entry: ImportedValue) -> Value:
+    def _materialized(self, operand: ImportedValue) -> Value:
         # constants that differ by rank have one form, also where one counts from 0
-        if entry.content is not None and entry.content.size <= LARGEST_CONSTANT:
-            return self.constant(entry.content, entry.dtype, entry.shape)
-        return super()._materialized(entry)
+        if operand.content is not None and operand.content.size <= LARGEST_CONSTANT:
+            return self.constant(operand.content, operand.dtype, operand.shape)
+        return super()._materialized(operand)
 
 
 @api("network.Network")

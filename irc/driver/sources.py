@@ -96,9 +96,10 @@ def find_source(
         _check_unused("an ONNX file", dtype if artifact else None, settings)
         source = _onnx(Path(src), folder, artifact, trust or not bound)
         if dtype is not None:
-            from ..frontends.onnx.precision import computed_in
+            from ..passes.convert_floats import ConvertFloats
+            from ..pipeline import Stats
 
-            computed_in(source.module, dtype)
+            ConvertFloats(dtype).run(source.module, Stats())
     elif Path(src).is_dir() and artifact is None:
         unbound = random_weights is not None or not bound
         source = _checkpoint(Path(src), folder, dtype, settings, unbound)

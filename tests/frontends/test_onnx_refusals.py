@@ -172,7 +172,7 @@ class Drawn:
         least, most = (schema.min_input, min(schema.max_input, 9)) if schema else (0, 9)
         operands = [self.operand(i) for i in range(int(rng.integers(least, most + 1)))]
         attributes = {
-            name: self.attribute(None) for name in sorted(TABLE[domain, kind].known or ())
+            name: self.attribute(None) for name in sorted(TABLE[domain, kind].attributes or ())
         }
         outputs = ["o0", "o1"][: 1 if schema is None else schema.min_output or 1]
         if schema is not None:

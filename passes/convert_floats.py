@@ -1,4 +1,4 @@
-"""`--dtype` for ONNX files: what a module computes in floats, computed in another dtype."""
+"""`convert-floats`: what a module computes in floats, computed in another dtype."""
 
 from __future__ import annotations
 
@@ -11,24 +11,33 @@ from irc import ops
 from irc.errors import Error
 from irc.ir.core import Function, Module, Op, Value, Weight
 from irc.ir.dtypes import is_float, largest
+from irc.pipeline import Pass, Stats, register
 from irc.weights import Cast
 
 _LARGE = 1 << 16  # elements of a weight; the tables of frequencies are smaller
 _AFTER_SQUARES = (ops.Add, ops.Sqrt, ops.Rsqrt, ops.Reciprocal, ops.Maximum, ops.Clip)
 
 
-def computed_in(module: Module, dtype: str) -> None:
-    """Compute in `dtype` what a module computes in the float dtype of most of its weights.
+@register("convert-floats")
+class ConvertFloats(Pass):
+    """Computes in `dtype` what a module computes in the float dtype of most of its weights.
 
     Arguments and results keep their dtypes, but for states. Angles of sines and cosines, and means
     of squares with what norms make of them, stay as they are: f16 has neither the digits of
     positions nor the range of squares.
     """
-    if len(module.functions) != 1:
-        raise Error("--dtype takes an ONNX file without functions; compile it without --dtype")
-    old = _main_dtype(module)
-    if old is not None and old != dtype:
-        _Conversion(module, old, dtype).run()
+
+    dtype: str
+
+    def run(self, module: Module, stats: Stats) -> None:
+        if not is_float(self.dtype):
+            raise Error(f"convert-floats takes the name of a float dtype, found {self.dtype!r}")
+        if len(module.functions) != 1:
+            raise Error("convert-floats takes a module of one function; run inline before it")
+        old = _main_dtype(module)
+        if old is not None and old != self.dtype:
+            _Conversion(module, old, self.dtype).run()
+            stats.count("modules")
 
 
 def _main_dtype(module: Module) -> str | None:
@@ -55,20 +64,19 @@ class _Conversion:
         for op in list(function):
             function.unlink(op)
             if isinstance(op, ops.Return):
-                operands = enumerate(op.operands)
-                values = [
-                    self._as(v, self.dtype if i in aliases else self.old) for i, v in operands
-                ]
-                function.append(op.rebuilt(values))
+                kinds = [self.dtype if i in aliases else self.old for i in range(len(op.operands))]
+                function.append(op.rebuilt(list(map(self._as, op.operands, kinds))))
             else:
                 self._rebuild(op)
             op.drop_operands()
         weights = list(self.module.weights.values())
         self.module.weights.clear()
         for weight in weights:
-            for each in (weight, self.casts.get((weight, self.dtype))):
-                if isinstance(each, Weight) and each.users:
-                    self.module.add_weight(_named(each, self.module))
+            for value in (weight, self.casts.get((weight, self.dtype))):
+                if isinstance(value, Weight) and value.users:
+                    while value.name in self.module.weights:
+                        value.name = f"{value.name}_{value.type.dtype}"
+                    self.module.add_weight(value)
 
     def _dtype(self, value: Value, wanted: str) -> str:
         """The dtype of a value that is wanted in this one, if it is a float of the old one."""
@@ -79,9 +87,9 @@ class _Conversion:
         changes = {"dtype": kind} if op.attributes.get("dtype") == self.old else {}
         if op.results and op.results[0].type.dtype == self.old:
             changes |= _finite(op, kind)
-        made = op.rebuilt([self._as(value, kind) for value in op.operands], **changes)
-        self.function.append(made)
-        for before, after in zip(op.results, made.results, strict=True):
+        new = op.rebuilt([self._as(value, kind) for value in op.operands], **changes)
+        self.function.append(new)
+        for before, after in zip(op.results, new.results, strict=True):
             self.new[before], after.name = after, before.name
 
     def _as(self, value: Value, kind: str) -> Value:
@@ -96,14 +104,7 @@ class _Conversion:
     def _cast(self, value: Value, kind: str) -> Value:
         if not isinstance(value, Weight):
             return self.function.append(ops.Cast(value, dtype=kind)).result
-        return Weight(value.type.replace(dtype=kind), str(value.name), value.ref.then(Cast(kind)))
-
-
-def _named(weight: Weight, module: Module) -> Weight:
-    """A weight under a name that is free."""
-    while weight.name in module.weights:
-        weight.name = f"{weight.name}_{weight.type.dtype}"
-    return weight
+        return Weight(value.type.replace(dtype=kind), value.name, value.ref.then(Cast(kind)))
 
 
 def _finite(op: Op, dtype: str) -> dict[str, Any]:
@@ -125,19 +126,17 @@ def _finite(op: Op, dtype: str) -> dict[str, Any]:
 
 def _kept(function: Function, old: str) -> set[Op]:
     """The operations that stay in the old dtype, and the constants that these take."""
-    found: set[Op] = set()
+    kept: set[Op] = set()
     for op in function:
         if isinstance(op, (ops.Sin, ops.Cos)):
-            found |= _behind(op, old)
-        elif isinstance(op, ops.ReduceMean) and _is_square(op.x.producer):
-            found |= {op, *_after(op)}
-            found |= {op.x.producer} if op.x.producer is not None else set()
-    operands = (value.producer for op in found for value in op.operands)
-    return found | {op for op in operands if isinstance(op, (ops.Full, ops.Constant))}
-
-
-def _is_square(op: Op | None) -> bool:
-    return isinstance(op, ops.Pow) or (isinstance(op, ops.Mul) and op.x is op.y)
+            kept |= _angle(op, old)
+        elif isinstance(op, ops.ReduceMean):
+            square = op.x.producer
+            is_product = isinstance(square, ops.Mul) and square.x is square.y
+            if square is not None and (is_product or isinstance(square, ops.Pow)):
+                kept |= {op, square, *_after(op)}
+    operands = (value.producer for op in kept for value in op.operands)
+    return kept | {op for op in operands if isinstance(op, (ops.Full, ops.Constant))}
 
 
 def _after(op: Op) -> Iterator[Op]:
@@ -148,18 +147,18 @@ def _after(op: Op) -> Iterator[Op]:
             yield from _after(user)
 
 
-def _behind(op: Op, old: str) -> set[Op]:
+def _angle(op: Op, old: str) -> set[Op]:
     """The operations that compute an angle; none where it depends on activations."""
-    found, stack = set[Op](), [op]
+    kept, stack = set[Op](), [op]
     while stack:
         op = stack.pop()
-        if op in found:
+        if op in kept:
             continue
-        found.add(op)
-        for value in (each for each in op.operands if each.type.dtype == old):
+        kept.add(op)
+        for value in (operand for operand in op.operands if operand.type.dtype == old):
             is_large = isinstance(value, Weight) and math.prod(map(int, value.type.shape)) > _LARGE
             if value.producer is not None:
                 stack.append(value.producer)
             elif is_large or not isinstance(value, Weight):
                 return set()
-    return found
+    return kept
