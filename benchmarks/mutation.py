@@ -23,7 +23,6 @@ import random
 import resource
 import secrets
 import signal
-import subprocess
 import sys
 import time
 from collections import Counter, defaultdict
@@ -137,7 +136,7 @@ def seeded(source: str, fault: Fault) -> str | None:
 class Coverage:
     """Which tests run each line, in the order in which to try them."""
 
-    def __init__(self, tree: Path, file: Path, names: set[str]) -> None:
+    def __init__(self, tree: Path, file: Path) -> None:
         data: Any = importlib.import_module("coverage").CoverageData(str(file))
         data.read()
         self.lines: defaultdict[tuple[str, int], set[str]] = defaultdict(set)
@@ -146,7 +145,7 @@ class Coverage:
             # Links make two paths of one file.
             name = Path(path).resolve().relative_to(tree).as_posix()
             for line, contexts in data.contexts_by_lineno(path).items():
-                tests = names.intersection(context.partition("|")[0] for context in contexts)
+                tests = {context.partition("|")[0] for context in contexts if context}
                 self.lines[name, line] |= tests
                 self.weight.update(tests)
 
@@ -211,13 +210,6 @@ def _child(tree: Path, tests: list[str], write: int) -> int:
     return int(pytest.main([*options, *tests], plugins=[Watch()]))
 
 
-def collected(tree: Path) -> set[str]:
-    """The names of all tests in the tree without a fault."""
-    command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider"]
-    done = subprocess.run(command, cwd=tree, capture_output=True, text=True)
-    return {line for line in done.stdout.splitlines() if "::" in line}
-
-
 def judge(fault: Fault, tree: Path, tests: list[str], args: argparse.Namespace) -> None:
     """Seed a fault, run its tests, and restore the file."""
     file = tree / fault.file
@@ -265,7 +257,7 @@ def main() -> None:
     os.environ["PYTHONPATH"] = os.pathsep.join([str(tree), os.environ.get("PYTHONPATH", "")])
     for name in HEAVY:  # children are forked with these
         importlib.import_module(name)
-    coverage = Coverage(tree, args.coverage, collected(tree))
+    coverage = Coverage(tree, args.coverage)
     if args.again:
         faults = [Fault(**row) for row in json.loads(args.again.read_text(encoding="utf-8"))]
     else:

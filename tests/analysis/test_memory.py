@@ -15,15 +15,18 @@ from irc.frontends.huggingface import load
 from irc.ir.core import Function, Op, Value
 from irc.pipeline import run_pipeline
 from irc.text import parse_module
-from tests.passes.random_graphs import random_graph
+from tests.matrix.draw import random_graph
 from tests.tiny_checkpoint import write_checkpoint
 
 
 def is_same_memory(op: Op, sizes: LocalSizes) -> bool:
-    """Whether the result is a view of the operand."""
+    """Whether the result is a view of the operand; products read a transposed matrix in place."""
     if op.opname != "transpose":
         return op.opname in ("reshape", "squeeze", "unsqueeze")
     shape = sizes.shape(op.operands[0].type)
+    swapped = (*range(len(shape) - 2), len(shape) - 1, len(shape) - 2)
+    if op.attributes["order"] == swapped and all(u.opname == "matmul" for u in op.result.users):
+        return True
     places = np.arange(np.prod(shape, dtype=int)).reshape(shape)
     return bool((np.transpose(places, op.attributes["order"]).ravel() == places.ravel()).all())
 
@@ -68,6 +71,7 @@ def counted(function: Function, sizes: LocalSizes) -> int:
 @pytest.mark.parametrize("seed", range(40))
 def test_liveness_agrees_with_a_count(seed: int) -> None:
     module = random_graph(seed)
+    module.main.results = ()  # no states
     sizes = LocalSizes(module.mesh, {"B": 1 + seed % 3})
     assert peak_bytes(module.main, sizes) == counted(module.main, sizes)
 

@@ -15,7 +15,7 @@ from irc.errors import Error
 from irc.ir.core import Function, Module, Op, Result, Value, Weight
 from irc.ir.declare import REGISTRY
 from irc.ir.dims import Dim, DimLike, bind, symbol
-from irc.ir.dtypes import dtype as dtype_named
+from irc.ir.dtypes import dtype_of, is_float
 from irc.ir.types import TensorType
 from irc.weights import RandomRef
 from tests.ops.example import Arg, Example, bound_dims, build, draw
@@ -50,11 +50,14 @@ Sizes = dict[Any, Any]  # a symbol by name, or a number, to the size in its plac
 class Draw:
     """One random module without a mesh. What a graph amplifies of its rounding has no bound, so
     that numbers are f64, in which it stays far below any mistake, unless `dtype` says otherwise.
+    Without `examples` any inputs are valid.
     """
 
-    def __init__(self, seed: int, dtype: str = "f64", steps: int = 10) -> None:
+    def __init__(
+        self, seed: int, dtype: str = "f64", steps: int = 10, examples: bool = True
+    ) -> None:
         self.rng, self.numbers = random.Random(seed), np.random.default_rng(seed)
-        self.dtype = dtype
+        self.dtype, self.examples = dtype, examples
         self.module = Module(f"m{seed}", dims=dict(BATCHES))
         self.arguments: dict[str, Arg] = {}
         self.function = Function("forward", [])
@@ -131,7 +134,10 @@ class Draw:
             self.linear, self.linear, self.gated, self.attention, self.residual, self.binary,
             self.shape, self.lookup, self.product, self.number,
         )  # fmt: skip
-        self.example() if self.rng.random() < 0.5 else self.rng.choice(blocks)()
+        if self.examples and self.rng.random() < 0.5:
+            self.example()
+        else:
+            self.rng.choice(blocks)()
 
     def example(self) -> None:
         """An operation by one of its examples, with sizes and operands of this module."""
@@ -168,7 +174,7 @@ class Draw:
         wanted = replace(arg, shape=tuple(bind(d, named(sizes)) for d in dims))
         type = wanted.type(self.dtype)
         fitting = [v for v in self.values if v.type is type]
-        numeric = dtype_named(type.dtype).is_float and arg.draw is None
+        numeric = is_float(type.dtype) and arg.draw is None
         if fitting and numeric and self.rng.random() < 0.8:
             return self.rng.choice(fitting[-6:])
         return wanted
@@ -279,15 +285,21 @@ class Draw:
         self.put(ops.Embedding(ids, self.weight(self.rng.choice((1, 5, 11, 16)), self.size())))
 
     def finish(self) -> None:
-        """Return the values that nothing uses, some of them, and drop the weights without uses."""
+        """Return the last values that nothing uses, and states; drop the weights without uses."""
         produced = [v for op in self.function for v in op.results]
         numeric = [v for v in produced if v.type.dtype == self.dtype] or [self.values[0]]
         unused = [v for v in produced if not v.users]
         returned = unused[-5:]
         if not any(v.type.dtype == self.dtype for v in returned):
             returned.append(numeric[-1])
+        results = [Result(f"r{i}") for i in range(len(returned))]
+        for state in self.function.args[:3]:
+            same = [v for v in produced if v.type is state.type]
+            if same and self.rng.random() < 0.3:
+                returned.append(self.rng.choice(same))
+                results.append(Result(f"new_{state.name}", state.name))
         self.function.append(ops.Return(returned))
-        self.function.results = tuple(Result(f"r{i}") for i in range(len(returned)))
+        self.function.results = tuple(results)
         for name in [n for n, w in self.module.weights.items() if not w.users]:
             del self.module.weights[name]
 
@@ -319,10 +331,15 @@ class Draw:
 
 def sprinkled(x: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     """Floats of which a twentieth is NaN, infinite, or a zero of either sign."""
-    if x.dtype.kind != "f":
+    if not is_float(dtype_of(x)):
         return x
-    special = rng.choice(np.array([np.nan, np.inf, -np.inf, -0.0, 0.0], x.dtype), x.shape)
+    special = rng.choice([np.nan, np.inf, -np.inf, -0.0, 0.0], x.shape).astype(x.dtype)
     return np.where(rng.random(x.shape) < 1 / 20, special, x)
+
+
+def random_graph(seed: int, dtype: str = "f32") -> Module:
+    """The module of a seed, of 30 operations or a few more, for which any inputs are valid."""
+    return Draw(seed, dtype, 30, examples=False).module
 
 
 def named(sizes: Sizes) -> dict[str, int]:

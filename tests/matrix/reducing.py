@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -21,22 +22,22 @@ Check = Callable[[Case], object]
 
 
 def reduced(case: Case, check: Check) -> Case:
-    """The smallest case that still makes `check` raise the same kind of exception."""
+    """The smallest case that still fails a check in the same way."""
     kind = failure(case, check)
     smaller: Case | None = case
     while smaller is not None:
         case = smaller
-        smaller = next((c for c in candidates(case) if failure(c, check) is kind), None)
+        smaller = next((c for c in candidates(case) if failure(c, check) == kind), None)
     return case
 
 
-def failure(case: Case, check: Check) -> type[Exception] | None:
-    """The kind of exception that a check of the case raises."""
+def failure(case: Case, check: Check) -> str:
+    """The exception that a check of the case raises, up to the first colon and without numbers."""
     try:
         check(case)
     except Exception as error:  # any: the caller compares the kinds
-        return type(error)
-    return None
+        return re.sub(r"\d", "", f"{type(error).__name__} {error}".partition(":")[0])
+    return ""
 
 
 def report(case: Case, check: Check, folder: Path, done: str) -> None:

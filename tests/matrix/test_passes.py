@@ -12,6 +12,7 @@ import pytest
 import irc
 from irc.backends.reference import evaluate
 from irc.errors import Error
+from irc.ir.core import Module
 from irc.pipeline import run_pipeline
 from irc.pipeline.base import PASSES
 from irc.pipeline.instruments import VerifyEach
@@ -75,6 +76,17 @@ def pipeline_of(case: Case, seed: int) -> list[str]:
     return found
 
 
+def multiplies_sums(module: Module) -> bool:
+    """Whether partial sums are multiplied before they are added, so that infinities may cancel."""
+    products = [op for op in module.ops() if op.opname in ("mul", "div", "matmul", "linear")]
+    return any(value.type.partial for op in products for value in op.operands)
+
+
+def finite(case: Case) -> bool:
+    """Whether no input is infinite."""
+    return not any(np.isinf(x).any() for x in case.inputs.values() if x.dtype.kind == "f")
+
+
 def equal_bits(a: np.ndarray, b: np.ndarray) -> bool:
     """Whether two arrays are the same to the sign of zeros."""
     same = np.array_equal(a, b, equal_nan=a.dtype.kind not in "iub")
@@ -98,6 +110,8 @@ def check_passes(case: Case, seed: int, folder: Path, changed: Counter[str]) -> 
             if name == "shard":
                 return
             continue
+        if name == "shard" and multiplies_sums(module) and not finite(case):
+            return
         if str(module) != before:
             changed[name] += 1
             wanted.check_module(module, case.inputs, f"after {step}")
@@ -106,7 +120,7 @@ def check_passes(case: Case, seed: int, folder: Path, changed: Counter[str]) -> 
             if name in EXACT and not old.local:
                 got, same = (evaluate(each, case.inputs) for each in (module, old))
                 assert all(equal_bits(got[key], array) for key, array in same.items()), step
-        if name in ANYWHERE and name != "inline":
+        if name in ANYWHERE and name != "fuse-collectives":
             after = str(module)
             run_pipeline(module, step)
             assert str(module) == after, f"a second {step} changes the module again"

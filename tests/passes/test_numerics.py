@@ -1,4 +1,4 @@
-"""Every pass keeps the numbers: random programs and two layers of a Llama, before and after."""
+"""Passes keep the numbers of narrow random programs, and of two layers of a Llama."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import pytest
 import irc.passes
 from irc.backends.reference import evaluate
 from irc.ir.core import Module
-from irc.pipeline import PASSES, Stats, run_pipeline
+from irc.pipeline import Stats, run_pipeline
 from irc.pipeline.instruments import CheckNumerics, VerifyEach
 from irc.pipeline.instruments.numerics import random_inputs, small_sizes
-from irc.text import parse_module
-from tests.passes.random_graphs import random_graph
+from tests.fresh import fresh
+from tests.matrix.draw import random_graph, sprinkled
 from tests.sharded.models import tiny_llama
 
 assert irc.passes
@@ -24,7 +24,6 @@ HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2}
 EXACT = ("canonicalize", "cse", "dce", "inline", "fold")  # the same bits
 ROUNDING = ("expand", "fuse-gated-mlp", "fuse-linears", "fuse-norm", "fuse-qkv")
 SEEDS = range(40)
-EVERYTHING = "inline, canonicalize, cse, fuse-gated-mlp, fold, canonicalize, dce, expand, cse, dce"
 
 
 def bits(results: Mapping[str, Any]) -> dict[str, bytes]:
@@ -39,12 +38,11 @@ def bits(results: Mapping[str, Any]) -> dict[str, bytes]:
 def inputs_of(module: Module) -> dict[str, Any]:
     """Random inputs with zeros of both signs, infinities and NaN among them."""
     inputs = random_inputs(module, small_sizes(module))
-    inputs["x"][0] = [0.0, -0.0, np.inf, np.nan]
-    return inputs
+    return {name: sprinkled(array, fresh(8)) for name, array in inputs.items()}
 
 
 @pytest.mark.parametrize("name", EXACT)
-@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+@pytest.mark.parametrize("dtype", ["f16", "bf16"])
 def test_exact_passes_keep_every_bit(name: str, dtype: str) -> None:
     done = 0
     for seed in SEEDS:
@@ -55,30 +53,6 @@ def test_exact_passes_keep_every_bit(name: str, dtype: str) -> None:
         done += step.stats.total
         assert bits(evaluate(module, inputs)) == before, f"seed {seed}"
     assert done > 5 or name == "inline"
-
-
-@pytest.mark.parametrize("dtype", ["f32", "f16"])
-def test_all_passes_together(dtype: str) -> None:
-    done: dict[str, int] = {}
-    for seed in SEEDS:
-        module = random_graph(seed, dtype)
-        check = CheckNumerics(evaluate, tolerance=1e-4 if dtype == "f32" else 2e-2)
-        for step in run_pipeline(module, EVERYTHING, [VerifyEach(), check]):
-            done[step.pass_.name] = done.get(step.pass_.name, 0) + step.stats.total
-        text = str(module)
-        assert str(parse_module(text)) == text
-    assert all(done[name] for name in PASSES if name not in ("inline", "fuse-qkv") and name in done)
-    assert set(done) >= {"canonicalize", "cse", "fuse-gated-mlp", "fold", "dce", "expand"}
-
-
-@pytest.mark.parametrize("name", [*EXACT, *ROUNDING])
-def test_a_second_run_finds_nothing(name: str) -> None:
-    for seed in SEEDS:
-        module = random_graph(seed)
-        run_pipeline(module, name)
-        text = str(module)
-        (again,) = run_pipeline(module, name)
-        assert again.stats.total == 0 and str(module) == text, f"seed {seed}"
 
 
 def llama(**sizes: Any) -> Module:

@@ -19,7 +19,7 @@ from irc.pipeline.instruments.numerics import random_inputs, small_sizes
 from irc.source import Loc
 from irc.text import parse_module
 from tests.fresh import fresh
-from tests.passes.random_graphs import random_graph
+from tests.matrix.draw import random_graph
 from tests.passes.test_numerics import bits
 from tests.random_modules import random_module
 from tests.sharded.models import tiny_llama
