@@ -104,18 +104,26 @@ def inside(tree: ast.AST, in_function: bool = False) -> Iterator[ast.AST]:
             yield from inside(node, in_function or is_function)
 
 
-def faults_of(tree: Path, file: Path) -> Iterator[Fault]:
-    """Every fault that can be seeded into one file."""
+def places(tree: Path, folders: list[str]) -> list[tuple[Path, ast.expr | ast.stmt]]:
+    """Every expression and statement of some folders that can be changed."""
+    files = [file for folder in folders for file in sorted((tree / folder).rglob("*.py"))]
+    return [
+        (file, node)
+        for file in files
+        for node in inside(ast.parse(file.read_text(encoding="utf-8")))
+        if isinstance(node, (ast.expr, ast.stmt)) and changed(node) is not None
+    ]
+
+
+def fault_of(tree: Path, file: Path, node: ast.expr | ast.stmt) -> Fault:
+    """The fault of one expression or statement."""
     source = file.read_text(encoding="utf-8")
-    lines = source.splitlines()
-    for node in inside(ast.parse(source)):
-        if isinstance(node, (ast.expr, ast.stmt)):
-            copy, before = changed(node), ast.get_source_segment(source, node)
-            if copy is not None and before is not None:
-                after = ast.unparse(copy)
-                after = f"({after})" if isinstance(node, ast.expr) else after
-                place = file.relative_to(tree).as_posix(), node.lineno, node.col_offset
-                yield Fault(*place, lines[node.lineno - 1].strip(), before, after)
+    before, copy = ast.get_source_segment(source, node), changed(node)
+    assert before is not None and copy is not None
+    after = f"({ast.unparse(copy)})" if isinstance(node, ast.expr) else ast.unparse(copy)
+    text = source.splitlines()[node.lineno - 1].strip()
+    name = file.relative_to(tree).as_posix()
+    return Fault(name, node.lineno, node.col_offset, text, before, after)
 
 
 def seeded(source: str, fault: Fault) -> str | None:
@@ -262,9 +270,8 @@ def main() -> None:
         faults = [Fault(**row) for row in json.loads(args.again.read_text(encoding="utf-8"))]
     else:
         print(f"--seed {args.seed}")
-        files = [file for folder in args.folders for file in sorted((tree / folder).rglob("*.py"))]
-        every = [fault for file in files for fault in faults_of(tree, file)]
-        faults = random.Random(args.seed).sample(every, args.count)
+        drawn = random.Random(args.seed).sample(places(tree, args.folders), args.count)
+        faults = [fault_of(tree, file, node) for file, node in drawn]
     for fault in faults:
         judge(fault, tree, coverage.tests(fault), args)
         print(f"{fault.fate}: {fault} {fault.test}", flush=True)
