@@ -11,9 +11,11 @@ from irc.extensions.entry_points import installed
 
 if TYPE_CHECKING:
     from irc.backends.base import Backend
+    from irc.backends.commands import Commands
 
 GROUP = "irc.backends"
-_OWN = {
+DEFAULT = "onnx"
+OWN = {
     "reference": ("irc.backends.reference", "backend"),
     "onnx": ("irc.backends.onnx", "backend"),
     "cuda": ("irc.backends.cuda.backend", "backend"),
@@ -24,7 +26,7 @@ _OWN = {
 
 def names() -> tuple[str, ...]:
     """The names of all backends, those of other packages last; nothing is loaded."""
-    return (*_OWN, *(entry.name for entry in installed(GROUP)))
+    return (*OWN, *(entry.name for entry in installed(GROUP)))
 
 
 def get(name: str) -> "Backend":
@@ -35,8 +37,8 @@ def get(name: str) -> "Backend":
     known = names()
     if known.count(name) > 1:
         raise Error(f"two installed packages bring a backend called {name!r}; uninstall one")
-    if name in _OWN:
-        module, attribute = _OWN[name]
+    if name in OWN:
+        module, attribute = OWN[name]
         return getattr(import_module(module), attribute)
     for entry in installed(GROUP):
         if entry.name == name:
@@ -44,3 +46,8 @@ def get(name: str) -> "Backend":
     raise Error(
         f"no backend called {name!r}{did_you_mean(name, known)}; there are {', '.join(known)}"
     )
+
+
+def command_parts() -> "list[Commands]":
+    """What the backends add to irc's commands, once for those that share it."""
+    return list({type(each): each for each in (get(name).commands for name in names())}.values())

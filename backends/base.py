@@ -4,17 +4,21 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol, Self, TypeAlias
 
 import numpy as np
 
+from irc.artifact.folder import ArtifactFolder
 from irc.artifact.manifest import Progress, silent
+from irc.backends.commands import Commands
 from irc.errors import Error, did_you_mean
 from irc.ir.core import Function, Module, Op
 from irc.ir.dims import Dim, Shape, bind
 from irc.ir.types import TensorType
+from irc.pipeline.options import options_of
 
 Array: TypeAlias = np.ndarray
 Arrays: TypeAlias = dict[str, Array]
@@ -89,13 +93,29 @@ class Program(Protocol):
         ...
 
 
+@dataclass(frozen=True)
+class NoOptions:
+    """The options of a backend that has none."""
+
+
 class Backend(ABC):
     """One way to run a module. The abstract members are required; the others have defaults."""
 
     name: str
-    facts: type[Any] = dict[str, Any]  # the types of what `emit` returns, see irc/schema.py
+    options: Any = NoOptions()  # of irc.compile and irc compile, see irc/pipeline/options.py
+    load_options: Any = NoOptions()  # the defaults of those of `load` that have a flag
     default_pipeline: str = ""  # for one rank
     sharded_pipeline: str = "inline, cse, shard, rewrite-embeddings, pipeline, localize"
+
+    @property
+    def facts(self) -> type[Any]:
+        """The types of what `emit` returns, see irc/schema.py."""
+        return dict[str, Any]
+
+    @property
+    def commands(self) -> Commands:
+        """Its part of irc's commands."""
+        return Commands()
 
     @abstractmethod
     def unsupported(self, module: Module) -> list[Unsupported]:
@@ -121,18 +141,28 @@ class Backend(ABC):
         `manifest` is the artifact's, with the facts of `emit` at its top level.
         """
 
-    def configured(
-        self, options: Mapping[str, Any], remembered: Mapping[str, Any] | None = None
-    ) -> Backend:
-        """This backend with `options` of engines. `remembered` are those of the artifact that is
-        compiled again; a backend without engines ignores them.
-        """
-        if options:
-            raise Error(
-                f"the backend {self.name} builds no engines, so it has no option "
-                f"{', '.join(map(str, options))}; give --backend tensorrt-rtx or --backend tensorrt"
-            )
-        return self
+    def configured(self, options: Mapping[str, Any]) -> Self:
+        """This backend with other `options`, by keyword; an Error about a wrong one."""
+        chosen = copy(self)
+        chosen.options = options_of(type(self.options), options, f"the backend {self.name}")
+        return chosen
+
+    def remembered(self, artifact: ArtifactFolder) -> Mapping[str, Any]:
+        """The options of an artifact that it has when it is compiled again."""
+        return {}
+
+    @property
+    def needs_bundle(self) -> bool:
+        """Whether the options need the weights in the artifact."""
+        return False
+
+    def opens(self, manifest: Mapping[str, Any]) -> str:
+        """A sentence about what opens the files of an artifact beside irc, or ""."""
+        return ""
+
+    def finish(self, folder: Path, facts: Mapping[str, Any]) -> None:
+        """Write what else the options ask for into a folder whose manifest has these facts."""
+        return
 
     def check(self, module: Module, base: Path) -> list[str]:
         """Raise the errors that `emit` would raise about a module without writing anything.

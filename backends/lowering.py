@@ -6,7 +6,8 @@ entry-point group `irc.lowerings`: the name is the backend's, the object is call
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from importlib import import_module
 from typing import Generic, TypeVar
 
 from irc.backends.base import Unsupported
@@ -24,10 +25,13 @@ Alone = Callable[[Op], bool]
 
 
 class Lowering(Generic[Lower]):
-    """The lowerings of one backend, which decides on their arguments."""
+    """The lowerings of one backend, which decides on their arguments.
 
-    def __init__(self, backend: str) -> None:
-        self.backend = backend
+    `parts` are modules that fill the table, imported when it is first read.
+    """
+
+    def __init__(self, backend: str, parts: Sequence[str] = ()) -> None:
+        self.backend, self._parts = backend, parts
         self._table: dict[type[Op], Lower] = {}
         self._refusals: dict[type[Op], Refusal] = {}
         self._alone: dict[type[Op], Alone] = {}
@@ -108,10 +112,12 @@ class Lowering(Generic[Lower]):
         return None
 
     def _load(self) -> None:
-        """Lowerings of other packages, once."""
+        """Its own lowerings and those of other packages, once."""
         if self._loaded:
             return
         self._loaded = True
+        for part in self._parts:
+            import_module(part)
         for entry in installed(GROUP):
             if entry.name == self.backend:
                 entry.load()(self)

@@ -25,8 +25,8 @@ from benchmarks import four_bits
 from benchmarks.checkpoints import make
 from benchmarks.process import python
 from irc.artifact.report import weight_bytes
-from irc.cli.console import markdown_table
 from irc.driver import read_module
+from irc.report import markdown_table
 
 CASES = {
     "1b-inside": ("1b", "bf16", "inside"),

@@ -52,6 +52,11 @@ def whole_number_in(text: str, most: int = 2**63 - 1) -> int | None:
     return number if (number := int(digits)) <= most else None
 
 
+def with_comma(first: str, second: str) -> str:
+    """One list of two lists of words."""
+    return f"{first},{second}"
+
+
 def check_arrays(value: object) -> None:
     """An Error unless `value` are inputs of a model: arrays by name."""
     wanted = 'a mapping from names to arrays, such as {"input_ids": ids}'

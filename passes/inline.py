@@ -18,6 +18,8 @@ class Inline(Pass):
     the calls of pipeline stages, which run on other ranks.
     """
 
+    view = "global"
+
     def run(self, module: Module, stats: Stats) -> None:
         called: dict[str, None] = {}
         for function in module.functions.values():

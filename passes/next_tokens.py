@@ -6,7 +6,7 @@ from irc.errors import Error
 from irc.ir.core import Function, Module, Op, Result, Value
 from irc.ir.result_names import NEXT_TOKENS, TOP_LOGITS, TOP_TOKENS
 from irc.ops import AllGather, Argmax, ShardedTopk, Slice, Squeeze, Topk
-from irc.pipeline import Pass, Stats, register
+from irc.pipeline import Option, Pass, Stats, register
 from irc.rewrite import erase_dead, permit
 
 from .shared.edit import named_results, set_results
@@ -19,6 +19,9 @@ class NextTokens(Pass):
     With `k` there are `top_tokens` and `top_logits` [B, T, k] as well, the largest first. Of equal
     ones the first counts. Where logits are sharded over ranks, only candidates are sent.
     """
+
+    view = "global"
+    flag = Option("return the likeliest tokens, not logits", "next_tokens")
 
     k: int = 0
     result: str = "logits"

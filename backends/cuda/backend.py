@@ -4,19 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from irc.artifact.manifest import Progress, silent
 from irc.backends.base import Backend, Emitted, Program, Unsupported, check_supported
-from irc.backends.cuda.facts import TEXT, CudaFacts, base_of, sizes_of
-from irc.backends.cuda.plan.core import Kernel, Plan
-from irc.backends.cuda.plan.prepare import covers, unsupported
+from irc.backends.commands import Commands
 from irc.backends.fallback import refuse_fallback
 from irc.backends.onnx.backend import check_module
 from irc.backends.onnx.stages import stages_of
 from irc.ir.core import Module, Op
 from irc.text.printer import print_module
 from irc.weights import is_computed
+
+if TYPE_CHECKING:
+    from irc.backends.cuda.plan.core import Kernel, Plan
 
 KERNELS, PLANS = "kernels", "plans"  # folders in that of the program
 
@@ -30,24 +31,43 @@ class CudaBackend(Backend):
     """
 
     name = "cuda"
-    facts = CudaFacts
     default_pipeline = f"{_BEFORE}, fuse-qkv, fold, dce"
     sharded_pipeline = (
         f"{_BEFORE}, shard, rewrite-embeddings, pipeline, localize, cse, fuse-qkv, fold, dce"
     )
 
+    @property
+    def facts(self) -> type[Any]:
+        """The types of what `emit` returns."""
+        from irc.backends.cuda.facts import CudaFacts
+
+        return CudaFacts
+
+    @property
+    def commands(self) -> Commands:
+        """Its part of irc's commands."""
+        from irc.backends.cuda.commands import CudaCommands
+
+        return CudaCommands()
+
     def unsupported(self, module: Module) -> list[Unsupported]:
         """Every operation without a kernel, elements or an expansion in such."""
+        from irc.backends.cuda.plan.prepare import unsupported
+
         return unsupported(module)
 
     def covers(self, cls: type[Op]) -> bool:
         """Whether operations of the class run without their expansion."""
+        from irc.backends.cuda.plan.prepare import covers
+
         return covers(cls)
 
     def emit(
         self, module: Module, folder: Path, *, base: Path | None = None, progress: Progress = silent
     ) -> Emitted:
         """Write `module.irc`, `plans/*.txt` at typical and at least sizes, and `kernels/*.cu`."""
+        from irc.backends.cuda.facts import TEXT, base_of
+
         self._check(module)
         (folder / TEXT).write_text(print_module(module, locs=True), encoding="utf-8")
         write_plans(module, folder)
@@ -81,6 +101,7 @@ def _notes(module: Module) -> list[str]:
 
 def plans_of(module: Module) -> Iterator[tuple[str, Plan]]:
     """A name and a plan per stage of the module, at typical and at least sizes."""
+    from irc.backends.cuda.facts import sizes_of
     from irc.backends.cuda.plan.build import Planner
 
     for stage in stages_of(module):

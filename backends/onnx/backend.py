@@ -3,43 +3,75 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from irc.argument_checks import MOST_THREADS, check_count
 from irc.artifact.manifest import Progress, silent
 from irc.backends.base import Backend, Emitted, Program, Unsupported, check_supported
-from irc.backends.fallback import FallbackProgram, fallback_of
+from irc.backends.fallback import FallbackProgram
 from irc.backends.lowering import STRUCTURE
-from irc.backends.onnx.emitter import TABLE, Emitter
-from irc.backends.onnx.facts import EXACT_MODEL, MODEL, OnnxFacts, facts_of
-from irc.backends.onnx.growth import repeatable
-from irc.backends.onnx.per_rank import Template
-from irc.backends.onnx.stages import Stage, stages_of
-from irc.backends.onnx.storage import Locations, Storage
 from irc.backends.ranks.communicator import Communicator
 from irc.errors import Error, did_you_mean
-from irc.ir.core import Function, Module, Op
-from irc.weights.checkpoint import Reader
+from irc.ir.core import Module, Op
+from irc.pipeline import option
+
+
+@dataclass(frozen=True)
+class OnnxOptions:
+    """The options of `irc compile` for this backend."""
+
+    layout: Literal["", "genai"] = option(
+        "", "genai: also write what onnxruntime-genai loads, with --bundle"
+    )
+
+
+@dataclass(frozen=True)
+class OnnxLoadOptions:
+    """The options with which a program is loaded."""
+
+    threads: int | None = option(
+        None,
+        "threads of one operation (default: the physical cores)",
+        metavar="N",
+        least=1,
+        most=MOST_THREADS,
+    )
+    low_memory: bool = option(
+        False, "read weights from their files: loads at once, runs about a fifth slower"
+    )
 
 
 class OnnxBackend(Backend):
     """Opset 24, IR version 11, weights as external data; the same module gives the same bytes."""
 
     name = "onnx"
-    facts = OnnxFacts
+    options: OnnxOptions = OnnxOptions()
+    load_options = OnnxLoadOptions()
     default_pipeline = "inline, canonicalize, cse, fuse-gated-mlp, fold, dce"
     sharded_pipeline = (
         "inline, canonicalize, cse, shard, rewrite-embeddings, fuse-collectives, fuse-gated-mlp, "
         "pipeline, localize, fuse-collectives, cse, fold, dce"
     )
 
+    @property
+    def facts(self) -> type[Any]:
+        """The types of what `emit` returns."""
+        from irc.backends.onnx.facts import OnnxFacts
+
+        return OnnxFacts
+
     def unsupported(self, module: Module) -> list[Unsupported]:
         """Every operation that has neither a lowering nor an expansion that is covered."""
+        from irc.backends.onnx.emitter import TABLE
+
         return TABLE.unsupported(module)
 
     def covers(self, cls: type[Op]) -> bool:
         """Whether the class has a lowering of its own, or is structure."""
+        from irc.backends.onnx.emitter import TABLE
+
         return cls.opname in STRUCTURE or TABLE.covers(cls)
 
     def emit(
@@ -50,19 +82,33 @@ class OnnxBackend(Backend):
         run where the capacity of the main one overflows becomes `rank{r}.exact.onnx` over the same
         bytes. See facts.py.
         """
+        from irc.backends.onnx.emission import write_program
+
         check_supported(self, module)
         check_module(module)
-        storage = Storage(Reader(module, base), module.mesh)
-        exact = fallback_of(module)
-        main = _Emission(module, module.main, MODEL, storage)
-        other = None if exact is None else _Emission(module, exact, EXACT_MODEL, storage)
-        found = storage.write(folder, progress)
-        facts = main.write(folder, found)
-        if other is None:
-            return Emitted(facts | {"fallback": None}, hashes=found.hashes)
-        again = {"again": repeatable(main.function, other.function)}
-        facts |= {"fallback": other.write(folder, found) | again}
-        return Emitted(facts, hashes=found.hashes)
+        return write_program(module, folder, base, progress)
+
+    @property
+    def needs_bundle(self) -> bool:
+        """Whether the weights have to be in the folder, as onnxruntime-genai finds them there."""
+        return bool(self.options.layout)
+
+    def opens(self, manifest: Mapping[str, Any]) -> str:
+        """What opens the ONNX files."""
+        if len(manifest["program"]["ranks"]) > 1:
+            return (
+                "irc runs its ranks; ONNX Runtime has no collectives, so it opens none of the files"
+            )
+        if manifest["weights"]:
+            return "irc opens it; rank0.onnx opens in plain ONNX Runtime if compiled with --bundle"
+        return "irc opens it, and plain ONNX Runtime opens rank0.onnx"
+
+    def finish(self, folder: Path, facts: Mapping[str, Any]) -> None:
+        """Write the files of another layout."""
+        if self.options.layout:
+            from irc.backends.onnx.genai import write_genai
+
+            write_genai(folder, facts)
 
     def load(self, folder: Path, manifest: Mapping[str, Any], **options: Any) -> Program:
         """The program on ONNX Runtime: of one rank in this thread, of several in a thread each.
@@ -110,33 +156,4 @@ def check_module(module: Module) -> None:
         raise Error(f"@{module.main.name} returns nothing; a model has at least one result")
 
 
-class _Emission:
-    """The graphs of one function."""
-
-    def __init__(self, module: Module, function: Function, model: str, storage: Storage) -> None:
-        self.module, self.function, self.model = module, function, model
-        self.stages = stages_of(module, function)
-        self.emitters = [self._emitted(stage, storage) for stage in self.stages]
-        self.templates = [Template(emitter, storage) for emitter in self.emitters]
-
-    def _emitted(self, stage: Stage, storage: Storage) -> Emitter:
-        emitter = Emitter(self.module, stage.function, storage, stage.ranks)
-        emitter.emit()
-        return emitter
-
-    def write(self, folder: Path, found: Locations) -> dict[str, Any]:
-        """Write a model per rank, once the weights have their places; the facts about them."""
-        for stage, template in zip(self.stages, self.templates, strict=True):
-            for rank in stage.ranks:
-                write_model(folder / self.model.format(rank), template.model(rank))
-        return facts_of(self.module, self.function, self.stages, self.emitters, found, self.model)
-
-
-def write_model(path: Path, model: Any) -> bytes:
-    """Write a model's bytes, which are always the same, and return them."""
-    data: bytes = model.SerializeToString(deterministic=True)
-    try:
-        path.write_bytes(data)
-    except OSError as error:
-        raise Error(f"cannot write {path}: {error.strerror or error}") from error
-    return data
+backend = OnnxBackend()

@@ -31,7 +31,8 @@ from irc.weights import Ref, UnboundRef
 
 Lowered: TypeAlias = str | Flat | Later | Sequence[str | Flat]
 Rule: TypeAlias = Callable[["Emitter", Any], Lowered]
-TABLE: Lowering[Rule] = Lowering("onnx")
+_KINDS = ("attention", "collective", "elementwise", "matrix", "quantized", "reduce", "shape")
+TABLE: Lowering[Rule] = Lowering("onnx", [f"irc.backends.onnx.lower_{kind}" for kind in _KINDS])
 
 
 class Emitter:

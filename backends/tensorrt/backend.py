@@ -5,21 +5,23 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Self
 
+from irc.artifact.folder import ArtifactFolder
 from irc.artifact.manifest import Progress, silent
 from irc.backends.base import Backend, Emitted, Program, Unsupported, check_supported
+from irc.backends.commands import Commands
 from irc.backends.cuda.runtime import capability
 from irc.backends.fallback import refuse_fallback
 from irc.backends.lowering import STRUCTURE
 from irc.backends.onnx.backend import check_module
-from irc.backends.tensorrt.emission import Emission
-from irc.backends.tensorrt.facts import EngineFacts
-from irc.backends.tensorrt.lowering import table
-from irc.backends.tensorrt.options import EngineOptions
+from irc.backends.tensorrt.options import EngineOptions, LoadOptions
 from irc.backends.tensorrt.target import KNOWN, Flavour, Target
 from irc.errors import Error
 from irc.ir.core import Module, Op
+
+if TYPE_CHECKING:
+    from irc.backends.tensorrt.emission import Emission
 
 _CLEANERS = "inline, static-capacity, canonicalize, cse"
 # The builder joins products of one input itself, but not of weights that have blocks of scales.
@@ -32,7 +34,7 @@ class TensorRTBackend(Backend):
     Engines compute in the module's own dtypes. `facts.py` describes the artifact.
     """
 
-    facts = EngineFacts
+    load_options = LoadOptions()
     default_pipeline = f"{_CLEANERS}, {_PRODUCTS}, fold, dce"
     sharded_pipeline = (
         f"{_CLEANERS}, shard, rewrite-embeddings, fuse-collectives, pipeline, localize, "
@@ -43,20 +45,30 @@ class TensorRTBackend(Backend):
         self.flavour: Flavour = flavour
         self.options, self.name = options or EngineOptions(), str(flavour)
 
-    def configured(
-        self, options: Mapping[str, Any], remembered: Mapping[str, Any] | None = None
-    ) -> TensorRTBackend:
-        """This backend with other options of engines, see EngineOptions; `options` take precedence
-        over the `remembered` ones.
+    def configured(self, options: Mapping[str, Any]) -> Self:
+        """This backend with other options of engines.
 
         The user's plugins are loaded now: their files may declare operations of the model, too.
         """
-        chosen = EngineOptions.of({**(remembered or {}), **options})
-        if chosen.plugins:
+        chosen = super().configured(options)
+        if chosen.options.plugins:
             from irc.backends.tensorrt.plugins import load
 
-            load(chosen.plugins)
-        return TensorRTBackend(self.flavour, chosen)
+            load(chosen.options.plugins)
+        return chosen
+
+    def remembered(self, artifact: ArtifactFolder) -> Mapping[str, Any]:
+        """The options of its engines that do not depend on the machine."""
+        from irc.backends.tensorrt.facts import Engines
+
+        return artifact.facts(Engines).get("engine", {})
+
+    @property
+    def facts(self) -> type[Any]:
+        """The types of what `emit` returns."""
+        from irc.backends.tensorrt.facts import EngineFacts
+
+        return EngineFacts
 
     @property
     def target(self) -> Target:
@@ -81,12 +93,23 @@ class TensorRTBackend(Backend):
             target = replace(target, architectures=() if here is None else (here,))
         return replace(target, version=found.release)
 
+    @property
+    def commands(self) -> Commands:
+        """Its part of irc's commands."""
+        from irc.backends.tensorrt.commands import EngineCommands
+
+        return EngineCommands()
+
     def unsupported(self, module: Module) -> list[Unsupported]:
         """Every operation without a lowering or a supported expansion."""
+        from irc.backends.tensorrt.lowering import table
+
         return table.lowerings(self.target).unsupported(module)
 
     def covers(self, cls: type[Op]) -> bool:
         """Whether the class has a lowering of its own, or is structure."""
+        from irc.backends.tensorrt.lowering import table
+
         known = Target(self.flavour, KNOWN[self.flavour])
         return cls.opname in STRUCTURE or table.lowerings(known).covers(cls)
 
@@ -106,6 +129,8 @@ class TensorRTBackend(Backend):
     def _emission(
         self, module: Module, folder: Path, base: Path | None, progress: Progress
     ) -> Emission:
+        from irc.backends.tensorrt.emission import Emission
+
         check_supported(self, module)
         check_module(module)
         refuse_fallback(module, "engines")

@@ -12,7 +12,7 @@ from onnx.onnx_ml_pb2 import ModelProto
 
 from irc.artifact.manifest import Progress
 from irc.backends.base import Emitted
-from irc.backends.onnx.backend import write_model
+from irc.backends.onnx.emission import write_model
 from irc.backends.onnx.per_rank import Template
 from irc.backends.onnx.stages import Stage, stages_of
 from irc.backends.onnx.storage import Locations, Storage

@@ -77,6 +77,13 @@ class SelfTest(TypedDict, total=False):
     tolerance: float
 
 
+class Engines(TypedDict, total=False):
+    """What the facts of an older irc say of engines too."""
+
+    target: str
+    engine: dict[str, Any]
+
+
 class EngineFacts(ProgramFacts):
     """What the TensorRT backends' `emit` returns; `engine`: the options that recompiling keeps."""
 

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from irc.argument_checks import whole_number_in
 from irc.artifact.report import weight_bytes
 from irc.backends.tensorrt.lowering.collectives import Collectives
 from irc.errors import Error, did_you_mean
 from irc.ir.core import Module, Weight
+from irc.pipeline.options import PATHS, option
 
 _FLAGS = ("weight_streaming", "refit", "strip")
 # Independent of the machine, so recompiling an artifact keeps them.
@@ -18,48 +19,87 @@ REMEMBERED = ("weights", "collectives", "workspace", "self_test", *_FLAGS)
 LARGE = 2_000_000_000  # bytes of weights above which they are outside by default
 
 
+def _mebibytes(text: str) -> int:
+    number = whole_number_in(text)
+    if number is None:
+        raise Error(f"{text!r} is not a whole number")
+    return number << 20
+
+
+def _when(text: str) -> bool:
+    if text not in ("always", "never"):
+        raise Error(f"{text!r} is none of always, never{did_you_mean(text, ('always', 'never'))}")
+    return text == "always"
+
+
+def _plugins() -> Any:
+    return option(
+        (),
+        "a Python file that registers plugins of engines; may be repeated",
+        flag="--plugin",
+        metavar="F",
+        takes=PATHS,
+        expects="the path of a file, or a list of paths",
+    )
+
+
+@dataclass(frozen=True)
+class LoadOptions:
+    """The options with which a program of engines is loaded."""
+
+    self_test: bool = option(True, "do not test engines when they are loaded")
+    plugins: tuple[str | Path, ...] = _plugins()
+
+
 @dataclass(frozen=True)
 class EngineOptions:
-    """`target`: the text of a Target; default: that of the installed library. `weights`: constants
-    "inside" the engines, or "outside": inputs bound at run time straight from the checkpoint;
-    default: outside for several ranks or over 2 GB, unless some are quantized. `collectives`:
-    "native" or "plugin" in place of the table's choice. `workspace`: the largest memory of one
-    kernel in bytes. `cache`: the folder of cached engines; `caching` False uses none. `build`:
-    False writes ONNX only. `plugins`: files that register plugins. `self_test`: whether to store
-    the reference's answer to a prompt, to compare when loading; default: for weights up to 256 MB.
-    `weight_streaming`, `refit` and `strip` are flags of the builder.
+    """The options of `irc compile` for engines.
+
+    `build`: False writes ONNX only. `caching` False uses no cache. By default `weights` are outside
+    for several ranks or over 2 GB, unless some are quantized, `self_test` is stored for weights up
+    to 256 MB, and `target` is that of the installed library. `workspace` is in bytes.
     """
 
-    target: str = ""
-    weights: Literal["inside", "outside"] | None = None
-    collectives: Collectives = "auto"
-    workspace: int | None = None
-    cache: Path | None = None
-    caching: bool = True
-    build: bool = True
-    plugins: tuple[str | Path, ...] = ()
-    self_test: bool | None = None
-    weight_streaming: bool = False
-    refit: bool = False
-    strip: bool = False
+    target: str = option(
+        "", "library[-version][/sm_...], as in tensorrt-rtx-1.7/sm_89", metavar="NAME"
+    )
+    weights: Literal["inside", "outside"] | None = option(
+        None,
+        "inside: constants of the engine; outside: bound when it runs, straight from the "
+        "checkpoint (the default over 2 GB, and of several ranks, which then share an engine)",
+        metavar="PLACE",
+    )
+    collectives: Collectives = option(
+        "auto",
+        "TensorRT's own or those of irc's plugin, whatever irc ops --target says",
+        metavar="KIND",
+    )
+    workspace: int | None = option(
+        None, "most memory of one kernel", metavar="MIB", least=1, parse=_mebibytes
+    )
+    cache: Path | None = option(
+        None,
+        "the folder of engines for later compilations ($IRC_CACHE or ~/.cache/irc/engines)",
+        metavar="DIR",
+    )
+    caching: bool = option(True, "build anew, and keep nothing", flag="--no-cache")
+    build: bool = option(True, "write ONNX, and build engines another time")
+    plugins: tuple[str | Path, ...] = _plugins()
+    self_test: bool | None = option(
+        None,
+        "store the reference's answer, which loading compares (default: if weights are small)",
+        metavar="WHEN",
+        parse=_when,
+    )
+    weight_streaming: bool = option(
+        False, "let weights inside exceed the GPU's memory", both_forms=True
+    )
+    refit: bool = option(False, "weights can be changed later; needs a GPU", both_forms=True)
+    strip: bool = option(False, "leave weights out, to be refitted; needs a GPU", both_forms=True)
 
-    @classmethod
-    def of(cls, options: Mapping[str, Any]) -> EngineOptions:
-        """The options of a mapping, where None means the default; an Error about an unknown option
-        or value."""
-        if not isinstance(options, Mapping):
-            raise Error(f"engine is {options!r}; give a mapping, such as {{'weights': 'inside'}}")
-        known = [field.name for field in fields(cls)]
-        for name in options:
-            if name not in known:
-                raise Error(
-                    f"engines have no option {name}{did_you_mean(str(name), known)}; there are "
-                    f"{', '.join(known)}"
-                )
-        found = {name: _checked(name, x) for name, x in options.items() if x is not None}
-        if "cache" in found and found.get("caching") is False:
+    def __post_init__(self) -> None:
+        if self.cache is not None and not self.caching:
             raise Error("a cache is named, and caching is off; leave one of the two out")
-        return cls(**found)
 
     def remembered(self) -> dict[str, Any]:
         """The options that an artifact keeps for compiling it again, as far as not the default."""
@@ -90,32 +130,3 @@ class EngineOptions:
                     f"the weight @{weight.name} is {kind}, which TensorRT takes as a constant only"
                 )
         return ""
-
-
-_WORDS: dict[str, tuple[str, ...]] = {
-    "weights": ("inside", "outside"),
-    "collectives": ("auto", "native", "plugin"),
-}
-_TYPES: dict[str, type] = {"target": str, "workspace": int, "cache": Path}  # others: bool
-
-
-def _checked(name: str, value: Any) -> Any:
-    """The value of an option; an Error if it has the wrong type."""
-    if name == "plugins":
-        files: Any = (value,) if isinstance(value, (str, Path)) else value
-        if isinstance(files, (list, tuple)) and all(isinstance(f, (str, Path)) for f in files):
-            return tuple(files)
-        raise Error(f"plugins is {value!r}; give the path of a file, or a list of paths")
-    if name in _WORDS:
-        if value in _WORDS[name]:
-            return value
-        raise Error(f"{name} is {value!r}; it can be {' or '.join(_WORDS[name])}")
-    wanted = _TYPES.get(name, bool)
-    if wanted is Path and isinstance(value, str):
-        return Path(value)
-    # True is an int to Python, but no number of bytes
-    if not isinstance(value, wanted) or (isinstance(value, bool) and wanted is not bool):
-        raise Error(f"{name} is {value!r}, and must be of the type {wanted.__name__}")
-    if wanted is int and value < 1:
-        raise Error(f"{name} is {value}; give a number of bytes, 1 or more")
-    return value

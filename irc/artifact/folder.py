@@ -10,7 +10,7 @@ from typing import Any, TypeAlias, TypeVar
 from ..errors import Error
 from ..schema import checked
 from .checksums import SAMPLED, sampled, sha256
-from .manifest import MANIFEST, MODULE, Engines, Entry, Manifest, find_manifest, read_manifest
+from .manifest import MANIFEST, MODULE, Entry, Manifest, find_manifest, read_manifest
 
 T = TypeVar("T")
 Advance: TypeAlias = Callable[[int], None]  # gets the number of bytes read since the last call
@@ -43,11 +43,6 @@ class ArtifactFolder:
     def program(self) -> Mapping[str, Any]:
         """The facts that the backend's `emit` returned."""
         return self.manifest["program"]
-
-    @property
-    def engines(self) -> Engines:
-        """What the program says of its engines; empty for a backend without engines."""
-        return self.facts(Engines)
 
     def facts(self, schema: type[T]) -> T:
         """The facts of the program with the types that a backend declares."""

@@ -46,14 +46,6 @@ class Manifest(TypedDict):
     manifest: str  # the hash of all other entries
 
 
-class Engines(TypedDict, total=False):
-    """What a program says of its engines, where it has some, whatever the backend."""
-
-    target: str
-    engine: dict[str, Any]
-    base: str | None
-
-
 Progress: TypeAlias = Callable[[str, float], None]  # what is being done, the fraction done
 
 

@@ -1,21 +1,21 @@
-"""Argument parsing: argparse with irc's messages, kinds of values, and groups of options."""
+"""Argument parsing: argparse with irc's messages, and flags from the options that are declared."""
 
 from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Callable, Sequence
-from itertools import takewhile
-from typing import TYPE_CHECKING, Any, NoReturn
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import pairwise, takewhile
+from typing import TYPE_CHECKING, Any, NoReturn, cast
 
-from ..argument_checks import MOST_THREADS, whole_number_in
-from ..errors import did_you_mean
+from ..argument_checks import with_comma as with_comma
+from ..errors import Error, did_you_mean
 
 if TYPE_CHECKING:
     from ..pipeline import Instrument
     from ..pipeline.instruments import Limit
+    from ..pipeline.options import Setting
 
-Range = tuple[int, int, int]
 TRACEBACK = "--traceback"
 
 
@@ -50,7 +50,7 @@ class Store(argparse.Action):
                 raise argparse.ArgumentError(self, "given twice; expected it once")
             try:
                 values = self.join(getattr(namespace, self.dest), values)
-            except argparse.ArgumentTypeError as error:
+            except Error as error:
                 raise argparse.ArgumentError(self, str(error)) from None
         parser.given.add(self.dest)
         setattr(namespace, self.dest, values)
@@ -69,12 +69,15 @@ class Switch(argparse.BooleanOptionalAction):
 class Parser(argparse.ArgumentParser):
     """The parser of one command; `given` are the options with values that it has seen.
 
-    Where `takes_rest` is set, the words behind `--` are not parsed; they become `args.rest`.
+    `words` are those of the command, where they are known when it is configured. Where `takes_rest`
+    is set, the words behind `--` are not parsed; they become `args.rest`.
     """
 
     takes_rest = False
 
-    def __init__(self, command: str, summary: str, examples: str) -> None:
+    def __init__(
+        self, command: str, summary: str, examples: str, words: Sequence[str] = ()
+    ) -> None:
         super().__init__(
             prog=f"irc {command}",
             description=f"{summary[0].upper()}{summary[1:]}.",
@@ -82,7 +85,7 @@ class Parser(argparse.ArgumentParser):
             formatter_class=argparse.RawDescriptionHelpFormatter,
             allow_abbrev=False,
         )
-        self.command, self.given = command, set[str]()
+        self.command, self.given, self.words = command, set[str](), words
         for name in (None, "store"):
             self.register("action", name, Store)
 
@@ -108,6 +111,12 @@ class Parser(argparse.ArgumentParser):
             what = f"irc {self.command} has no option" if is_option else "one argument too many:"
             self.error(f"{what} {extra[0]!r}")
         return args
+
+    def values_of(self, flag: str) -> list[str]:
+        """The values of an option in the words, before they are parsed."""
+        words = [*takewhile(lambda word: word != "--", self.words)]
+        behind = [value for word, value in pairwise(words) if word == flag]
+        return behind + [w.partition("=")[2] for w in words if w.startswith(f"{flag}=")]
 
     def options(self) -> list[str]:
         """All options of the command, such as `--dims` and `-o`."""
@@ -154,42 +163,72 @@ def real_number(text: str) -> float:
     return value
 
 
-def with_comma(first: str, second: str) -> str:
-    """One list of two lists of words."""
-    return f"{first},{second}"
+def reads(parse: Callable[[str], Any]) -> Callable[[str], Any]:
+    """The type of an option whose value `parse` reads, which raises Errors."""
+
+    def convert(text: str) -> Any:
+        try:
+            return parse(text)
+        except Error as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
+
+    return convert
 
 
-def disjoint(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
-    """All entries; the keys must differ."""
-    for name in first.keys() & second.keys():
-        raise argparse.ArgumentTypeError(f"{name} is given twice")
-    return first | second
+def add_settings(
+    parser: argparse.ArgumentParser | argparse._ArgumentGroup,  # pyright: ignore[reportPrivateUsage]
+    settings: Iterable[Setting],
+) -> None:
+    """A flag per declared option; those that are not given are None."""
+    for each in settings:
+        how = each.option
+        words: dict[str, Any] = {"dest": each.keyword, "help": how.help}
+        if how.both_forms:
+            words["action"] = Switch
+        elif each.type is bool and how.parse is None:
+            words |= {"action": "store_const", "const": not each.default}
+        else:
+            words |= {"type": _type_of(each), "metavar": how.metavar}
+            words |= {"action": "append"} if each.is_list else {"join": how.join}
+        parser.add_argument(each.flag, **words)
 
 
-def settings(text: str) -> dict[str, str]:
-    """`key=value` as an entry."""
-    return dict([setting(text)])
+def _type_of(setting: Setting) -> Callable[[str], Any]:
+    how = setting.option
+    if how.parse is not None:
+        return reads(how.parse)
+    if how.choices:
+        return word_of(*filter(None, how.choices))
+    return whole_number(how.least or 0, how.most) if setting.type is int else str
 
 
-def setting(text: str) -> tuple[str, str]:
-    """`key=value` as a pair of texts."""
-    key, equals, value = text.partition("=")
-    if not equals or not key.strip():
-        raise argparse.ArgumentTypeError(f"{text!r} is not key=value")
-    return key.strip(), value
+def given_settings(args: argparse.Namespace, names: Iterable[str]) -> dict[str, Any]:
+    """The options of these keywords that are on the command line; lists without empty texts."""
+    chosen: dict[str, Any] = {name: getattr(args, name, None) for name in names}
+    for name, values in chosen.items():
+        if type(values) is list:
+            chosen[name] = list(filter(None, cast("list[Any]", values)))
+    return {name: value for name, value in chosen.items() if value is not None}
 
 
-def ranges(text: str) -> dict[str, Range]:
-    """`B=1:4:16,S=128` as {"B": (1, 4, 16), "S": (128, 128, 128)}."""
-    found: dict[str, Range] = {}
-    for item in filter(None, (part.strip() for part in text.split(","))):
-        name, value = setting(item)
-        numbers = [whole_number_in(part.strip()) for part in value.split(":")]
-        low, typical, high = numbers if len(numbers) == 3 else (numbers * 3)[:3]
-        if len(numbers) not in (1, 3) or low is None or typical is None or high is None:
-            raise argparse.ArgumentTypeError(f"{item!r} is not name=min:typical:max")
-        found = disjoint(found, {name: (low, typical, high)})
-    return found
+SCRIPT = ("checkpoint", "dtype", "settings")  # the options of a script that is only traced
+
+
+def add_source(parser: argparse.ArgumentParser, *names: str) -> None:
+    """The options of these names of a source."""
+    from ..driver.sources import SourceOptions
+    from ..pipeline.options import settings_of
+
+    declared = settings_of(SourceOptions)
+    add_settings(parser, [declared[name] for name in names])
+
+
+def add_dims(parser: argparse.ArgumentParser, what: str) -> None:
+    """`--dims B=1,S=1`; `what` is its help."""
+    from ..driver.sources import disjoint, ranges
+
+    kind: dict[str, Any] = {"type": reads(ranges), "join": disjoint, "default": {}}
+    parser.add_argument("--dims", metavar="B=1,S=1,...", help=what, **kind)
 
 
 def add_json(parser: argparse.ArgumentParser) -> None:
@@ -197,84 +236,26 @@ def add_json(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON document instead")
 
 
-def add_script(parser: argparse.ArgumentParser) -> None:
-    """The options of a script, from which a module is traced."""
-    add = parser.add_argument
-    add("--checkpoint", metavar="DIR", help="the checkpoint folder of a script or module")
-    add("--dtype", type=word_of("f32", "f16", "bf16"), help="compute in f32, f16 or bf16")
-    what = "an argument of the script's factory; may be repeated"
-    kind: dict[str, Any] = {"dest": "settings", "type": settings, "join": disjoint, "default": {}}
-    add("--set", metavar="KEY=VALUE", help=what, **kind)
+def add_compilation(parser: Parser, *names: str, backends: bool = False) -> list[str]:
+    """The general options of a compilation (of these names), those of passes, and with `backends`
+    those of backends; all their keywords."""
+    from ..backends import OWN
+    from ..driver.options import CompileOptions, backend_settings, pass_settings
+    from ..pipeline.options import settings_of
 
-
-def script_options(args: argparse.Namespace) -> dict[str, Any]:
-    """The options of `add_script` that have values."""
-    found = {"checkpoint": args.checkpoint, "dtype": args.dtype, "settings": args.settings}
-    return {name: value for name, value in found.items() if value}
-
-
-def add_compilation(parser: argparse.ArgumentParser, backend: str) -> None:
-    """The options that `compile` and `forecast` share; `backend` is the help of `--backend`."""
-    add_script(parser)
-    add = parser.add_argument
-    what = "min:typical:max of symbolic dimensions, or one number"
-    add("--dims", metavar="B=1:4:16,...", type=ranges, join=disjoint, default={}, help=what)
-    add("--backend", metavar="NAME", help=backend)
-    what = "the passes, in place of the backend's own"
-    add("--pipeline", metavar="TEXT", join=with_comma, help=what)
-    what = "ranks by axes (pp, dp, cp, ep, tp): tp=2,pp=2"
-    add("--mesh", metavar="AXES", default="", join=with_comma, help=what)
-    what = "how weights are sharded: rows such as *.fc.weight 0@tp, or a tp_plan in JSON"
-    add("--plan", metavar="FILE", default="", help=what)
-    add("--sequence", action="store_true", help="shard activations over tokens between blocks")
-    add("--embedding", metavar="SCHEME", default="", help="sharding of embeddings: auto, RA, ...")
-    what = "out-of-range ids of embeddings: zero, clamp, row:k, error"
-    add("--outside", metavar="POLICY", default="", help=what)
-    add("--next-tokens", action="store_true", help="return the likeliest tokens, not logits")
-    add_quantization(parser)
-
-
-def add_quantization(parser: argparse.ArgumentParser) -> None:
-    """How weights, inputs of layers and caches are quantized."""
-    add = parser.add_argument_group("quantization").add_argument
-    what = "w8a16, w4a16, fp8, ... (irc passes quantize has all), auto, or a JSON table of scopes"
-    add("--quantize", metavar="SCHEME", default="", help=what)
-    what = "inputs of a weight that share a scale (default: as the scheme says)"
-    add("--group", metavar="N", type=whole_number(), default=0, help=what)
-    what = "a glob of layers to quantize; may be repeated (default: all)"
-    add("--include", metavar="GLOB", action="append", help=what)
-    what = "a glob of layers to keep; may be repeated (default: routers; '' is none)"
-    add("--exclude", metavar="GLOB", action="append", help=what)
-    add("--kv-cache", metavar="KIND", default="", help="keep KV caches in int8 or fp8")
-    what = "statistics of irc calibrate, or the data for them: .txt, .npz or a folder of such"
-    add("--calibration", metavar="PATH", default="", help=what)
-    what = (
-        "range of a static scale: min-max (FP8's default), mse (INT8's), percentile[:99.9], entropy"
-    )
-    add("--observer", metavar="NAME", default="", help=what)
-    add("--budget", metavar="TEXT", default="", help='for auto: "4.5 bits" per weight, or "30 dB"')
-
-
-def quantization_options(args: argparse.Namespace) -> dict[str, Any]:
-    """The options of `add_quantization` that have values."""
-    texts = ("quantize", "kv_cache", "calibration", "observer", "budget")
-    found = {name: getattr(args, name) for name in (*texts, "group", "include", "exclude")}
-    if found["exclude"] is not None:
-        found["exclude"] = [glob for glob in found["exclude"] if glob]
-    return {name: value for name, value in found.items() if value not in ("", 0, None)}
-
-
-def compilation_options(args: argparse.Namespace) -> dict[str, Any]:
-    """The options of `add_compilation` but those of `parallel_options`."""
-    found = {"dims": args.dims, "backend": args.backend, "pipeline": args.pipeline}
-    given = {k: v for k, v in found.items() if v not in (None, {})}
-    return script_options(args) | given | quantization_options(args)
-
-
-def parallel_options(args: argparse.Namespace) -> dict[str, Any]:
-    """How a module is spread over ranks; the fields of `Parallel`."""
-    names = ("mesh", "plan", "sequence", "embedding", "outside", "next_tokens")
-    return {name: getattr(args, name) for name in names}
+    general, of_passes = settings_of(CompileOptions), pass_settings()
+    names = names or (*general,)
+    add_settings(parser, [general[name] for name in names])
+    groups: dict[str, list[Setting]] = {}
+    for each in of_passes.values():
+        groups.setdefault(f"the pass {each.owner.name}", []).append(each)
+    named = {*parser.values_of("--backend")} if backends else ()
+    of_backends = backend_settings(*OWN, *named) if backends else {}
+    for each, users in of_backends.values():
+        groups.setdefault(f"--backend {' or '.join(users)}", []).append(each)
+    for title, members in groups.items():
+        add_settings(parser.add_argument_group(title), members)
+    return [*names, *of_passes, *of_backends]
 
 
 def add_passes(parser: argparse.ArgumentParser) -> None:
@@ -309,22 +290,21 @@ def pass_instruments(
 
 def add_runtime(parser: argparse.ArgumentParser) -> None:
     """How a program is loaded."""
-    add = parser.add_argument
-    add("--backend", metavar="NAME", help="reference: run module.irc in numpy")
-    what = "threads of one operation (default: the physical cores)"
-    add("--threads", metavar="N", type=whole_number(1, MOST_THREADS), help=what)
-    what = "read weights from their files: loads at once, runs about a fifth slower"
-    add("--low-memory", action="store_true", help=what)
-    add("--no-self-test", action="store_true", help="do not test engines when they are loaded")
-    add_plugin(add)
+    parser.add_argument("--backend", metavar="NAME", help="reference: run module.irc in numpy")
+    add_settings(parser, [each for each, _ in load_settings().values()])
+
+
+def load_settings() -> Mapping[str, tuple[Setting, list[str]]]:
+    """The options with which backends load programs, with the names of those backends."""
+    from ..backends import OWN
+    from ..driver.options import backend_settings
+
+    return backend_settings(*OWN, which="load_options")
 
 
 def runtime_options(args: argparse.Namespace) -> dict[str, Any]:
     """The options of `load` that have values."""
-    options: dict[str, Any] = {"threads": args.threads} if args.threads else {}
-    options |= {"low_memory": True} if args.low_memory else {}
-    options |= {"plugins": tuple(args.plugin)} if args.plugin else {}
-    return options | ({"self_test": False} if args.no_self_test else {})
+    return given_settings(args, load_settings())
 
 
 def add_tensorrt_llm(parser: argparse.ArgumentParser) -> None:
@@ -338,10 +318,11 @@ def add_tensorrt_llm(parser: argparse.ArgumentParser) -> None:
     add("--tensorrt-llm-sources", metavar="DIR", help=what)
 
 
-def add_plugin(add: Callable[..., argparse.Action]) -> None:
-    """`--plugin F`; `add` adds an argument to a parser or group."""
+def add_plugin(parser: argparse.ArgumentParser) -> None:
+    """`--plugin F`."""
     what = "a Python file that registers plugins of engines; may be repeated"
-    add("--plugin", metavar="F", action="append", default=[], help=what)
+    add = parser.add_argument
+    add("--plugin", metavar="F", dest="plugins", action="append", default=[], help=what)
 
 
 def add_common(parser: argparse.ArgumentParser) -> None:

@@ -10,16 +10,18 @@ from typing import TYPE_CHECKING
 
 from ..analysis.units import amount
 from ..errors import Error, did_you_mean
-from .arguments import Usage, add_json, add_runtime, disjoint, ranges, whole_number, word_of
+from ..report import table
+from .arguments import Usage, add_dims, add_json, add_runtime, load_settings, whole_number, word_of
 from .arrays import add_inputs
 from .bench_artifact import time_artifact
-from .bench_kernels import time_kernels
-from .console import Progress, print_json, table, warn
+from .console import Progress, answer, print_json, warn
 from .ranks import Process, add_launcher, over_ranks
+from .sources import read_module
 
 if TYPE_CHECKING:
     from ..analysis.topology import Measured, Topology
     from ..analysis.topology_fit import Measurement
+    from ..backends.commands import Commands
     from ..backends.ranks.communicator import Communicator
 
 EXAMPLES = """
@@ -34,30 +36,32 @@ EXAMPLES = """
 
 SIZES = tuple(4096 * 4**i for i in range(8))  # 4 kB to 67 MB
 CPU_RANKS = 2
-ARTIFACT, COLLECTIVES, KERNELS = "an artifact", "collectives", "kernels"
+ARTIFACT, COLLECTIVES = "an artifact", "collectives"
+_WORD = ("dims", "output")  # the options of what a backend measures
 # what is timed -> the options that are for it
 _OPTIONS = {
     ARTIFACT: (
-        *("runs", "inputs", "random", "backend", "threads", "low_memory", "no_self_test"),
-        *("plugin", "launcher", "hosts", "ranks"),
+        *("runs", "inputs", "random", "backend", "threads", "low_memory", "self_test"),
+        *("plugins", "launcher", "hosts", "ranks"),
     ),
     COLLECTIVES: ("on", "kinds", "sizes", "output", "topology", "link", "ranks"),
-    KERNELS: ("dims", "output"),
 }
 
 
 def configure(parser: ArgumentParser) -> None:
     """The arguments of `irc bench`."""
+    from ..backends import command_parts
     from ..ops.collective_names import OPERATIONS
 
     add = parser.add_argument
     kinds, sizes = listed(word_of(*OPERATIONS)), listed(whole_number(1024))
     what = "an artifact folder, or what to measure"
-    add("source", metavar="DIR|collectives|kernels", help=what)
-    what = "artifacts of the backend cuda, or modules for it, whose kernels are timed"
+    parts = {word: part for part in command_parts() for word in part.benches}
+    add("source", metavar="|".join(["DIR", COLLECTIVES, *parts]), help=what)
+    what = "; ".join(f"{word}: {part.benches[word]}" for word, part in parts.items())
     add("folders", metavar="DIR", nargs="*", help=what)
-    what = "sizes at which kernels are timed (default: typical and least ones)"
-    add("--dims", metavar="B=16,S=1,...", type=ranges, join=disjoint, default={}, help=what)
+    parser.set_defaults(parts=parts)
+    add_dims(parser, "sizes at which kernels are timed (default: typical and least ones)")
     what = "times each is measured, after two others (default: 20)"
     add("--runs", metavar="N", type=whole_number(1), help=what)
     add_inputs(parser, required=False)
@@ -96,19 +100,28 @@ def both(first: tuple[object, ...], second: tuple[object, ...]) -> tuple[object,
 def run(args: Namespace) -> int:
     """Time the artifact, or measure collectives, with the options that are for it."""
     hint = "irc bench --help lists the options"
-    what = args.source if args.source in (COLLECTIVES, KERNELS) else ARTIFACT
-    for name in dict.fromkeys(name for names in _OPTIONS.values() for name in names):
-        if name not in _OPTIONS[what] and (name in args.given or getattr(args, name) is True):
-            raise Usage(f"--{name.replace('_', '-')} is not for {what}", hint)
-    if args.folders and what != KERNELS:
+    what = args.source if args.source in (COLLECTIVES, *args.parts) else ARTIFACT
+    allowed = _OPTIONS.get(what, _WORD)
+    for name in dict.fromkeys(name for names in (*_OPTIONS.values(), _WORD) for name in names):
+        value = getattr(args, name)
+        if name not in allowed and (name in args.given or value in (True, False)):
+            flag = load_settings()[name][0].flag if name in load_settings() else f"--{name}"
+            raise Usage(f"{flag} is not for {what}", hint)
+    if args.folders and what not in args.parts:
         raise Usage(f"{args.folders[0]!r} behind {args.source!r} is too much", hint)
     if what == ARTIFACT and not Path(args.source).exists():
-        near = did_you_mean(args.source, [COLLECTIVES, KERNELS])
+        near = did_you_mean(args.source, [COLLECTIVES, *args.parts])
         raise Usage(f"there is no artifact {args.source!r}{near}", hint)
     if what == ARTIFACT:
         return over_ranks(args, time_artifact)
-    if what == KERNELS:
-        return time_kernels(args)
+    if what in args.parts:
+        if not args.folders:
+            raise Usage("expected the folders of artifacts", f"irc bench {what} build/llama")
+        with Progress() as progress:
+            modules = [read_module(folder) for folder in args.folders]
+            part: Commands = args.parts[what]
+            report = part.bench(what, modules, args.dims, args.output or "", progress)
+        return answer(args, report)
     if args.ranks == 1:
         raise Usage("--ranks is 1; expected 2 or more", hint)
     return _measure(args)

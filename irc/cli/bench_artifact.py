@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from ..report import table
 from .arguments import runtime_options
 from .arrays import given_inputs
-from .console import Progress, print_json, table
+from .console import Progress, print_json
 from .ranks import of_rank, shared
 
 if TYPE_CHECKING:

@@ -16,16 +16,18 @@ from ..frontends.models.config_reader import ConfigReader
 from ..frontends.tensorrt_llm.settings import BuildConfig, Setting, settings
 from ..ir.mesh import Mesh
 from ..json_files import read_object
+from ..pipeline.options import Setting as QuantizeSetting
+from ..pipeline.options import settings_of
+from ..report import table
 from .arguments import (
     Parser,
     Usage,
-    add_quantization,
+    add_settings,
     add_tensorrt_llm,
-    quantization_options,
+    given_settings,
     whole_number,
     word_of,
 )
-from .console import table
 
 EXAMPLES = """
   irc build --checkpoint_dir llama_tp4 --output_dir build/llama --max_batch_size 8
@@ -57,7 +59,7 @@ def configure(parser: ArgumentParser) -> None:
     add("--mesh", metavar="AXES", help=what)
     add("--backend", metavar="NAME", default="onnx", help="what to compile for (default: onnx)")
     add("--random-weights", metavar="SEED", type=whole_number(), help="for --model_config")
-    add_quantization(parser)
+    add_settings(parser.add_argument_group("quantization"), _quantize().values())
     add_tensorrt_llm(parser)
     group = parser.add_argument_group("flags of trtllm-build").add_argument
     for flag in FLAGS.values():
@@ -75,6 +77,13 @@ def configure(parser: ArgumentParser) -> None:
         group(f"--{flag.name}", help=(note + flag.why).replace("%", "%%"), **options)
 
 
+def _quantize() -> dict[str, QuantizeSetting]:
+    """The options of the pass `quantize`."""
+    from ..passes.quantize import QuantizeModule
+
+    return settings_of(QuantizeModule)
+
+
 def run(args: Namespace) -> int:
     """Translate the flags into `irc compile`, run it, and print and store what they became."""
     from . import compile
@@ -89,7 +98,7 @@ def run(args: Namespace) -> int:
             return _build_from_sources(given, args, source)
         request = _Request(given, read_object(source / "config.json"), args)
         words = [str(source), *request.words(source)]
-        parser = Parser("compile", "compile", "")
+        parser = Parser("compile", "compile", "", words)
         compile.configure(parser)
         forwarded = parser.parse(words)
         forwarded.load, forwarded.process = args.load, args.process
@@ -233,7 +242,7 @@ class _Request:
         for name, value in self._quantization(source).items():
             values: list[Any] = [value] if not isinstance(value, list) else [*value] or [""]
             for each in values:
-                words += [f"--{name.replace('_', '-')}", str(each)]
+                words += [_quantize()[name].flag, str(each)]
         if self.has_engines:
             words += [option for name, option in _OF_ENGINES.items() if given.get(name)]
         return words
@@ -258,7 +267,7 @@ class _Request:
         """The options given, and the scheme where config.json wants float weights quantized."""
         from ..frontends.checkpoints.tensorrt_llm import scheme_of_floats
 
-        found = quantization_options(self.args)
+        found = given_settings(self.args, _quantize())
         if "quantize" in found or self.args.random_weights is not None:
             return found
         scheme = scheme_of_floats(source)

@@ -6,8 +6,9 @@ import time
 from argparse import ArgumentParser, Namespace
 from typing import Any
 
-from .arguments import add_json, add_script, disjoint, ranges, script_options, whole_number
-from .console import Progress, print_json
+from ..report import Report
+from .arguments import add_json, add_source, given_settings, whole_number
+from .console import Progress, answer
 
 EXAMPLES = """
   irc calibrate examples/outlier_llama --data text.txt -o build/calibration
@@ -15,6 +16,8 @@ EXAMPLES = """
   irc calibrate model.onnx --data inputs.npz -o build/calibration --batch-size 32
   irc compile Meta-Llama-3-8B -o build/llama --quantize fp8 --calibration build/calibration
 """
+
+_SOURCE = ("checkpoint", "dtype", "settings", "random_weights", "dims")
 
 
 def configure(parser: ArgumentParser) -> None:
@@ -34,11 +37,7 @@ def configure(parser: ArgumentParser) -> None:
     add("--length", metavar="N", type=whole_number(1), default=0, help=what)
     what = "for statistics and observed values; with less, data is read again (default: 2048)"
     add("--memory", metavar="MIB", type=whole_number(1), default=2048, help=what)
-    add_script(parser)
-    what = "in place of a checkpoint"
-    add("--random-weights", metavar="SEED", type=whole_number(), help=what)
-    what = "min:typical:max of symbolic dimensions, or one number"
-    add("--dims", metavar="B=1:4:16,...", type=ranges, join=disjoint, default={}, help=what)
+    add_source(parser, *_SOURCE)
     add_json(parser)
 
 
@@ -58,9 +57,7 @@ def run(args: Namespace) -> int:
             length=args.length,
             memory=args.memory,
             progress=progress,
-            dims=args.dims,
-            random_weights=args.random_weights,
-            **script_options(args),
+            **given_settings(args, _SOURCE),
         )
     seconds = time.perf_counter() - began
     ranges = {site: float(found.largest(site).max()) for site in found.sites()}
@@ -73,13 +70,10 @@ def run(args: Namespace) -> int:
         "largest": ranges,
         "seconds": seconds,
     }
-    if args.json:
-        print_json(facts)
-        return 0
     largest = max(ranges, key=lambda site: ranges[site])
-    print(
+    lines = [
         f"{found.facts.model}: {found.facts.tokens:,} tokens in {found.facts.batches} batches, "
-        f"{len(ranges)} sites; largest input {ranges[largest]:.4g} at {largest}"
-    )
-    print(f"wrote {args.output} in {seconds:.1f} s")
-    return 0
+        f"{len(ranges)} sites; largest input {ranges[largest]:.4g} at {largest}",
+        f"wrote {args.output} in {seconds:.1f} s",
+    ]
+    return answer(args, Report(facts, lines))

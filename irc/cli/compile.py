@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from argparse import Namespace
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +11,7 @@ from ..analysis.units import amount
 from ..artifact.manifest import add_facts
 from ..errors import Error, printable
 from ..ir.core import Module
+from ..report import Report, Table, table
 from .arguments import (
     Parser,
     Usage,
@@ -19,13 +19,11 @@ from .arguments import (
     add_json,
     add_passes,
     add_tensorrt_llm,
-    compilation_options,
-    parallel_options,
+    given_settings,
     pass_instruments,
     whole_number,
 )
-from .console import Progress, print_json, table
-from .engines import add_engine, engine_options
+from .console import Progress, answer
 
 if TYPE_CHECKING:
     from ..driver import Prepared
@@ -62,25 +60,13 @@ def configure(parser: Parser) -> None:
     add_tensorrt_llm(parser)
     what = "run a TensorRT-LLM script N times, as mpirun -n N would (default: 1)"
     add("--processes", metavar="N", type=whole_number(1), default=1, help=what)
-    add("--random-weights", metavar="SEED", type=whole_number(), help="in place of a checkpoint")
-    targets = (
-        "onnx, cuda, tensorrt-rtx, tensorrt, reference (default: that of an artifact, else onnx)"
-    )
-    add_compilation(parser, f"what to compile for: {targets}")
-    add("--bundle", action="store_true", help="copy the weights into the artifact")
-    what = "genai: also write what onnxruntime-genai loads, with --bundle"
-    add("--layout", choices=("genai",), default="", help=what)
-    what = "copy what SRC refers to outside its folder: you trust who wrote SRC"
-    add("--trust", action="store_true", help=what)
+    names = add_compilation(parser, backends=True)
     what = "run the passes and, for engines, the linter over their graphs; write nothing"
     add("--dry-run", action="store_true", help=what)
     add("--explain", action="store_true", help="print what the passes decided, and why")
-    what = "measure and print the error of every quantized weight, which reads all of them"
-    add("--weight-errors", action="store_true", help=what)
     add_passes(parser)
     add_json(parser)
-    add_engine(parser)
-    parser.set_defaults(limits={})  # of rewrites per pass, which irc build may set
+    parser.set_defaults(names=names, limits={})  # of rewrites per pass, which irc build may set
 
 
 def run(args: Namespace) -> int:
@@ -89,15 +75,13 @@ def run(args: Namespace) -> int:
     if _is_build_script(args.source):
         from ..frontends.tensorrt_llm.script import run_script
 
-        options = compilation_options(args) | {"engine": engine_options(args)}
-        options |= {"random_weights": args.random_weights}
         script = run_script(
             args.source,
             args.rest,
             args.tensorrt_llm,
             args.processes,
             output=Path(output) if output else None,
-            options=options,
+            options=given_settings(args, args.names),
             dry_run=args.dry_run,
             sources=Path(args.tensorrt_llm_sources) if args.tensorrt_llm_sources else None,
         )
@@ -105,10 +89,7 @@ def run(args: Namespace) -> int:
     _check_unused(args)
     if output is None and not args.dry_run:
         raise Usage("no artifact folder: give -o DIR, or --dry-run", _HINT)
-    facts = _compile(args, args.source, output)
-    if args.json:
-        print_json(facts)
-    return 0
+    return answer(args, _compile(args, args.source, output))
 
 
 def _is_build_script(source: str) -> bool:
@@ -130,24 +111,21 @@ def _build(args: Namespace, script: Run, output: str | None) -> int:
     missing = [name for name in script.engines if engines[name].artifact is None]
     if output is None and not args.dry_run and missing:
         raise Usage(f"the script does not save the engine {missing[0]}: give -o DIR", _HINT)
-    found: list[dict[str, Any]] = []
+    reports: list[Report] = []
     for name, module in script.engines.items():
         if output is None and not args.dry_run:
-            found.append({"artifact": str(engines[name].artifact), "name": name})
+            facts = {"artifact": str(engines[name].artifact), "name": name}
+            line = f"{name}: the script wrote {facts['artifact']}"
+            reports.append(Report(facts, [line]))
             continue
         place = f"{output}/{name}" if len(script.engines) > 1 else output
-        found.append(_compile(args, module, output and place))
+        reports.append(_compile(args, module, output and place))
         if place:  # for the scripts that run engines
             add_facts(Path(place), engines[name].config.to_dict())
     notes = script.session.notes
-    if args.json:
-        print_json({"engines": found, "notes": notes})
-        return 0
-    for facts in found if output is None and not args.dry_run else ():
-        print(f"{facts['name']}: the script wrote {facts['artifact']}")
-    for note in notes:
-        print(f"note: {note}")
-    return 0
+    facts = {"engines": [each.facts for each in reports], "notes": notes}
+    lines = [part for each in reports for part in each.text]
+    return answer(args, Report(facts, [*lines, *(f"note: {note}" for note in notes)]))
 
 
 def _check_unused(args: Namespace) -> None:
@@ -161,8 +139,8 @@ def _check_unused(args: Namespace) -> None:
         )
 
 
-def _compile(args: Namespace, source: str | Module, output: str | None) -> dict[str, Any]:
-    """Compile one source into a folder, or check it where there is none, and print the facts.
+def _compile(args: Namespace, source: str | Module, output: str | None) -> Report:
+    """Compile one source into a folder, or check it where there is none.
 
     A module refers to files of the script that traced it, so that its weights are copied.
     """
@@ -171,38 +149,24 @@ def _compile(args: Namespace, source: str | Module, output: str | None) -> dict[
 
     began = time.perf_counter()
     timing, limits = Timing(), [Limit(args.limits)] if args.limits else []
+    options = given_settings(args, args.names)
+    files = [*args.load, *options.get("plugins", ())]
     with Progress() as progress:
-        prepared = prepare(
-            source,
-            output,
-            **parallel_options(args),
-            **compilation_options(args),
-            engine=engine_options(args),
-            random_weights=args.random_weights,
-            weight_errors=args.weight_errors,
-            trust=args.trust,
-            instruments=[*pass_instruments(args, [*args.load, *args.plugin]), *limits, timing],
-            progress=progress,
-        )
+        options |= {"bundle": True} if isinstance(source, Module) else {}
+        instruments = [*pass_instruments(args, files), *limits, timing]
+        prepared = prepare(source, output, **options, instruments=instruments, progress=progress)
         if output is None:
             progress("checking the graphs", 0.0)
             notes, opens = check(prepared), ""
         else:
-            bundle = args.bundle or isinstance(source, Module)
-            artifact = write(prepared, output, bundle=bundle, layout=args.layout, progress=progress)
-            notes = artifact.notes
-            opens = _opens(artifact.manifest)
+            artifact = write(prepared, output, progress=progress)
+            notes, opens = artifact.notes, prepared.backend.opens(artifact.manifest)
     seconds = time.perf_counter() - began
     facts = _facts(output, prepared, timing, seconds, args.explain)
-    facts |= {"notes": notes, "opens": opens}
-    facts["quantization"] = prepared.quantization.as_json()
-    if args.json:
-        return facts
-    _print(facts)
-    if args.weight_errors and prepared.quantization.rows:
-        header, *rows = prepared.quantization.table()
-        print(table(rows, header))
-    return facts
+    facts |= {"notes": notes, "opens": opens, "quantization": prepared.quantization.as_json()}
+    errors = prepared.quantization.rows and options.get("weight_errors")
+    header, *rows = prepared.quantization.table() if errors else ((),)
+    return Report(facts, [*_lines(facts), table(rows, header)])
 
 
 def _facts(
@@ -233,39 +197,27 @@ def _facts(
     }
 
 
-def _print(facts: dict[str, Any]) -> None:
-    rows: list[list[str]] = []
-    for each in facts["passes"]:
-        before, after = each["operations"]
-        took = f"{each['seconds'] * 1e3:.1f} ms"
-        rows.append([f"  {each['pass']}", f"{before} -> {after} ops", took, each["did"]])
+_PASSES = {
+    "pass": "  {pass}",
+    "operations": "{operations[0]} -> {operations[1]} ops",
+    "took": "{seconds:ms}",
+    "did": "{did}",
+}
+
+
+def _lines(facts: dict[str, Any]) -> list[str | Table]:
     size = f"{facts['parameters']:,} parameters, {amount(facts['weight_bytes'])}"
     if facts["ranks"] > 1:
         size += f" on each of {facts['ranks']} ranks"
-    print(f"{facts['name']}: {facts['operations']} operations, {size}")
-    if rows:
-        print(table(rows))
+    lines: list[str | Table] = [f"{facts['name']}: {facts['operations']} operations, {size}"]
+    lines.append(Table(facts["passes"], _PASSES, headings=False))
     for each in facts["passes"]:
-        for note in each["notes"]:
-            print(f"  {each['pass'].partition('{')[0]}: {printable(note)}")
-    summaries = (pass_["summary"] for pass_ in facts["passes"])
-    for note in filter(None, (*facts["notes"], *summaries)):
-        print(f"  {printable(note)}")
+        name = each["pass"].partition("{")[0]
+        lines += [f"  {name}: {printable(note)}" for note in each["notes"]]
+    summaries = (each["summary"] for each in facts["passes"])
+    lines += [f"  {printable(note)}" for note in filter(None, (*facts["notes"], *summaries))]
     if facts["artifact"] is None:
-        print(f"nothing written (dry run), {facts['seconds']:.1f} s")
-        return
+        return [*lines, f"nothing written (dry run), {facts['seconds']:.1f} s"]
     place = f"{facts['artifact']} for {facts['backend']}"
-    print(f"wrote {place}: {amount(facts['folder_bytes'])} in {facts['seconds']:.1f} s")
-    if facts["opens"]:
-        print(facts["opens"])
-
-
-def _opens(manifest: Mapping[str, Any]) -> str:
-    """What opens the ONNX files of an artifact for CPUs; nothing about other backends."""
-    if manifest["backend"] != "onnx":
-        return ""
-    if len(manifest["program"]["ranks"]) > 1:
-        return "irc runs its ranks; ONNX Runtime has no collectives, so it opens none of the files"
-    if manifest["weights"]:
-        return "irc opens it; rank0.onnx opens in plain ONNX Runtime if compiled with --bundle"
-    return "irc opens it, and plain ONNX Runtime opens rank0.onnx"
+    wrote = f"wrote {place}: {amount(facts['folder_bytes'])} in {facts['seconds']:.1f} s"
+    return [*lines, wrote, facts["opens"]]

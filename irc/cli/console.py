@@ -7,10 +7,12 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from argparse import Namespace
+from collections.abc import Iterable, Mapping
 from typing import Any, Self, TextIO
 
 from ..errors import printable
+from ..report import Report, table
 
 _STYLES = {"red": "31;1", "green": "32", "yellow": "33", "dim": "2", "bold": "1"}
 
@@ -49,28 +51,24 @@ def print_json(value: Any) -> None:
     print(json.dumps(value, indent=2, ensure_ascii=False))
 
 
-def table(rows: Iterable[Sequence[str]], header: Sequence[str] = ()) -> str:
-    """Rows as columns of equal width, two spaces between them."""
-    lines = [list(header)] * bool(header) + [list(row) for row in rows]
-    if not lines:
-        return ""
-    widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]))]
-    padded = [[f"{cell:{w}}" for cell, w in zip(line, widths, strict=True)] for line in lines]
-    return "\n".join("  ".join(line).rstrip() for line in padded)
+def answer(args: Namespace, report: Report) -> int:
+    """Print a report, as text or with --json; its exit status."""
+    for note in report.notes:
+        warn(f"note: {note}")
+    if args.json:
+        print_json(report.facts)
+    else:
+        for part in filter(None, map(str, report.text)):
+            print(part)
+    return report.status
 
 
 def print_options(title: str, options: Iterable[Mapping[str, Any]]) -> None:
-    """A title, and a line per option: its name, what it takes, its default."""
+    """A title, and a line per option: its name, what it takes, its default, its flag if any."""
     print(f"\n{title}:")
     defaults = ((o, "required" if o["default"] is None else o["default"]) for o in options)
-    print(table((f"  {o['name']}", o["takes"], default) for o, default in defaults))
-
-
-def markdown_table(rows: Iterable[Sequence[str]], header: Sequence[str]) -> str:
-    """Rows as a Markdown table."""
-    cells = [[cell.replace("|", r"\|") for cell in row] for row in rows]
-    lines = [header, ["---"] * len(header), *cells]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    rows = [(f"  {o['name']}", o["takes"], text, o.get("flag") or "") for o, text in defaults]
+    print(table(rows))
 
 
 class Progress:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import platform
 import sys
 from argparse import ArgumentParser, Namespace
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from importlib import metadata
 from pathlib import Path
 
@@ -15,9 +14,12 @@ from .. import __version__
 from ..artifact.atomic import orphaned_folders
 from ..artifact.folder import ArtifactFolder
 from ..artifact.manifest import advancing
-from ..errors import Error, installs, printable
+from ..backends import command_parts
+from ..backends.commands import Finding
+from ..errors import Error, printable
+from ..report import Report
 from .arguments import add_json
-from .console import Progress, paint, print_json
+from .console import Progress, answer, paint
 
 EXAMPLES = """
   irc doctor
@@ -43,15 +45,6 @@ PACKAGES = (
 )
 
 
-@dataclass(frozen=True)
-class Finding:
-    """One line of the report; `ok` is None for an optional package that is absent."""
-
-    what: str
-    ok: bool | None
-    detail: str
-
-
 def configure(parser: ArgumentParser) -> None:
     """The arguments of `irc doctor`."""
     what = "an artifact folder; all its bytes are read"
@@ -70,12 +63,9 @@ def run(args: Namespace) -> int:
         orphaned = [f"{path}: {removed}" for path in orphaned_folders(real)]
         findings += [Finding("orphaned", None, detail) for detail in orphaned]
     bad = any(finding.ok is False for finding in findings)
-    if args.json:
-        print_json({"ok": not bad, "findings": [asdict(finding) for finding in findings]})
-        return int(bad)
-    for finding in findings:
-        print(f"{_mark(finding)}  {printable(f'{finding.what}: {finding.detail}')}")
-    return int(bad)
+    lines = [f"{_mark(each)}  {printable(f'{each.what}: {each.detail}')}" for each in findings]
+    facts = {"ok": not bad, "findings": [asdict(each) for each in findings]}
+    return answer(args, Report(facts, lines, int(bad)))
 
 
 def installation() -> list[Finding]:
@@ -88,8 +78,7 @@ def installation() -> list[Finding]:
         Finding("irc", True, f"{__version__} in {Path(__file__).parent.parent}"),
         _clash(),
         *(_package(*package) for package in PACKAGES),
-        *_engines(),
-        _driver(),
+        *(finding for part in command_parts() for finding in part.findings()),
     ]
 
 
@@ -114,40 +103,6 @@ def _package(name: str, purpose: str, needed: bool) -> Finding:
         hint = f": pip install {name}" if needed else ""
         return Finding(name, False if needed else None, f"not installed ({purpose}){hint}")
     return Finding(name, True, f"{version} ({purpose})")
-
-
-def _engines() -> list[Finding]:
-    """Whether the libraries of engines load and are new enough."""
-    from ..backends.tensorrt.builder.library import TRAITS, find, installed
-
-    found: list[Finding] = []
-    for flavour, traits in TRAITS.items():
-        purpose = f"engines of {traits.name}"
-        if not installed(flavour):
-            get = f"not installed ({purpose}): {installs(traits.extra)}"
-            found.append(Finding(flavour, None, get))
-            continue
-        try:
-            found.append(Finding(flavour, True, f"{find(flavour).version} ({purpose})"))
-        except Error as error:
-            found.append(Finding(flavour, False, str(error)))
-    return found
-
-
-def _driver() -> Finding:
-    """Whether engines can run here. Building them for TensorRT-RTX needs no GPU."""
-    from ..backends.tensorrt.builder.library import NVIDIA_DRIVER, device_count
-
-    try:
-        driver = ctypes.CDLL(NVIDIA_DRIVER)
-    except OSError:
-        without = "none: programs for GPUs are compiled here, but not run"
-        return Finding("gpu driver", None, without)
-    version = ctypes.c_int(0)
-    driver.cuDriverGetVersion(ctypes.byref(version))
-    cuda = f"CUDA {version.value // 1000}.{version.value % 1000 // 10}"
-    count = device_count()
-    return Finding("gpu driver", True if count else None, f"{cuda}, {count} GPUs")
 
 
 def artifact(path: Path, progress: Progress) -> list[Finding]:

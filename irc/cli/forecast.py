@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-from argparse import ArgumentParser, Namespace
+from argparse import Namespace
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from ..analysis.idle_axes import idle_axes
 from ..analysis.units import amount
-from .arguments import (
-    add_compilation,
-    add_json,
-    compilation_options,
-    parallel_options,
-    whole_number,
-)
-from .console import Progress, paint, print_json, table
+from ..report import table
+from .arguments import Parser, add_compilation, add_json, given_settings, whole_number
+from .console import Progress, paint, print_json
 
 if TYPE_CHECKING:
     from ..analysis.communication import Message
@@ -34,11 +29,12 @@ A checkpoint folder needs no more than its config.json.
 """
 
 
-def configure(parser: ArgumentParser) -> None:
+def configure(parser: Parser) -> None:
     """The arguments of `irc forecast`."""
     add = parser.add_argument
     add("source", metavar="SRC", help="script.py[:factory], a folder with config.json, module.irc")
-    add_compilation(parser, "the backend whose passes run: onnx, reference (default: onnx)")
+    general = "checkpoint dtype settings dims backend pipeline mesh"
+    parser.set_defaults(names=add_compilation(parser, *general.split()))
     add("--tokens", metavar="N", type=whole_number(1), help="tokens of the prompt (S typical)")
     add("--topology", metavar="FILE", help="the costs of the machine (default: 8 H200)")
     add("--link", metavar="NAME", help="the link within a host: nvlink, pcie or ethernet")
@@ -55,13 +51,7 @@ def run(args: Namespace) -> int:
         topology = topology.using(args.link)
     with Progress() as progress:
         progress(f"forecasting {args.source}")
-        found = forecast(
-            args.source,
-            topology,
-            args.tokens,
-            **parallel_options(args),
-            **compilation_options(args),
-        )
+        found = forecast(args.source, topology, args.tokens, **given_settings(args, args.names))
     if args.json:
         print_json(_facts(found))
     else:

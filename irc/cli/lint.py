@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import Error, printable
+from ..report import table
 from .arguments import add_json, add_tensorrt_llm
-from .console import paint, print_json, table
+from .console import paint, print_json
 
 if TYPE_CHECKING:
     from ..backends.tensorrt.lint import Finding

@@ -6,6 +6,7 @@ import os
 import re
 import sys
 import warnings
+from collections.abc import Sequence
 from importlib import import_module
 from typing import Any
 
@@ -127,10 +128,16 @@ def _options_elsewhere(message: str, command: str) -> list[str]:
     return lines
 
 
-def _configured(name: str) -> tuple[Any, Parser]:
+def _configured(name: str, words: Sequence[str] = ()) -> tuple[Any, Parser]:
     """The module of a command, and its parser."""
     command: Any = import_module(f".{name}", __package__)
-    parser = Parser(name, COMMANDS[name], command.EXAMPLES)
+    parser = Parser(name, COMMANDS[name], command.EXAMPLES, words)
+    if files := parser.values_of("--load"):  # which may declare options
+        from .. import passes  # noqa: F401  # pyright: ignore[reportUnusedImport]  (takes names)
+        from ..pipeline import load_file
+
+        for file in files:
+            load_file(file)
     command.configure(parser)
     add_common(parser)
     return command, parser
@@ -152,17 +159,11 @@ def _dispatch(words: list[str], process: Process) -> int:
     if name not in COMMANDS:
         what = "option" if name.startswith("-") else "command"
         raise Usage(f"no {what} called {name!r}{did_you_mean(name, COMMANDS)}")
-    command, parser = _configured(name)
+    command, parser = _configured(name, rest)
     try:
         args = parser.parse(rest)
     except SystemExit as asked:  # argparse has printed the help
         return int(asked.code or 0)
-    if args.load:
-        from .. import passes  # noqa: F401  # pyright: ignore[reportUnusedImport]  (takes names)
-        from ..pipeline import load_file
-
-        for file in args.load:
-            load_file(file)
     args.process = process
     return command.run(args)
 

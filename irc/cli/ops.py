@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import inspect
 from argparse import ArgumentParser, Namespace
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from ..errors import Error, did_you_mean
+from ..report import markdown_table, table
 from .arguments import add_json
-from .console import markdown_table, print_json, print_options, table, warn
+from .console import answer, print_json, print_options
 
 if TYPE_CHECKING:
     from ..ir.core import Op
@@ -40,7 +40,11 @@ def run(args: Namespace) -> int:
     if args.name is not None and args.name not in REGISTRY:
         raise Error(f"no operation called {args.name!r}{did_you_mean(args.name, REGISTRY)}")
     if args.target is not None:
-        return _print_choices(args)
+        from ..backends import command_parts
+
+        wanted = args.target, args.name, args.markdown
+        reports = (part.lowerings(*wanted) for part in command_parts())
+        return answer(args, next(report for report in reports if report is not None))
     chosen = sorted(REGISTRY) if args.name is None else [args.name]
     found = [described(REGISTRY[name]) for name in chosen]
     columns = list(found[0]["backends"])
@@ -53,31 +57,6 @@ def run(args: Namespace) -> int:
     else:
         rows = [[each["name"], *each["backends"].values(), each["summary"]] for each in found]
         print(table(rows, ["operation", *columns, "summary"]))
-    return 0
-
-
-def _print_choices(args: Namespace) -> int:
-    """The table of lowerings for a target of TensorRT."""
-    from ..backends.tensorrt.lowering import table as choices
-    from ..backends.tensorrt.target import Target
-
-    target = Target.parse(args.target)
-    if target.note:
-        warn(f"note: {target.note}")
-    rows = choices.rows(target)
-    chosen = [row for row in rows if args.name in (None, row.op)]
-    if args.json:
-        print_json([asdict(row) for row in chosen])
-        return 0
-    header = ["operation", "becomes", "reason", "source"]
-    cells = [[row.op, row.choice, row.reason, row.source] for row in chosen]
-    if args.markdown:
-        cells = [[f"`{op}`", *rest] for op, *rest in cells]
-    show = markdown_table if args.markdown else table
-    print(show(cells, header))
-    if args.name is None:
-        refused = [[name, why] for name, why in choices.unknown_dtypes(target).items()]
-        print(f"\n{show(refused, ['dtype', 'operations of this dtype are refused or expanded'])}")
     return 0
 
 

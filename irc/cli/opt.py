@@ -8,14 +8,7 @@ from argparse import ArgumentParser, Namespace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from .arguments import (
-    add_passes,
-    add_script,
-    disjoint,
-    pass_instruments,
-    script_options,
-    with_comma,
-)
+from .arguments import SCRIPT, add_passes, add_source, given_settings, pass_instruments, with_comma
 from .console import warn
 from .sources import STDIN, load_module, weights_folder
 
@@ -38,6 +31,8 @@ def configure(parser: ArgumentParser) -> None:
     what = "a module, script.py[:factory], model.onnx or an artifact folder (default: -)"
     add("source", metavar="FILE", nargs="?", default=STDIN, help=what)
     what = "the pipeline; without it, verify and print"
+    from ..driver.sources import disjoint
+
     add("--passes", metavar="TEXT", default="", join=with_comma, help=what)
     add("--locs", action="store_true", help="print the source line of each operation")
     add("--diff", action="store_true", help="show on standard error what each pass changes")
@@ -49,7 +44,7 @@ def configure(parser: ArgumentParser) -> None:
     what = "evaluate the module before and after every pass, and compare"
     add("--check-numerics", action="store_true", help=what)
     add_passes(parser)
-    add_script(parser)
+    add_source(parser, *SCRIPT)
 
 
 def limit(text: str) -> dict[str, int]:
@@ -67,7 +62,7 @@ def run(args: Namespace) -> int:
 
     pipeline = parse_pipeline(args.passes)
     instruments, reports = _instruments(args)
-    module = load_module(args.source, **script_options(args))
+    module = load_module(args.source, **given_settings(args, SCRIPT))
     run_pipeline(module, pipeline, instruments)
     for report in reports:
         warn(str(report))

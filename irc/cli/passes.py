@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import Error, did_you_mean
 from ..extensions.user_files import origin
+from ..report import table
 from .arguments import add_json
-from .console import print_json, print_options, table
+from .console import print_json, print_options
 
 if TYPE_CHECKING:
     from ..pipeline import Pass
@@ -59,8 +60,8 @@ def described(cls: type[Pass]) -> dict[str, Any]:
 
     text = inspect.getdoc(cls) or ""
     options = [
-        {"name": name, "takes": takes, "default": default or None}
-        for name, takes, default in describe_options(cls)
+        {"name": name, "takes": takes, "default": default or None, "flag": flag or None}
+        for name, takes, default, flag in describe_options(cls)
     ]
     return {
         "name": cls.name,

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 from ..analysis.units import amount
 from ..errors import Error
 from ..files import open_file
+from ..report import table
 from .arguments import add_json, add_runtime, runtime_options, whole_number
-from .console import Progress, print_json, table
+from .console import Progress, print_json
 
 if TYPE_CHECKING:
     from ..generation.model import Model

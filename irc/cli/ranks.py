@@ -20,7 +20,7 @@ from ..backends.ranks.launch import (
     take_command,
 )
 from ..errors import Error
-from .arguments import whole_number, with_comma, word_of
+from .arguments import load_settings, whole_number, with_comma, word_of
 
 if TYPE_CHECKING:
     import numpy as np
@@ -37,12 +37,6 @@ _ENGINES = ("tensorrt", "tensorrt-rtx")
 _ON_GPUS = (*_ENGINES, "cuda")  # backends of which every rank needs a process
 _ON_CPU = ("onnx",)
 _REFERENCE = "reference"
-_FLAGS = {  # those of `add_runtime`, and the backends that they are for
-    "--threads": _ON_CPU,
-    "--low-memory": _ON_CPU,
-    "--no-self-test": _ENGINES,
-    "--plugin": _ENGINES,
-}
 
 
 class Process:
@@ -210,8 +204,9 @@ def _check_flags(args: Namespace) -> None:
     backend = args.backend or args.artifact.backend
     if backend not in (*_ON_CPU, *_ON_GPUS, _REFERENCE):
         return  # a backend of another package, which knows its options itself
-    for flag, backends in _FLAGS.items():
-        if getattr(args, flag.removeprefix("--").replace("-", "_")) and backend not in backends:
+    for keyword, (setting, backends) in load_settings().items():
+        flag = setting.flag
+        if getattr(args, keyword) is not None and backend not in backends:
             instead = "a file that declares operations is given with --load"
             raise Error(
                 f"{flag} is for artifacts of {' or '.join(backends)}, and {args.source} "

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
+from functools import partial
 from pathlib import Path
 from typing import cast
 
 from ..analysis.units import amount
 from ..errors import Error, did_you_mean
-from .arguments import add_json, add_script, disjoint, ranges, script_options
-from .console import print_json, table
-from .kernels import show_kernels
-from .plans import show_plans
+from ..report import Report, table
+from .arguments import SCRIPT, add_dims, add_json, add_source, given_settings
+from .console import answer
 from .sources import read_module
 
 EXAMPLES = """
@@ -28,6 +28,8 @@ EXAMPLES = """
 
 def configure(parser: ArgumentParser) -> None:
     """The arguments of `irc show`."""
+    from ..backends import command_parts
+
     add = parser.add_argument
     what = "a module, script.py[:factory], model.onnx, an artifact folder, or -"
     add("source", metavar="FILE|DIR", help=what)
@@ -35,25 +37,25 @@ def configure(parser: ArgumentParser) -> None:
     add("--locs", action="store_true", help="print the source line of each operation")
     add("--html", metavar="F", help="write a page about the module to the file F")
     add("--stats", action="store_true", help="count operations and weights instead")
-    add("--kernels", action="store_true", help="print the kernels of the engines of an artifact")
-    add("--plan", action="store_true", help="print what runs on a GPU, with the expected times")
-    what = "sizes of symbols for --plan (default: the typical ones)"
-    add("--dims", metavar="B=1,S=1,...", type=ranges, join=disjoint, default={}, help=what)
-    add_script(parser)
+    for part in command_parts():
+        for flag, what in part.shows.items():
+            add(f"--{flag}", action="append_const", dest="parts", const=(part, flag), help=what)
+    add_dims(parser, "sizes of symbols for --plan (default: the typical ones)")
+    add_source(parser, *SCRIPT)
     add_json(parser)
 
 
 def run(args: Namespace) -> int:
     """Print the text, the statistics or the kernels, or write the page."""
     from ..artifact.report import page, statistics
+    from ..backends.commands import Shown
     from ..driver.sources import artifact_of
     from ..text.printer import print_module
 
-    if args.kernels:
-        return show_kernels(args.source, args.scope, args.json)
-    if args.plan:
-        return show_plans(args)
-    module = read_module(args.source, **script_options(args))
+    for part, flag in args.parts or ():
+        shown = Shown(args.source, partial(read_module, args.source), args.scope, args.dims)
+        return answer(args, part.show(flag, shown))
+    module = read_module(args.source, **given_settings(args, SCRIPT))
     if args.html is not None:
         artifact = artifact_of(args.source) if Path(args.source).is_dir() else None
         manifest = artifact.manifest if artifact else None
@@ -63,11 +65,8 @@ def run(args: Namespace) -> int:
         _check_scope(args.scope, [op.loc.scope for op in module.ops() if op.loc is not None])
     if args.stats or args.json:
         stats = statistics(module)
-        if args.json:
-            print_json(stats | ({} if args.stats else {"text": print_module(module, args.locs)}))
-        else:
-            _print_stats(stats)
-        return 0
+        text = {} if args.stats else {"text": print_module(module, args.locs)}
+        return answer(args, Report(stats | text, [table(_stats(stats))]))
     print(print_module(module, args.locs, args.scope), end="")
     return 0
 
@@ -83,7 +82,7 @@ def _check_scope(scope: str, scopes: list[str]) -> None:
         raise Error(f"no operation is in the scope {scope!r}{did_you_mean(scope, known)}{there}")
 
 
-def _print_stats(stats: dict[str, object]) -> None:
+def _stats(stats: dict[str, object]) -> list[tuple[str, str]]:
     rows: list[tuple[str, str]] = []
     for key, value in stats.items():
         if isinstance(value, dict):
@@ -94,4 +93,4 @@ def _print_stats(stats: dict[str, object]) -> None:
             rows.append((key, f"{value} ({amount(value)})"))
         else:
             rows.append((key, str(value)))
-    print(table(rows))
+    return rows

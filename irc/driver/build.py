@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import shutil
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Any
 
 from .. import __version__
 from ..analysis.idle_axes import idle_axes
@@ -34,16 +34,17 @@ from ..ir.core import Module
 from ..ir.dtypes import is_float
 from ..ir.types import TensorType
 from ..ir.verify import verify
+from ..pipeline import Pipeline, run_pipeline
 from ..pipeline.run import VerifyEach
 from ..quantization.report import QuantizationReport
 from ..text.printer import print_module
 from ..weights import UnboundRef
 from .checkpoint_notes import checkpoint_notes
 from .load import Artifact
-from .options import Options, backend_of, selected
+from .options import checked_options, chosen_backend, source_options
 from .pipelines import chosen_pipeline
-from .quantization import Quantization
-from .sources import SOURCE_OPTIONS, PathLike, Source, artifact_of, find_source
+from .quantization import calibrated, check_done, explain_refusal
+from .sources import PathLike, Source, find_source
 
 if TYPE_CHECKING:
     from ..backends.base import Backend, Emitted
@@ -56,9 +57,10 @@ class Prepared:
 
     source: Source
     backend: Backend
-    pipeline: str
-    steps: list[Step] = field(default_factory=list["Step"])
-    quantization: QuantizationReport = field(default_factory=QuantizationReport)
+    pipeline: Pipeline
+    steps: list[Step]
+    quantization: QuantizationReport
+    bundle: bool
 
     @property
     def module(self) -> Module:
@@ -66,61 +68,62 @@ class Prepared:
         return self.source.module
 
 
-def compile(
-    src: PathLike | Module,
-    output: PathLike,
-    *,
-    bundle: bool = False,
-    layout: str = "",
-    **options: Unpack[Options],
-) -> Artifact:
+def compile(src: PathLike | Module, output: PathLike, **options: Any) -> Artifact:
     """Compile a script, a checkpoint folder, a module's text or a module into a folder.
 
     The folder appears complete or not at all. Weights stay in the checkpoint; with `bundle` they
-    are copied into the folder, which then needs no other file. With the `layout` "genai" that is
-    so too, and onnxruntime-genai loads the folder. `Options` has the rest.
+    are copied into the folder, which then needs no other file. The options are those of
+    `irc compile --help`, with `_` for `-`: they belong to CompileOptions in irc.driver.options, to
+    passes and to backends. Without `instruments`, which observe the passes, the module is verified
+    after each. `progress` is called with each stage and the fraction done.
     """
     check_path("the folder to write", output)
-    prepared = prepare(src, output, **options)
-    progress = options.get("progress")
-    return write(prepared, output, bundle=bundle, layout=layout, progress=progress)
+    return write(prepare(src, output, **options), output, progress=options.get("progress"))
 
 
-def prepare(
-    src: PathLike | Module, output: PathLike | None = None, **options: Unpack[Options]
-) -> Prepared:
+def prepare(src: PathLike | Module, output: PathLike | None = None, **options: Any) -> Prepared:
     """Source and passes: the module, its weights bound, verified, all passes run.
 
     Nothing is written but a calibration, beside the folder `output`.
     """
-    from ..backends.base import check_supported
-
+    options = checked_options(options)
     progress = options.get("progress") or silent
-    artifact = artifact_of(src)
-    is_folder = not isinstance(src, Module) and Path(src).is_dir()
-    backend = backend_of(artifact if is_folder else None, options)
     progress("reading the model", 0.0)
-    source = find_source(src, artifact=artifact, **selected(options, *SOURCE_OPTIONS))
-    module = source.module
-    verify(module)
-    _check_bound(module)
-    quantization = Quantization.of(options)
-    quantization.check_effect(module, options.get("pipeline"))
-    if (folder := quantization.calibrated(source, output, progress)) is not None:
-        options["calibration"] = folder
-    progress("running passes", 0.0)
+    source = find_source(src, **source_options(options))
+    verify(source.module)
+    _check_bound(source.module)
+    backend = chosen_backend(source, options)
     pipeline = chosen_pipeline(backend, source, options)
+    pipeline = calibrated(pipeline, source, output, progress)
+    progress("running passes", 0.0)
+    steps, report = _run(source.module, pipeline, options)
+    _check_backend(backend, source.module, pipeline)
+    bundle = options.get("bundle", False) or backend.needs_bundle
+    return Prepared(source, backend, pipeline, steps, report, bundle)
+
+
+def _run(
+    module: Module, pipeline: Pipeline, options: Mapping[str, Any]
+) -> tuple[list[Step], QuantizationReport]:
+    """Run the passes; an Error where options that name a scheme quantized nothing."""
     report = QuantizationReport(errors=options.get("weight_errors", False))
     given = options.get("instruments")
     instruments = [*([VerifyEach()] if given is None else given), report]
-    steps = run_passes(module, pipeline, instruments, verified=True)
-    quantization.check_done(module, report)
+    steps = run_pipeline(module, pipeline, instruments, verified=True)
+    if "pipeline" not in options:
+        check_done(pipeline, module, report)
+    return steps, report
+
+
+def _check_backend(backend: Backend, module: Module, pipeline: Pipeline) -> None:
+    """An Error about operations that the backend cannot run."""
+    from ..backends.base import check_supported
+
     try:
         check_supported(backend, module)
     except Error as error:
-        quantization.explain_refusal(error, backend, module)
+        explain_refusal(error, backend, module, pipeline)
         raise
-    return Prepared(source, backend, pipeline, steps, report)
 
 
 def check(prepared: Prepared) -> list[str]:
@@ -143,25 +146,14 @@ def run_passes(
     A module that is not yet `verified` is verified first.
     """
     from .. import passes  # noqa: F401  # pyright: ignore[reportUnusedImport]  (registers them)
-    from ..pipeline import run_pipeline
 
     return run_pipeline(module, pipeline, instruments, verified=verified)
 
 
-def write(
-    prepared: Prepared,
-    output: PathLike,
-    *,
-    bundle: bool = False,
-    layout: str = "",
-    progress: Progress | None = None,
-) -> Artifact:
+def write(prepared: Prepared, output: PathLike, *, progress: Progress | None = None) -> Artifact:
     """Emit the program of a prepared module into its folder; see `compile` for the rest."""
-    if layout not in ("", "genai"):
-        raise Error(f"the layout is {layout!r}; expected genai, or none")
-    bundle = bundle or bool(layout)
     progress = progress or silent
-    path, module = Path(output), prepared.module
+    path, module, bundle = Path(output), prepared.module, prepared.bundle
     refs = [] if bundle else [weight.ref for weight in module.weights.values()]
     used = dict.fromkeys(module.files[name] for ref in refs for name in ref.files())
     files = {each: Path(each) for each in used}
@@ -172,10 +164,7 @@ def write(
             emitted = _emit(prepared, folder, progress)
             left_out = _copy_tokenizer(prepared.source, folder)
         facts = {**_facts(prepared, folder), "program": dict(emitted.facts)}
-        if layout:
-            from ..backends.onnx.genai import write_genai
-
-            write_genai(folder, facts)
+        prepared.backend.finish(folder, facts)
         known = {**emitted.hashes, **({BUNDLE: hash} if hash else {})}
         manifest = write_manifest(folder, facts, files, progress, known)
     notes = [*_notes(prepared), *emitted.notes, *left_out]
@@ -184,9 +173,7 @@ def write(
 
 def _notes(prepared: Prepared) -> list[str]:
     """Sentences about idle ranks, and about files of a checkpoint that have no effect."""
-    source = prepared.source
-    folder = source.folder if source.artifact is None else None
-    return [*idle_axes(prepared.module), *checkpoint_notes(prepared.module, folder)]
+    return [*idle_axes(prepared.module), *checkpoint_notes(prepared.source)]
 
 
 def _emit(prepared: Prepared, folder: Path, progress: Progress) -> Emitted:
@@ -244,12 +231,11 @@ def _facts(prepared: Prepared, folder: Path) -> dict[str, Any]:
     }
 
 
-def _from_folder(pipeline: str, folder: Path) -> str:
+def _from_folder(pipeline: Pipeline, folder: Path) -> str:
     """A pipeline whose plans are named from `folder`, as weights are, wherever both lie."""
     from ..passes.shard.plan import DEFAULT
-    from ..pipeline import Pipeline, parse_pipeline
 
-    passes: list[Any] = [*parse_pipeline(pipeline)]
+    passes: list[Any] = [*pipeline]
     for i, pass_ in enumerate(passes):
         plan = getattr(pass_, "plan", DEFAULT)
         if isinstance(plan, str) and plan != DEFAULT and os.path.isfile(plan):

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
-from ..ir.core import Module
 from ..json_files import read_object
+from .sources import Source
 
 # What changes how transformers chooses tokens, by the value that changes nothing.
 _CHOICE: dict[str, Any] = {
@@ -23,14 +22,13 @@ _CHOICE: dict[str, Any] = {
 }
 
 
-def checkpoint_notes(module: Module, folder: Path | None) -> list[str]:
-    """Sentences about the files of a checkpoint folder, if there is one."""
-    if folder is None:
-        return []
-    config, generation = (
-        _object(folder / name) for name in ("config.json", "generation_config.json")
-    )
-    notes: list[str] = []
+def checkpoint_notes(source: Source) -> list[str]:
+    """Sentences about the files of the checkpoint folder of a compiled source, if there is one."""
+    module, folder, config, notes = source.module, source.folder, source.config, list[str]()
+    if folder is None or source.artifact is not None:
+        return notes
+    path = folder / "generation_config.json"
+    generation = read_object(path) if path.is_file() else {}
     longest, trained = module.dims.get("C", (0, 0, 0))[2], config.get("max_position_embeddings")
     if isinstance(trained, int) and longest > trained:
         notes.append(
@@ -49,7 +47,3 @@ def checkpoint_notes(module: Module, folder: Path | None) -> list[str]:
             f"{', '.join(ignored)} of the checkpoint: ignored, irc generate chooses greedily"
         )
     return notes
-
-
-def _object(path: Path) -> dict[str, Any]:
-    return read_object(path) if path.is_file() else {}

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import NamedTuple, Unpack
+from typing import Any, NamedTuple
 
 from ..analysis.forecast import Phase, phase, sizes_after
 from ..analysis.sizes import typical_sizes
 from ..analysis.topology import Topology
 from ..errors import Error
 from ..ir.core import Module
-from .build import run_passes
-from .options import Options, selected
+from ..pipeline import run_pipeline
+from .options import checked_options, source_options
 from .pipelines import chosen_pipeline
-from .sources import SOURCE_OPTIONS, PathLike, Source, find_source
+from .sources import PathLike, Source, find_source
 
 # The symbols in the inputs of language models, see frontends/models/language_model.py.
 _ROWS, _TOKENS, _LOGITS, _CAPACITY = "B", "S", "T", "C"
@@ -31,10 +31,7 @@ class Forecast:
 
 
 def forecast(
-    src: PathLike | Module,
-    topology: Topology,
-    tokens: int | None = None,
-    **options: Unpack[Options],
+    src: PathLike | Module, topology: Topology, tokens: int | None = None, **options: Any
 ) -> Forecast:
     """Forecast a source at the typical sizes of its symbols.
 
@@ -42,30 +39,27 @@ def forecast(
     (by default the typical number of tokens, and decode with full caches). Other modules have one
     phase. The other options are those of `compile`.
     """
-    from ..backends import get
+    from ..backends import DEFAULT, get
 
-    source = find_source(src, bound=False, **selected(options, *SOURCE_OPTIONS))
+    options = checked_options(options)
+    source = find_source(src, bound=False, **source_options(options))
     module = source.module
     runs = _runs(module, typical_sizes(module), tokens)
-    backend = get(options.get("backend") or "onnx")
-    chosen = chosen_pipeline(backend, source, options)
-    run_passes(module, chosen, ())
+    chosen = chosen_pipeline(get(options.get("backend") or DEFAULT), source, options)
+    run_pipeline(module, chosen, ())
     stored = _stored_dtype(source)
     phases: list[Phase] = []
     for run in runs:
         sizes = sizes_after(module, run.sizes, run.past)
         phases.append(phase(run.name, module, sizes, topology, run.tokens, stored))
-    return Forecast(module, chosen, topology, tuple(phases))
+    return Forecast(module, str(chosen), topology, tuple(phases))
 
 
 def _stored_dtype(source: Source) -> str | None:
     """The dtype that the config.json of a checkpoint folder names."""
-    folder = None if source.artifact else source.folder
-    if folder is None or not (folder / "config.json").is_file():
-        return None
-    from ..frontends import huggingface
+    from ..frontends.huggingface import checkpoint_dtype
 
-    return huggingface.checkpoint_dtype(huggingface.read_config(folder))
+    return checkpoint_dtype(source.config) if source.config_path else None
 
 
 class _Run(NamedTuple):

@@ -1,95 +1,126 @@
-"""The options of a compilation, and the backend that they choose."""
+"""The options of a compilation: those of irc itself, of the passes and of the backends."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypedDict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, cast
 
-from ..argument_checks import check_kind
-from ..artifact.folder import ArtifactFolder
-from ..artifact.manifest import Progress
+from ..argument_checks import check_kind, with_comma
 from ..errors import Error, did_you_mean
-from ..ir.dims import Dims
-from .sources import PathLike
+from ..pipeline.options import Setting, option, settings_of
+from .sources import Source, SourceOptions
 
 if TYPE_CHECKING:
     from ..backends.base import Backend
-    from ..pipeline import Instrument
 
 
-class Options(TypedDict, total=False):
-    """The options of a compilation; all have defaults.
+@dataclass(frozen=True)
+class CompileOptions(SourceOptions):
+    """The options of a compilation that belong to no pass and no backend."""
 
-    `mesh`: axes of ranks, as in "tp=2" or {"tp": 2}; `plan`, `sequence`, `embedding`, `outside` and
-    `next_tokens` shard a module over them, see `Parallel`. `quantize`, `group`, `include`,
-    `exclude`, `kv_cache`, `calibration`, `observer` and `budget` quantize it, see `Quantization`;
-    with `weight_errors` the report has the error of every weight. `backend`: by default that of an
-    artifact, else "onnx". `checkpoint`: the folder of a script's weights. `pipeline`: the passes as
-    text, by default those of the backend. `dtype`: f32, f16 or bf16. `settings`: keyword arguments
-    of a script's factory. `engine`: options of TensorRT engines, see `EngineOptions` in
-    irc.backends.tensorrt.options, by default those of an artifact. `dims`: ranges (min, typical,
-    max) of symbols. `random_weights`: a seed, in place of a checkpoint. `instruments` observe the
-    passes; without them the module is verified after each. `progress` is called with each stage and
-    the fraction done. `trust`: weights are also copied from files that the source names outside its
-    folder, see decision 0019.
-    """
-
-    mesh: str | Mapping[str, int]
-    plan: PathLike
-    sequence: bool
-    embedding: str
-    outside: str
-    next_tokens: bool
-    quantize: PathLike | Mapping[str, Any]
-    group: int
-    include: Sequence[str] | None
-    exclude: Sequence[str] | None
-    kv_cache: str
-    calibration: PathLike
-    observer: str
-    budget: str
-    weight_errors: bool
-    backend: str
-    checkpoint: PathLike | None
-    pipeline: str | None
-    dtype: str | None
-    settings: Mapping[str, Any]
-    engine: Mapping[str, Any]
-    dims: Dims
-    random_weights: int | None
-    instruments: Sequence[Instrument] | None
-    progress: Progress | None
-    trust: bool
+    backend: str | None = option(
+        None,
+        "what to compile for: onnx, cuda, tensorrt-rtx, tensorrt, reference (default: that of an "
+        "artifact, else onnx)",
+        metavar="NAME",
+        expects='its name, such as "onnx"',
+    )
+    pipeline: str | None = option(
+        None,
+        "the passes, in place of the backend's own",
+        metavar="TEXT",
+        expects='the passes as text, such as "cse, dce"',
+        join=with_comma,
+    )
+    mesh: str | Mapping[str, int] = option(
+        "",
+        "ranks by axes (pp, dp, cp, ep, tp): tp=2,pp=2",
+        metavar="AXES",
+        takes=(str, Mapping),
+        expects='axes and sizes, such as "tp=2"',
+        join=with_comma,
+    )
+    bundle: bool = option(False, "copy the weights into the artifact")
+    weight_errors: bool = option(
+        False, "measure and print the error of every quantized weight, which reads all of them"
+    )
 
 
-def selected(options: Mapping[str, Any], *names: str) -> dict[str, Any]:
-    """The options of these names that are present."""
-    return {name: options[name] for name in names if name in options}
+IN_PYTHON = ("instruments", "progress")  # which the command line has other options for
 
 
-_TEXTS = {  # the options that are text, and examples
-    "backend": 'its name, such as "onnx"',
-    "pipeline": 'the passes as text, such as "cse, dce"',
-    "embedding": 'the name of a scheme, such as "auto"',
-    "outside": 'one of "zero", "clamp", "row:k", "error"',
-}
+def pass_settings() -> dict[str, Setting]:
+    """The options of the registered passes, by keyword."""
+    from .. import passes  # noqa: F401  # pyright: ignore[reportUnusedImport]  (registers them)
+    from ..pipeline import PASSES
+
+    return settings_of(*PASSES.values())
 
 
-def backend_of(artifact: ArtifactFolder | None, options: Options) -> Backend:
-    """The backend with its options of engines; an Error where an option is unknown.
+def backend_settings(*names: str, which: str = "options") -> dict[str, tuple[Setting, list[str]]]:
+    """The options of some backends, with the names of those that have them.
 
-    An `artifact` that is compiled again keeps its backend and options by default.
+    `which` is "options", of `irc.compile`, or "load_options", of `irc.load`.
     """
     from ..backends import get
 
-    for name in options:
-        if name not in Options.__annotations__:
-            near = did_you_mean(name, Options.__annotations__)
-            raise Error(f"irc.compile has no option {name}{near}")
-    for name, wanted in _TEXTS.items():
-        check_kind(name, options.get(name) or "", str, wanted)
-    engine = options.get("engine") or {}
+    declared: dict[str, tuple[Setting, list[str]]] = {}
+    for name in dict.fromkeys(names):
+        defaults: object = getattr(get(name), which)
+        for keyword, setting in settings_of(type(defaults)).items():
+            first, users = declared.setdefault(keyword, (setting, []))
+            if first.owner is not setting.owner:
+                raise Error(f"{users[0]} and {name} both declare the option {keyword}")
+            users.append(name)
+    return declared
+
+
+def checked_options(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options that are set, those of `engine` among the others; an Error about a wrong one."""
+    from ..backends import OWN
+
+    options = dict(options)
+    engine: Any = options.pop("engine", None) or dict[str, Any]()
     check_kind("engine", engine, Mapping, "a mapping, such as {'weights': 'inside'}")
-    before = "onnx" if artifact is None else artifact.backend
-    remembered = artifact.engines.get("engine", {}) if artifact else {}
-    return get(options.get("backend") or before).configured(engine, remembered)
+    options |= engine
+    settings = settings_of(CompileOptions)
+    name = settings["backend"].checked(options.get("backend"))
+    settings |= pass_settings()
+    if options.keys() - settings.keys() - {*IN_PYTHON}:
+        declared = backend_settings(*OWN, *[name] * bool(name))
+        settings |= {keyword: setting for keyword, (setting, _) in declared.items()}
+    checked: dict[str, Any] = {}
+    for keyword, value in options.items():
+        if keyword in IN_PYTHON:
+            checked[keyword] = value
+        elif keyword not in settings:
+            near = did_you_mean(str(keyword), settings)
+            raise Error(f"irc.compile has no option {keyword}{near}")
+        elif value is not None:
+            checked[keyword] = settings[keyword].checked(value)
+    return checked
+
+
+def source_options(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of the options that decide how a source is read."""
+    return {name: options[name] for name in settings_of(SourceOptions) if name in options}
+
+
+def chosen_backend(source: Source, options: Mapping[str, Any]) -> Backend:
+    """The backend with its options; an artifact that is compiled again keeps both by default."""
+    from ..backends import DEFAULT, OWN, get
+
+    before = source.artifact if source.kind == "artifact" else None
+    name = options.get("backend") or (before.backend if before else DEFAULT)
+    backend = get(name)
+    own = settings_of(type(cast("object", backend.options)))
+    general = {*settings_of(CompileOptions), *pass_settings(), *IN_PYTHON}
+    for keyword in (keyword for keyword in options if keyword not in {*general, *own}):
+        setting, names = backend_settings(*OWN)[keyword]
+        raise Error(
+            f"the backend {name} has no option {keyword}: {setting.flag} is for --backend "
+            f"{' or '.join(names)}"
+        )
+    chosen = {keyword: value for keyword, value in options.items() if keyword in own}
+    return backend.configured({**(backend.remembered(before) if before else {}), **chosen})

@@ -1,173 +1,82 @@
-"""The default pipeline of a compilation, from its options about ranks."""
+"""The pipeline of a compilation: that of the backend, its passes filled with the options."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from ..argument_checks import check_path
 from ..errors import Error
-from ..ir.core import Module
 from ..ir.mesh import Mesh
-from .options import selected
-from .quantization import Quantization, with_quantization
+from ..pipeline import PASSES, Compilation, Pass, Pipeline, parse_pipeline
+from ..pipeline.options import Setting, settings_of
+from .options import pass_settings
 from .sources import Source
 
 if TYPE_CHECKING:
     from ..backends.base import Backend
-    from ..pipeline import Pass
-
-_GLOBAL = ("inline", "shard", "rewrite-embeddings", "pipeline", "localize")
-_IN_TEXT = {  # the options beside --mesh, as the text of a pipeline
-    "plan": "shard{plan=...}",
-    "sequence": "shard{sequence=true}",
-    "embedding": "rewrite-embeddings{scheme=...}",
-    "outside": "rewrite-embeddings{policy=...}",
-    "next_tokens": "next-tokens",
-}
 
 
-@dataclass(frozen=True)
-class Parallel:
-    """How a module is spread over ranks; empty texts leave the choice to the passes.
-
-    `mesh`: axes and sizes, as in "tp=2,pp=2" or {"tp": 2}. `plan`: megatron, or a file of rows or a
-    tp_plan. `sequence`: shard activations over their tokens between blocks. `embedding`: the scheme
-    of embeddings, auto by the cost model; without one the table's rows are sharded. `outside`: the
-    policy of out-of-range ids: zero, clamp, row:k or error. `next_tokens`: a language model returns
-    its likeliest tokens, not logits.
-    """
-
-    mesh: str | Mapping[str, int] = ""
-    plan: str = ""
-    sequence: bool = False
-    embedding: str = ""
-    outside: str = ""
-    next_tokens: bool = False
-
-    @classmethod
-    def of(cls, options: Mapping[str, Any]) -> Parallel:
-        """The options of a compilation that are about ranks."""
-        found = selected(options, *(field.name for field in fields(cls)))
-        if found.get("plan"):
-            check_path("plan", found["plan"])
-            found["plan"] = os.fspath(found["plan"])
-        return cls(**found)
-
-
-def chosen_pipeline(backend: Backend, source: Source, options: Mapping[str, Any]) -> str:
-    """The text of the passes to run; the module gets the mesh of the options."""
-    from .. import passes  # noqa: F401  # pyright: ignore[reportUnusedImport]  (registers them)
-    from ..pipeline import Pipeline, parse_pipeline
-
-    module, pipeline = source.module, options.get("pipeline")
-    parallel, quantization = Parallel.of(options), Quantization.of(options)
-    if parallel.mesh:
-        mesh = Mesh.parse(parallel.mesh)
+def chosen_pipeline(backend: Backend, source: Source, options: Mapping[str, Any]) -> Pipeline:
+    """The passes to run; the module gets the mesh of the options."""
+    module, text = source.module, options.get("pipeline")
+    if options.get("mesh"):
+        mesh = Mesh.parse(options["mesh"])
         if module.mesh.axes and module.mesh != mesh:
             raise Error(f"the module is for the mesh ({module.mesh}), not for ({mesh})")
         module.mesh = mesh
-    _check_effect(module, parallel, pipeline)
-    quantization.check_effect(module, pipeline)
-    if pipeline is not None:
-        return pipeline
-    if module.local:
-        kept = parse_pipeline(backend.sharded_pipeline).passes
-        return str(Pipeline(tuple(p for p in kept if p.name not in _GLOBAL)))
-    if module.mesh.ranks == 1:
-        chosen = parse_pipeline(backend.default_pipeline).passes
-        if parallel.outside:
-            chosen = _behind_inline(chosen, "rewrite-embeddings", **_policy(parallel))
-    else:
-        found = [
-            _filled(each, source, parallel) for each in parse_pipeline(backend.sharded_pipeline)
-        ]
-        chosen = tuple(filter(None, found))
-    if quantization.wanted:
-        plan = parallel.plan or _plan_of(source)
-        chosen = with_quantization(
-            chosen, quantization.as_pass(plan, quantization.cache_scales(source))
-        )
-    if parallel.next_tokens:
-        chosen = _behind_inline(chosen, "next-tokens")
-    return str(Pipeline(chosen))
+    compilation = _compilation(source, options)
+    for keyword in compilation.options:
+        _check_effect(pass_settings()[keyword], compilation, text is not None)
+    if text is not None:
+        return parse_pipeline(text)
+    several = module.local or module.mesh.ranks > 1
+    listed = parse_pipeline(backend.sharded_pipeline if several else backend.default_pipeline)
+    kept = [each for each in listed if not module.local or each.view == "any"]
+    passes = [each for old in kept if (each := old.configured(compilation)) is not None]
+    for cls in PASSES.values():
+        asked = settings_of(cls).keys() & compilation.options.keys()
+        if asked and not any(isinstance(each, cls) for each in listed):
+            passes = _added(passes, cls, compilation)
+    return Pipeline(tuple(passes))
 
 
-def _behind_inline(chosen: tuple[Pass, ...], added: str, **options: Any) -> tuple[Pass, ...]:
-    """The passes behind `inline` and `added`, which may add results to functions and so must not
-    meet calls of them."""
-    from ..pipeline import parse_pipeline
+def _compilation(source: Source, options: Mapping[str, Any]) -> Compilation:
+    """The options of passes that are set, and what the checkpoint says beside its weights."""
+    from ..frontends.huggingface.quantized import cache_scales
 
-    inline, new = parse_pipeline(f"inline, {added}")
-    rest = chosen[1:] if chosen[:1] and chosen[0].name == "inline" else chosen
-    return (inline, replace(new, **options), *rest)
-
-
-def _check_effect(module: Module, parallel: Parallel, pipeline: str | None) -> None:
-    """An Error about the first option without effect."""
-    for name, text in _IN_TEXT.items():
-        if not getattr(parallel, name):
-            continue
-        option = f"--{name.replace('_', '-')}"
-        if pipeline is not None:
-            why, instead = "--pipeline names the passes", f"write {text} there"
-        elif module.local:
-            why, instead = "the module is in the local view already", "leave it out"
-        elif module.mesh.ranks == 1 and name in ("plan", "embedding", "sequence"):
-            what = "has all tokens" if name == "sequence" else "holds all weights"
-            raise Error(f"one rank {what}; {option} is for several ranks")
-        elif name in ("plan", "sequence") and _is_sharded(module):
-            why, instead = "the module is sharded already", "leave it out"
-        else:
-            continue
-        raise Error(f"{why}, so {option} has no effect; {instead}")
-
-
-def _is_sharded(module: Module) -> bool:
-    return any(value.type.sharded for op in module.ops() for value in op.results)
-
-
-def _filled(pass_: Pass, source: Source, parallel: Parallel) -> Pass | None:
-    """The pass with the options of the compilation; None where it has nothing to do."""
-    module = source.module
-    match pass_.name:
-        case "shard":
-            plan = parallel.plan or _plan_of(source)
-            options: dict[str, Any] = {"mesh": str(module.mesh), "sequence": parallel.sequence}
-            options |= {"plan": plan} if plan else {}
-            return None if _is_sharded(module) else replace(pass_, **options)
-        case "rewrite-embeddings":
-            if not parallel.embedding and not parallel.outside:
-                return None
-            options = {"scheme": parallel.embedding or "keep", **_policy(parallel)}
-            return replace(pass_, **options)
-        case "pipeline":
-            staged = "pp" in module.mesh.names and module.mesh.size("pp") > 1
-            return replace(pass_, stages=module.mesh.size("pp")) if staged else None
-        case _:
-            return pass_
-
-
-def _policy(parallel: Parallel) -> dict[str, Any]:
-    """The option of `rewrite-embeddings` about out-of-range ids."""
-    from ..passes.embeddings.policy import Policy
-
-    if not parallel.outside:
-        return {}
-    Policy.parse(parallel.outside, "--outside")
-    return {"policy": parallel.outside}
-
-
-def _plan_of(source: Source) -> str:
-    """The config.json of a checkpoint folder, where it has a tp_plan."""
+    names = [name for name in pass_settings() if options.get(name) not in (None, "", 0, {})]
+    chosen = {name: options[name] for name in names}
     if source.folder is None or source.artifact is not None:
-        return ""
-    path = source.folder / "config.json"
-    if not path.is_file():
-        return ""
-    from ..frontends.huggingface import read_config
-    from ..passes.shard.plan import tp_plan_in
+        return Compilation(source.module, chosen)
+    scales = partial(cache_scales, source.folder)
+    return Compilation(source.module, chosen, source.config, source.config_path, scales)
 
-    return str(path) if tp_plan_in(read_config(source.folder), str(path)) else ""
+
+def _added(passes: list[Pass], cls: type[Pass], compilation: Compilation) -> list[Pass]:
+    """The passes with one that the options ask for, behind those that it has to follow.
+
+    It may add results to functions and so must not meet calls of them: `inline` comes first.
+    """
+    names = [each.name for each in passes]
+    if not compilation.module.local and "inline" not in names:
+        return _added([*parse_pipeline("inline"), *passes], cls, compilation)
+    at = 1 + max((names.index(name) for name in cls.behind if name in names), default=-1)
+    new = cls().configured(compilation)
+    return passes if new is None else [*passes[:at], new, *passes[at:]]
+
+
+def _check_effect(setting: Setting, compilation: Compilation, is_text: bool) -> None:
+    """An Error about an option of a pass that has no effect here."""
+    module, view, flag = compilation.module, setting.owner.view, setting.flag
+    if is_text:
+        why, instead = "--pipeline names the passes", f"write {setting.in_pipeline} there"
+    elif module.local and view != "any":
+        why, instead = "the module is in the local view already", "leave it out"
+    elif module.mesh.ranks == 1 and setting.option.one_rank:
+        raise Error(f"one rank {setting.option.one_rank}; {flag} is for several ranks")
+    elif compilation.is_sharded and view == "unsharded":
+        why, instead = "the module is sharded already", "compile its source anew, or leave it out"
+    else:
+        return
+    raise Error(f"{why}, so {flag} has no effect; {instead}")

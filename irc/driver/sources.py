@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
+from ..argument_checks import whole_number_in
 from ..artifact.folder import ArtifactFolder, weights_problem
 from ..artifact.manifest import MODULE
 from ..errors import Error
@@ -17,32 +18,114 @@ from ..ir.core import Module
 from ..ir.dims import Dim, DimLike, Dims, checked_ranges
 from ..ir.mesh import Mesh
 from ..ir.verify import verify
+from ..json_files import read_object
+from ..pipeline.options import PATHS, option, options_of
 from ..text import parse_module
 from ..text.printer import print_module
 
 PathLike: TypeAlias = str | os.PathLike[str]
-DTYPES = ("f32", "f16", "bf16")
-SOURCE_OPTIONS = ("checkpoint", "dtype", "settings", "dims", "random_weights", "trust")
+
+
+def ranges(text: str) -> dict[str, tuple[int, int, int]]:
+    """`B=1:4:16,S=128` as {"B": (1, 4, 16), "S": (128, 128, 128)}."""
+    found: dict[str, tuple[int, int, int]] = {}
+    for item in filter(None, (part.strip() for part in text.split(","))):
+        ((name, value),) = setting(item).items()
+        numbers = [whole_number_in(part.strip()) for part in value.split(":")]
+        low, typical, high = numbers if len(numbers) == 3 else (numbers * 3)[:3]
+        if len(numbers) not in (1, 3) or low is None or typical is None or high is None:
+            raise Error(f"{item!r} is not name=min:typical:max")
+        found = disjoint(found, {name: (low, typical, high)})
+    return found
+
+
+def setting(text: str) -> dict[str, str]:
+    """`key=value` as an entry."""
+    key, equals, value = text.partition("=")
+    if not equals or not key.strip():
+        raise Error(f"{text!r} is not key=value")
+    return {key.strip(): value}
+
+
+def disjoint(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
+    """All entries; the keys must differ."""
+    for name in first.keys() & second.keys():
+        raise Error(f"{name} is given twice")
+    return first | second
+
+
+@dataclass(frozen=True)
+class SourceOptions:
+    """How a source is read.
+
+    `settings` are the keyword arguments of a script's factory; a checkpoint folder has one,
+    `ignore`: keys of its config.json that do not matter, and patterns of tensors that the model
+    does not use, separated by commas. Files that a text or an artifact names outside its folder are
+    foreign, and an ONNX file may name none, without the user's `trust` (decision 0019).
+    """
+
+    checkpoint: PathLike | None = option(
+        None, "the checkpoint folder of a script or module", metavar="DIR", takes=PATHS
+    )
+    dtype: Literal["f32", "f16", "bf16"] | None = option(None, "compute in f32, f16 or bf16")
+    settings: Mapping[str, Any] | None = option(
+        None,
+        "an argument of the script's factory; may be repeated",
+        flag="--set",
+        metavar="KEY=VALUE",
+        takes=(Mapping,),
+        expects="the arguments of a script's factory by name",
+        parse=setting,
+        join=disjoint,
+    )
+    dims: Dims | None = option(
+        None,
+        "min:typical:max of symbolic dimensions, or one number",
+        metavar="B=1:4:16,...",
+        parse=ranges,
+        join=disjoint,
+    )
+    random_weights: int | None = option(None, "in place of a checkpoint", metavar="SEED", least=0)
+    trust: bool = option(
+        False, "copy what SRC refers to outside its folder: you trust who wrote SRC"
+    )
+
+    @property
+    def folder(self) -> Path | None:
+        """The checkpoint as a path."""
+        return Path(self.checkpoint) if self.checkpoint else None
 
 
 @dataclass
 class Source:
     """A module before any pass, and what its checkpoint holds beside the weights.
 
-    `folder` has the tokenizer files, `end_tokens` are the token ids that end a text. `artifact` is
-    the one that the module was read from, if any. `trust`: links of tokenizer files are followed.
+    `kind`: module, script, checkpoint, text, onnx, or artifact (its folder). `folder` has the
+    tokenizer files, `end_tokens` are the token ids that end a text. `artifact` is the one that the
+    module was read from, if any. `trust`: links of tokenizer files are followed.
     """
 
+    kind: str
     module: Module
     folder: Path | None = None
     end_tokens: list[int] = field(default_factory=list[int])
     artifact: ArtifactFolder | None = None
     trust: bool = False
 
+    @property
+    def config_path(self) -> str:
+        """The config.json of its checkpoint folder, "" where there is none."""
+        path = None if self.folder is None or self.artifact else self.folder / "config.json"
+        return str(path) if path is not None and path.is_file() else ""
+
+    @cached_property
+    def config(self) -> Mapping[str, Any]:
+        """The object in that file."""
+        return read_object(Path(self.config_path)) if self.config_path else {}
+
 
 def artifact_of(src: PathLike | Module) -> ArtifactFolder | None:
     """The artifact that a source is, or whose module.irc or ONNX file it is."""
-    _check_kind(src)
     if isinstance(src, Module):
         return None
     path = Path(src)
@@ -51,65 +134,22 @@ def artifact_of(src: PathLike | Module) -> ArtifactFolder | None:
     return ArtifactFolder.find(path.parent) if path.name == MODULE or is_onnx(path) else None
 
 
-def find_source(
-    src: PathLike | Module,
-    checkpoint: PathLike | None = None,
-    dtype: str | None = None,
-    settings: Mapping[str, Any] | None = None,
-    dims: Dims | None = None,
-    random_weights: int | None = None,
-    bound: bool = True,
-    artifact: ArtifactFolder | None = None,
-    trust: bool = False,
-) -> Source:
+def find_source(src: PathLike | Module, *, bound: bool = True, **options: Any) -> Source:
     """The module that `src` describes, its weights bound and its files by absolute paths.
 
-    A module is copied, so that passes leave it as it is.
-
-    `settings` are the keyword arguments of a script's factory; a checkpoint folder has one,
-    `ignore`: keys of its config.json that do not matter, and patterns of tensors that the model
-    does not use, separated by commas. Unless weights are to be `bound`, a checkpoint folder needs
-    its config.json only, and the files of an artifact are not compared with its manifest.
-    `artifact` is `artifact_of(src)` where the caller has it. Files that a text or an artifact names
-    outside its folder are foreign, and an ONNX file may name none, without the user's `trust`.
+    A module is copied, so that passes leave it as it is. Unless weights are to be `bound`, a
+    checkpoint folder needs its config.json only, and the files of an artifact are not compared with
+    its manifest. `options` are those of SourceOptions.
     """
     _check_kind(src)
-    if checkpoint is not None and random_weights is not None:
+    given = options_of(SourceOptions, options)
+    if given.checkpoint and given.random_weights is not None:
         raise Error("give --checkpoint or --random-weights, not both")
-    if dtype is not None and dtype not in DTYPES:
-        raise Error(f"no compute type called {dtype!r}; there are {', '.join(DTYPES)}")
-    folder = None if checkpoint is None else Path(checkpoint)
-    settings = settings or {}
-    artifact = artifact or artifact_of(src)
-    if isinstance(src, Module):
-        _check_unused("a module", dtype, settings)
-        verify(src)
-        source = Source(parse_module(print_module(src, locs=True), src.name), folder)  # a copy
-    elif is_script(os.fspath(src)):
-        source = _script(os.fspath(src), folder, dtype, settings)
-    elif not Path(src).exists():
-        raise Error(
-            f"there is no {src}; a source is script.py[:factory], a checkpoint folder, "
-            "an artifact folder, a module's text, or model.onnx"
-        )
-    elif is_onnx(Path(src)):
-        _check_unused("an ONNX file", dtype if artifact else None, settings)
-        source = _onnx(Path(src), folder, artifact, trust or not bound)
-        if dtype is not None:
-            from ..passes.convert_floats import ConvertFloats
-            from ..pipeline import Stats
-
-            ConvertFloats(dtype).run(source.module, Stats())
-    elif Path(src).is_dir() and artifact is None:
-        unbound = random_weights is not None or not bound
-        source = _checkpoint(Path(src), folder, dtype, settings, unbound)
-    else:
-        _check_unused("an artifact" if artifact else "a module's text", dtype, settings)
-        source = _text(artifact.module if artifact else Path(src), folder, artifact, trust)
-    if bound and artifact is not None:
-        _check_unchanged(artifact, folder)
-    _finish(source, folder, dims or {}, random_weights)
-    source.trust = trust
+    source = _read(src, given, bound)
+    if bound and source.artifact is not None:
+        _check_unchanged(source.artifact, given.folder)
+    _finish(source, given)
+    source.trust = given.trust
     return source
 
 
@@ -119,6 +159,31 @@ def _check_kind(src: object) -> None:
             f"the source is a {type(src).__name__}; give a path or a module of irc (an ONNX model "
             "in memory becomes a file with onnx.save)"
         )
+
+
+def _read(src: PathLike | Module, given: SourceOptions, bound: bool) -> Source:
+    if isinstance(src, Module):
+        _check_unused("a module", given)
+        verify(src)
+        copy = parse_module(print_module(src, locs=True), src.name)
+        return Source("module", copy, given.folder)
+    if is_script(os.fspath(src)):
+        return _script(os.fspath(src), given)
+    path, artifact = Path(src), artifact_of(src)
+    if not path.exists():
+        raise Error(
+            f"there is no {src}; a source is script.py[:factory], a checkpoint folder, "
+            "an artifact folder, a module's text, or model.onnx"
+        )
+    if is_onnx(path):
+        return _onnx(path, given, artifact, given.trust or not bound)
+    if artifact is not None:
+        _check_unused("an artifact", given)
+        return _text(artifact.module, given, artifact, "artifact" if path.is_dir() else "text")
+    if path.is_dir():
+        return _checkpoint(path, given, given.random_weights is not None or not bound)
+    _check_unused("a module's text", given)
+    return _text(path, given)
 
 
 def read_module(path: Path) -> Module:
@@ -175,26 +240,19 @@ def is_onnx(path: Path) -> bool:
     return path.suffix == ".onnx" and not path.is_dir()
 
 
-def _script(
-    src: str, checkpoint: Path | None, dtype: str | None, settings: Mapping[str, Any]
-) -> Source:
+def _script(src: str, given: SourceOptions) -> Source:
     from ..frontends.script import load_script
 
-    place = None if checkpoint is None else str(checkpoint)
-    return Source(load_script(_in_utf8(src), settings, place, dtype), checkpoint)
+    place = None if given.folder is None else str(given.folder)
+    module = load_script(_in_utf8(src), given.settings or {}, place, given.dtype)
+    return Source("script", module, given.folder)
 
 
-def _checkpoint(
-    path: Path,
-    checkpoint: Path | None,
-    dtype: str | None,
-    settings: Mapping[str, Any],
-    unbound: bool,
-) -> Source:
+def _checkpoint(path: Path, given: SourceOptions, unbound: bool) -> Source:
     from ..frontends import huggingface
 
-    _check_own(f"{path} is a checkpoint itself", checkpoint)
-
+    _check_own(f"{path} is a checkpoint itself", given.folder)
+    settings, dtype = given.settings or {}, given.dtype
     for name in settings.keys() - {"ignore"}:
         raise Error(f"a checkpoint folder has no setting {name!r}; it takes ignore=key,key")
     ignored = [key.strip() for key in str(settings.get("ignore", "")).split(",") if key.strip()]
@@ -202,13 +260,16 @@ def _checkpoint(
     if huggingface.is_of_tensorrt_llm(config):
         from ..frontends.checkpoints import tensorrt_llm
 
-        if unbound:
-            return Source(tensorrt_llm.trace(config, dtype, ignored), path)
-        return Source(tensorrt_llm.load(path, dtype, ignore=ignored), path)
-    if not unbound:
-        return Source(huggingface.load(path, dtype, ignore=ignored), path)
-    model = huggingface.model_of(config, ignored)
-    return Source(model.trace(dtype or huggingface.checkpoint_dtype(config)), path)
+        trace, load = tensorrt_llm.trace, tensorrt_llm.load
+        module = trace(config, dtype, ignored) if unbound else load(path, dtype, ignore=ignored)
+    elif unbound:
+        model = huggingface.model_of(config, ignored)
+        module = model.trace(dtype or huggingface.checkpoint_dtype(config))
+    else:
+        module = huggingface.load(path, dtype, ignore=ignored)
+    source = Source("checkpoint", module, path)
+    source.config = config
+    return source
 
 
 def _check_own(why: str, checkpoint: Path | None) -> None:
@@ -216,16 +277,20 @@ def _check_own(why: str, checkpoint: Path | None) -> None:
         raise Error(f"{why}, so --checkpoint {checkpoint} has no effect; leave it out")
 
 
-def _onnx(
-    path: Path, checkpoint: Path | None, artifact: ArtifactFolder | None, trust: bool
-) -> Source:
-    _check_own(f"{path} has its own weights", checkpoint)
+def _onnx(path: Path, given: SourceOptions, artifact: ArtifactFolder | None, trust: bool) -> Source:
+    _check_unused("an ONNX file", given, dtype=artifact is not None)
+    _check_own(f"{path} has its own weights", given.folder)
     if artifact is not None:
         _check_one_rank(path, Mesh.parse(artifact.manifest["mesh"]))
     module = _imported(path, trust)
     if module.local:
         _check_one_rank(path, module.mesh)
-    return Source(module, path.parent, artifact.end_tokens if artifact else [], artifact)
+    if given.dtype is not None:
+        from ..passes.convert_floats import ConvertFloats
+        from ..pipeline import Stats
+
+        ConvertFloats(given.dtype).run(module, Stats())
+    return Source("onnx", module, path.parent, artifact.end_tokens if artifact else [], artifact)
 
 
 def _check_one_rank(path: Path, mesh: Mesh) -> None:
@@ -238,31 +303,32 @@ def _check_one_rank(path: Path, mesh: Mesh) -> None:
 
 def _imported(path: Path, trust: bool) -> Module:
     """The module in an ONNX file; nodes of the user's plugins are read as their operations."""
-    from ..backends.tensorrt.plugins import fields_of, users
+    from ..backends import command_parts
     from ..frontends.onnx import import_onnx
     from ..frontends.onnx.rules import Plugin
 
-    known = {spec.key: Plugin(spec.operation, partial(fields_of, spec)) for spec in users()}
+    readers = [pair for part in command_parts() for pair in part.importable().items()]
+    known = {key: Plugin(*reader) for key, reader in readers}
     return import_onnx(path, plugins=known, trust=trust)
 
 
 def _text(
-    path: Path, checkpoint: Path | None, artifact: ArtifactFolder | None, trust: bool
+    path: Path, given: SourceOptions, artifact: ArtifactFolder | None = None, kind: str = "text"
 ) -> Source:
-    module = read_text(path)
+    module, checkpoint = read_text(path), given.folder
     for name, file in module.files.items():
         module.files[name] = str(path.parent / file)
     if checkpoint is not None:
         _move_files(module, checkpoint, path, artifact)
-    if not trust:
+    if not given.trust:
         module.foreign = frozenset(
             name
             for name, file in module.files.items()
             if Path(file).parent != checkpoint and not stays_in(file, path.parent)
         )
     if artifact is None:
-        return Source(module, checkpoint)
-    return Source(module, path.parent, artifact.end_tokens, artifact)
+        return Source(kind, module, checkpoint)
+    return Source(kind, module, path.parent, artifact.end_tokens, artifact)
 
 
 def _move_files(
@@ -304,26 +370,24 @@ def _check_unchanged(artifact: ArtifactFolder, checkpoint: Path | None) -> None:
         raise
 
 
-def _check_unused(what: str, dtype: str | None, settings: Mapping[str, Any]) -> None:
+def _check_unused(what: str, given: SourceOptions, dtype: bool = True) -> None:
     """An Error about an option of scripts and checkpoints."""
-    if dtype is not None:
-        raise Error(f"{what} states its dtypes, so --dtype {dtype} has no effect; leave it out")
-    for name in settings:
+    if dtype and (kind := given.dtype) is not None:
+        raise Error(f"{what} states its dtypes, so --dtype {kind} has no effect; leave it out")
+    for name in given.settings or {}:
         raise Error(f"{what} has no settings, so --set {name}=... has no effect; leave it out")
 
 
-def _finish(
-    source: Source, checkpoint: Path | None, dims: Dims, random_weights: int | None
-) -> None:
+def _finish(source: Source, given: SourceOptions) -> None:
     """Bind unbound weights, set ranges, make paths absolute, find the tokens that end a text."""
     module = source.module
     from ..frontends.huggingface.binding import has_unbound
 
-    if checkpoint is not None and has_unbound(module):
+    if given.folder is not None and has_unbound(module):
         from ..frontends.huggingface import bind
 
-        bind(module, checkpoint)
-    if random_weights is not None:
+        bind(module, given.folder)
+    if given.random_weights is not None:
         from ..frontends.random_weights import random_weights as fill
 
         if not has_unbound(module):
@@ -331,8 +395,8 @@ def _finish(
                 "every weight has its values already" if module.weights else "there are no weights"
             )
             raise Error(f"{why}, so --random-weights has no effect; leave it out")
-        fill(module, random_weights)
-    _set_dims(module, dims)
+        fill(module, given.random_weights)
+    _set_dims(module, given.dims or {})
     for name, file in module.files.items():
         module.files[name] = _in_utf8(os.path.abspath(file))
     if source.folder is not None and source.artifact is None:

@@ -6,16 +6,16 @@ import dataclasses
 import inspect
 import typing
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, ClassVar, TypeVar, cast, dataclass_transform
+from typing import Any, ClassVar, Literal, TypeVar, cast, dataclass_transform
 
 from ..errors import Error
 from ..extensions.user_files import origin, watch
 from ..ir.core import Module
 from ..rewrite.stats import Stats
 from ..text.printer import literal
-from .options import Kind, kind_of
+from .options import Kind, Option, default_of, kind_of, option, settings_of
 
 PASSES: dict[str, type[Pass]] = {}
 watch("pass", PASSES)
@@ -24,11 +24,41 @@ PassClass = TypeVar("PassClass", bound="type[Pass]")
 
 
 @dataclasses.dataclass(frozen=True)
+class Compilation:
+    """What the passes of a compilation are filled with.
+
+    `options` are those of `irc.compile` that passes declare and that are set, by keyword. `config`
+    is the config.json of a checkpoint folder, at `config_path`, `cache_scales` the scales that the
+    checkpoint has of caches of a kind; both are empty for other sources.
+    """
+
+    module: Module
+    options: Mapping[str, Any]
+    config: Mapping[str, Any] = dataclasses.field(default_factory=dict[str, Any])
+    config_path: str = ""
+    cache_scales: Callable[[str], Mapping[str, float]] = lambda kind: {}
+
+    @property
+    def is_sharded(self) -> bool:
+        """Whether a value of the module is sharded already."""
+        return any(value.type.sharded for op in self.module.ops() for value in op.results)
+
+
+@dataclasses.dataclass(frozen=True)
 class Pass(ABC):
-    """A transformation of a module. The fields of a subclass are its options."""
+    """A transformation of a module. The fields of a subclass are its options.
+
+    `view`: the modules that it takes: any, those in the global view, or of these the unsharded
+    ones. A compilation leaves the others out where a module is in the local view. Where an option
+    of `irc.compile` asks for a pass that the backend's pipeline lacks, it comes behind those that
+    `behind` names; `flag` is the option that asks for the pass as such.
+    """
 
     name: ClassVar[str]
     kinds: ClassVar[dict[str, Kind]]
+    view: ClassVar[Literal["any", "global", "unsharded"]] = "any"
+    behind: ClassVar[tuple[str, ...]] = ("inline",)
+    flag: ClassVar[Option | None] = None
 
     @abstractmethod
     def run(self, module: Module, stats: Stats) -> None:
@@ -39,6 +69,15 @@ class Pass(ABC):
         """For options that take names: the names, and what each means."""
         return {}
 
+    def configured(self, compilation: Compilation) -> Pass | None:
+        """This pass with the options of a compilation; None where it has nothing to do there."""
+        chosen = {
+            each.field: compilation.options[each.keyword]
+            for each in settings_of(type(self)).values()
+            if each.field and each.keyword in compilation.options
+        }
+        return dataclasses.replace(self, **chosen) if chosen else self
+
     def __str__(self) -> str:
         options = [
             f"{field.name.replace('_', '-')}={literal(getattr(self, field.name))}"
@@ -48,19 +87,12 @@ class Pass(ABC):
         return self.name + (f"{{{', '.join(options)}}}" if options else "")
 
 
-def default_of(field: dataclasses.Field[Any]) -> Any:
-    """The default of an option, or `dataclasses.MISSING` if it is required."""
-    if field.default_factory is not dataclasses.MISSING:
-        return field.default_factory()
-    return field.default
-
-
 def _is_default(field: dataclasses.Field[Any], value: Any) -> bool:
     default = default_of(field)
     return type(default) is type(value) and literal(default) == literal(value)
 
 
-@dataclass_transform(frozen_default=True)
+@dataclass_transform(frozen_default=True, field_specifiers=(option, dataclasses.field))
 def register(name: str) -> Callable[[PassClass], PassClass]:
     """Register a class as the pass `name`, as a frozen dataclass of its annotated options."""
 
@@ -92,18 +124,19 @@ def register(name: str) -> Callable[[PassClass], PassClass]:
 
 def _copy_list_defaults(cls: type[Pass]) -> None:
     """Replace the list default of an option, which dataclasses refuse, by a copying factory."""
-    for option in inspect.get_annotations(cls):
-        default = cls.__dict__.get(option)
+    for name in inspect.get_annotations(cls):
+        default = cls.__dict__.get(name)
         if isinstance(default, list):
             copy = partial(list[Any], cast("list[Any]", default))
-            setattr(cls, option, dataclasses.field(default_factory=copy))
+            setattr(cls, name, dataclasses.field(default_factory=copy))
 
 
-def describe_options(cls: type[Pass]) -> list[tuple[str, str, str]]:
-    """(option, its kind, its default as text or empty) for every option of a pass."""
-    rows: list[tuple[str, str, str]] = []
+def describe_options(cls: type[Pass]) -> list[tuple[str, str, str, str]]:
+    """(option, its kind, its default as text or empty, its flag if it has one) of a pass."""
+    flags = {each.field: each.flag for each in settings_of(cls).values()}
+    rows: list[tuple[str, str, str, str]] = []
     for field in dataclasses.fields(cls):
-        default = default_of(field)
+        default, name = default_of(field), field.name
         text = "" if default is dataclasses.MISSING else literal(default)
-        rows.append((field.name.replace("_", "-"), str(cls.kinds[field.name]), text))
+        rows.append((name.replace("_", "-"), str(cls.kinds[name]), text, flags.get(name, "")))
     return rows

@@ -12,8 +12,8 @@ from ..errors import Error, did_you_mean
 from ..extensions.entry_points import load_installed
 from ..text.cursor import Cursor
 from ..text.literals import WORDS
-from .base import PASSES, Pass, default_of
-from .options import convert
+from .base import PASSES, Pass
+from .options import convert, default_of
 
 GROUP = "irc.passes"  # the entry-point group of packages with passes
 _TOKEN = re.compile(

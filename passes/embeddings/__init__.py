@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 
 from irc.analysis.communication import slowest_link
@@ -11,7 +12,7 @@ from irc.ir.core import Function, Module, Value, Weight
 from irc.ir.result_names import EXACT, OVERFLOW
 from irc.ir.types import Axes
 from irc.ops import AllGather, Embedding
-from irc.pipeline import Pass, Stats, register
+from irc.pipeline import Compilation, Pass, Stats, option, register
 from irc.rewrite import permit, replace
 
 from .choose import (
@@ -56,9 +57,25 @@ class RewriteEmbeddings(Pass):
     machine's constants.
     """
 
-    scheme: str = "auto"
+    view = "global"
+    behind = ("inline", "shard")
+
+    scheme: str = option(
+        default="auto",
+        help="sharding of embeddings: auto, RA, ...",
+        keyword="embedding",
+        metavar="SCHEME",
+        expects='the name of a scheme, such as "auto"',
+        one_rank="holds all weights",
+    )
     tables: list[str] = []  # noqa: RUF012
-    policy: str = "zero"
+    policy: str = option(
+        default="zero",
+        help="out-of-range ids of embeddings: zero, clamp, row:k, error",
+        keyword="outside",
+        metavar="POLICY",
+        expects='one of "zero", "clamp", "row:k", "error"',
+    )
     copy: bool = False
     sentinel: bool = True
     capacity: int = 0
@@ -67,6 +84,15 @@ class RewriteEmbeddings(Pass):
     memory: float | None = None
     price: float = 35.0
     topology: str = ""
+
+    def configured(self, compilation: Compilation) -> Pass | None:
+        options = compilation.options
+        if not {"embedding", "outside"} & options.keys():
+            return None
+        scheme = self.scheme if compilation.module.mesh.ranks == 1 else "keep"
+        scheme, policy = options.get("embedding", scheme), options.get("outside", self.policy)
+        Policy.parse(policy, "--outside")
+        return dataclasses.replace(self, scheme=scheme, policy=policy)
 
     def run(self, module: Module, stats: Stats) -> None:
         if module.local:

@@ -24,6 +24,8 @@ class Localize(Pass):
     layouts of a function say of which global tensors its arguments and results are parts.
     """
 
+    view = "global"
+
     def run(self, module: Module, stats: Stats) -> None:
         if module.local:
             raise Error("the module is in the local view already; localize once")

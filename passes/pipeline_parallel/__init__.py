@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from bisect import bisect_right
+from dataclasses import replace
 
 from irc.analysis.units import amount
 from irc.errors import Error
 from irc.ir.core import Function, Module, Value, Weight
 from irc.ir.mesh import Mesh
 from irc.ops.collective import Collective
-from irc.pipeline import Pass, Stats, register
+from irc.pipeline import Compilation, Pass, Stats, register
 from irc.rewrite import permit
 
 from .plan import Plan, weights_of
@@ -32,6 +33,8 @@ class PipelineParallel(Pass):
     uses them, and what is made of them cheaply is made in each. A state belongs to one stage.
     """
 
+    view = "global"
+
     stages: int = 0
     cuts: str = ""
 
@@ -44,6 +47,11 @@ class PipelineParallel(Pass):
                 f'{self.stages} stages have {self.stages - 1} cuts, but cuts="{self.cuts}" '
                 f"has {len(begins)}"
             )
+
+    def configured(self, compilation: Compilation) -> Pass | None:
+        mesh = compilation.module.mesh
+        size = mesh.size(AXIS) if AXIS in mesh.names else 1
+        return replace(self, stages=size) if size > 1 else None
 
     def run(self, module: Module, stats: Stats) -> None:
         if module.local:

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import json
+import os
+from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
 
 from irc.errors import Error
 from irc.ir.core import Module, Value, Weight
 from irc.ops import Dequantize, Embedding, GatedMlp
-from irc.pipeline import Pass, Stats, register
+from irc.pipeline import Compilation, Pass, Stats, option, register
+from irc.pipeline.options import PATHS, settings_of
 from irc.quantization.ranges import check_observer
 from irc.quantization.schemes import SCHEMES, scheme_called
 from irc.quantization.schemes import Scheme as Scheme
@@ -16,7 +22,7 @@ from irc.quantization.sites import Site, by_input, find_sites
 from irc.rewrite import permit
 
 from ..shard.notes import grouped
-from ..shard.plan import DEFAULT, plan_rows
+from ..shard.plan import DEFAULT, plan_of, plan_rows
 from ..shared.edit import free_name
 from . import auto, awq, gptq, smoothquant  # noqa: F401  # pyright: ignore[reportUnusedImport]
 from .activations import Activation, activation_of, quantize_input
@@ -45,17 +51,92 @@ class QuantizeModule(Pass):
     makes of a weight cuts a group.
     """
 
-    scheme: str = ""
-    include: list[str] | None = None
-    exclude: list[str] | None = None
-    group: int = 0
-    kv: str = ""
+    view = "unsharded"
+    behind = ("inline", "canonicalize", "cse")
+
+    scheme: str = option(
+        default="",
+        help="w8a16, w4a16, fp8, ... (irc passes quantize has all), auto, or a table in JSON",
+        keyword="quantize",
+        metavar="SCHEME",
+        takes=(*PATHS, Mapping),
+        expects="the name of a scheme, the path of a JSON file, or a mapping of globs and schemes",
+    )
+    include: list[str] | None = option(
+        default=None,
+        help="a glob of layers to quantize; may be repeated (default: all)",
+        metavar="GLOB",
+        expects='a list of globs, such as ["*.mlp.*"]',
+    )
+    exclude: list[str] | None = option(
+        default=None,
+        help="a glob of layers to keep; may be repeated (default: routers; '' is none)",
+        metavar="GLOB",
+        expects='a list of globs, such as ["*.lm_head"]',
+    )
+    group: int = option(
+        default=0,
+        help="inputs of a weight that share a scale (default: as the scheme says)",
+        metavar="N",
+        expects="a number of inputs, such as 128",
+        least=0,
+    )
+    kv: str = option(
+        default="",
+        help="keep KV caches in int8 or fp8",
+        keyword="kv_cache",
+        metavar="KIND",
+        expects="int8 or fp8",
+    )
     kv_scales: list[str] | None = None
-    calibration: str = ""
+    calibration: str = option(
+        default="",
+        help="statistics of irc calibrate, or the data for them: .txt, .npz or a folder of such",
+        metavar="PATH",
+        takes=PATHS,
+    )
     table: str = ""
-    budget: str = ""
-    observer: str = ""
+    budget: str = option(
+        default="",
+        help='for auto: "4.5 bits" per weight, or "30 dB"',
+        metavar="TEXT",
+        expects='bits per weight or decibels, such as "4.5 bits"',
+    )
+    observer: str = option(
+        default="",
+        help="range of a static scale: min-max (FP8's default), mse (INT8's), percentile[:99.9], "
+        "entropy",
+        metavar="NAME",
+        expects="min-max, percentile, entropy or mse",
+    )
     plan: str = DEFAULT
+
+    def configured(self, compilation: Compilation) -> Pass | None:
+        asked = settings_of(type(self)).keys() & compilation.options.keys()
+        if not asked:
+            return self
+        if not {"quantize", "kv_cache"} & asked:
+            option = next(name for name in compilation.options if name in asked)
+            flag = settings_of(type(self))[option].flag
+            raise Error(f"{flag} has no effect without --quantize SCHEME")
+        options: dict[str, Any] = dict(compilation.options)
+        scheme, calibration = options.get("quantize", ""), options.get("calibration", "")
+        if isinstance(scheme, Mapping):
+            named = json.dumps(dict(cast("Mapping[str, Any]", scheme)))
+        else:
+            named = os.fspath(cast("str | os.PathLike[str]", scheme))
+        is_table = isinstance(scheme, Mapping) or named.endswith(".json")
+        options["quantize"] = "" if is_table else named
+        options["calibration"] = str(Path(calibration)) if calibration else ""
+        filled = super().configured(replace(compilation, options=options))
+        assert isinstance(filled, QuantizeModule)
+        filled = replace(
+            filled, table=named if is_table else "", plan=plan_of(compilation) or DEFAULT
+        )
+        kind = "" if calibration else filled.caches
+        scales = compilation.cache_scales(kind).items() if kind else ()
+        listed = [f"{name}={scale!r}" for name, scale in scales]
+        return replace(filled, kv_scales=listed or None)
 
     @classmethod
     def known_values(cls) -> dict[str, dict[str, str]]:

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from irc.analysis.stages import stage_of
 from irc.errors import Error
 from irc.ir.core import Module
 from irc.ir.mesh import Mesh
-from irc.pipeline import Pass, Stats, register
+from irc.pipeline import Compilation, Pass, Stats, option, register
+from irc.pipeline.options import PATHS
 
 from .even_blocks import even_blocks
 from .heads import even_heads
 from .notes import grouped
 from .place import place
-from .plan import DEFAULT, plan_rows
+from .plan import DEFAULT, plan_of, plan_rows
 from .segments import cut_segments
 from .share import share_of_weights
 from .smaller_blocks import smaller_blocks
@@ -31,9 +34,28 @@ class ShardModule(Pass):
     The batch is sharded over dp.
     """
 
+    view = "unsharded"
+
     mesh: str = ""
-    plan: str = DEFAULT
-    sequence: bool = False
+    plan: str = option(
+        default=DEFAULT,
+        help="how weights are sharded: rows such as *.fc.weight 0@tp, or a tp_plan in JSON",
+        metavar="FILE",
+        takes=PATHS,
+        one_rank="holds all weights",
+    )
+    sequence: bool = option(
+        default=False,
+        help="shard activations over tokens between blocks",
+        one_rank="has all tokens",
+    )
+
+    def configured(self, compilation: Compilation) -> Pass | None:
+        if compilation.is_sharded:
+            return None
+        plan = plan_of(compilation) or self.plan
+        sequence = compilation.options.get("sequence", self.sequence)
+        return replace(self, mesh=str(compilation.module.mesh), plan=plan, sequence=sequence)
 
     def run(self, module: Module, stats: Stats) -> None:
         self._check(module)

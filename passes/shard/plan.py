@@ -5,6 +5,7 @@ Arguments of the main function are matched as well. The word `megatron` stands f
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from glob import escape
 from pathlib import Path
@@ -13,6 +14,7 @@ from irc.errors import Error
 from irc.files import open_file
 from irc.ir.core import Module
 from irc.json_files import read_object
+from irc.pipeline import Compilation
 
 from ..shared.parameters import weights_of
 from .even_blocks import Product
@@ -32,6 +34,15 @@ POSITION = (
 EMBEDDING = "embed_tokens wte word_embeddings tok_embeddings embedding embed embed_in"
 DEFAULT = "megatron"
 ENDS = ("lm_head", "embed_out", *EMBEDDING.split())
+
+
+def plan_of(compilation: Compilation) -> str:
+    """The plan that a compilation names, else the config.json with a tp_plan, else ""."""
+    if "plan" in compilation.options:
+        plan: str | os.PathLike[str] = compilation.options["plan"]
+        return os.fspath(plan)
+    path = compilation.config_path
+    return path if tp_plan_in(dict(compilation.config), path) else ""
 
 
 def megatron() -> list[Row]:
@@ -123,4 +134,4 @@ def _from_json(path: str) -> list[Row]:
     return [*styled_rows(plan or table, path), *ends]
 
 
-__all__ = ["DEFAULT", "Row", "megatron", "plan_rows", "read_plan", "tp_plan_in"]
+__all__ = ["DEFAULT", "Row", "megatron", "plan_of", "plan_rows", "read_plan"]

@@ -8,9 +8,12 @@ import pytest
 
 import irc
 from irc.artifact.manifest import silent
-from irc.driver.quantization import Quantization
+from irc.backends import get
+from irc.driver.pipelines import chosen_pipeline
+from irc.driver.quantization import calibrated
 from irc.driver.sources import find_source
 from irc.errors import Error
+from irc.passes.quantize import QuantizeModule
 from irc.quantization.statistics import Statistics
 from irc.weights.checkpoint import Reader
 from tests.calibration.test_calibrate import TWO, saved
@@ -145,10 +148,16 @@ def test_algorithms_get_the_gram_matrices_that_they_need(
     quantize: Any, gram: bool, two: tuple[Path, Path, np.ndarray], tmp_path: Path
 ) -> None:
     module, data, _ = two
-    budget = "9 bits" if quantize == "auto" else ""
-    options = Quantization(quantize, kv_cache="int8", calibration=data, budget=budget)
-    folder = options.calibrated(find_source(module), tmp_path / "out", silent)
-    assert folder == tmp_path / "out.calibration"
+    options = {"quantize": quantize, "kv_cache": "int8", "calibration": data}
+    options |= {"budget": "9 bits"} if quantize == "auto" else {}
+    source = find_source(module)
+    pipeline = chosen_pipeline(get("onnx"), source, options)
+    (chosen,) = (
+        each
+        for each in calibrated(pipeline, source, tmp_path / "out", silent)
+        if isinstance(each, QuantizeModule)
+    )
+    assert chosen.calibration == str(tmp_path / "out.calibration")
     assert Statistics(tmp_path / "out.calibration").facts.gram == gram
 
 

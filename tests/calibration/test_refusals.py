@@ -169,7 +169,9 @@ def test_an_encoder_takes_text_without_a_mask(tmp_path: Path) -> None:
     text = MASKED.replace("f32[9, 4]", "f32[300, 4]").replace("B=1:2:8", "B=2:2:2")
     (tmp_path / "data.txt").write_text("the other " * 40)
     tokens = Tokenizer(tmp_path).encode("the other " * 40)
-    found = calibrate(Source(irc.parse(text), tmp_path), tmp_path / "data.txt", tmp_path / "out")
+    found = calibrate(
+        Source("text", irc.parse(text), tmp_path), tmp_path / "data.txt", tmp_path / "out"
+    )
     assert found.facts.tokens == len(tokens) // 32 * 32  # rows of 16 tokens, two at a time
     assert found.facts.batches == len(tokens) // 32
 

@@ -6,7 +6,8 @@ import time
 
 import pytest
 
-from irc.cli.console import Progress, error_line, markdown_table, paint, table
+from irc.cli.console import Progress, error_line, paint
+from irc.report import markdown_table, table
 
 
 class Terminal(io.StringIO):

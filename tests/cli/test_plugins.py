@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from irc.backends.tensorrt.commands import page
 from irc.backends.tensorrt.plugins import find
-from irc.cli.plugins import page
-from tests.cli.runner import irc, refused, works
+from tests.cli.runner import refused, works
 from tests.tensorrt.graphs import model, node
 from tests.user_code import EXAMPLE, restored_registries
 
@@ -66,15 +66,6 @@ def test_names_that_are_none() -> None:
     assert "registers no plugin" in refused(
         "plugins", "--plugin", EXAMPLE.with_name("two_tower.py")
     )
-
-
-def test_the_linter_takes_plugins(capped: Path) -> None:
-    answer = irc("lint", capped)
-    assert answer.status == 1 and "[unknown-plugin]" in answer.out and "--plugin" in answer.out
-    assert (
-        "warning [unknown-plugin]" in works("lint", capped, "--target", "tensorrt-11.4/sm_90").out
-    )
-    assert "no findings" in works("lint", capped, "--plugin", EXAMPLE).out
 
 
 def test_nodes_of_plugins_are_shown_as_operations(capped: Path) -> None:

@@ -175,13 +175,13 @@ def test_wrong_passes_are_not_registered(name: str, options: dict[str, Any], mes
 
 def test_options_are_described(options: type[Pass]) -> None:
     assert describe_options(options) == [
-        ("scheme", "a string", ""),
-        ("group", "an integer", "128"),
-        ("scale", "a number", "1.0"),
-        ("fast", "true or false", "false"),
-        ("exclude", 'a list such as ["a", "b"]', "[]"),
-        ("sizes", "a list such as [1, 2]", "[]"),
-        ("limit-to", "a string or none", "none"),
+        ("scheme", "a string", "", ""),
+        ("group", "an integer", "128", ""),
+        ("scale", "a number", "1.0", ""),
+        ("fast", "true or false", "false", ""),
+        ("exclude", 'a list such as ["a", "b"]', "[]", ""),
+        ("sizes", "a list such as [1, 2]", "[]", ""),
+        ("limit-to", "a string or none", "none", ""),
     ]
 
 

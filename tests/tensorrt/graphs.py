@@ -15,6 +15,7 @@ from irc.backends.onnx import graph
 from irc.backends.tensorrt.builder.request import BuildRequest, Profile
 from irc.backends.tensorrt.options import EngineOptions
 from irc.backends.tensorrt.target import Target
+from irc.pipeline.options import options_of
 
 F16, F32 = TensorProto.FLOAT16, TensorProto.FLOAT
 DTYPES = graph.DTYPES | {"f4e2m1": TensorProto.FLOAT4E2M1}
@@ -138,4 +139,6 @@ def asked(
 ) -> BuildRequest:
     """A request for an engine beside the model, by default without the cache."""
     engine, chosen = path.with_suffix(".engine"), {"caching": False, **options}
-    return BuildRequest(path, engine, TARGET, tuple(profiles), EngineOptions.of(chosen), base=base)
+    return BuildRequest(
+        path, engine, TARGET, tuple(profiles), options_of(EngineOptions, chosen), base=base
+    )

@@ -186,9 +186,10 @@ from pathlib import Path
 from irc.backends.tensorrt.builder.build import build
 from irc.backends.tensorrt.builder.request import BuildRequest
 from irc.backends.tensorrt.options import EngineOptions
+from irc.pipeline.options import options_of
 from irc.backends.tensorrt.target import Target
 folder = Path({folder!r})
-options = EngineOptions.of({{"plugins": str(folder / "own.py"), "caching": False}})
+options = options_of(EngineOptions, {{"plugins": str(folder / "own.py"), "caching": False}})
 build(BuildRequest(folder / "m.onnx", folder / "m.engine",
                    Target.parse("tensorrt-rtx-1.7/sm_80"), options=options))
 """

@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-from argparse import ArgumentParser
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import onnx
 import pytest
 
 import irc
-from irc.artifact.folder import ArtifactFolder
 from irc.backends.tensorrt import backend as tensorrt
 from irc.backends.tensorrt.backend import TensorRTBackend
 from irc.backends.tensorrt.builder.library import Library
 from irc.backends.tensorrt.lowering.table import rows
 from irc.backends.tensorrt.options import EngineOptions
 from irc.backends.tensorrt.target import Target
-from irc.cli.engines import add_engine, engine_options
-from irc.driver.options import Options, backend_of
+from irc.cli.arguments import Parser, add_settings, given_settings
+from irc.driver import find_source
+from irc.driver.options import chosen_backend
 from irc.errors import Error
+from irc.pipeline.options import options_of, settings_of
 from irc.text import parse_module
 from tests.tensorrt.emission import emitted
 
@@ -129,7 +129,7 @@ def test_the_target_of_a_build(
 
     monkeypatch.setattr(tensorrt, "capability", lambda: here)
     monkeypatch.setattr(library, "find", lambda flavour: Library(flavour, None, "11.2.0.1"))
-    options = EngineOptions.of({"target": target})
+    options = options_of(EngineOptions, {"target": target})
     found = TensorRTBackend("tensorrt", options).target
     assert (found.version, found.architectures) == ((11, 2), wanted)
 
@@ -155,16 +155,16 @@ def test_weights_inside_or_outside(
     dtype: str, engine: dict[str, Any], outside: bool, reason: str
 ) -> None:
     module = parse_module(f"module @m {{ {WEIGHTS[dtype]} }}")
-    assert EngineOptions.of(engine).outside(module) == outside
+    assert options_of(EngineOptions, engine).outside(module) == outside
     if reason:
         with pytest.raises(Error, match=f"{reason}.*give --weights inside"):
-            EngineOptions.of({**engine, "weights": "outside"}).outside(module)
+            options_of(EngineOptions, {**engine, "weights": "outside"}).outside(module)
 
 
 def test_several_ranks_share_weights_outside() -> None:
     module = parse_module(f"module @m mesh(tp=2) {{ {WEIGHTS['f32']} }}")
     assert EngineOptions().outside(module)
-    assert not EngineOptions.of({"strip": True}).outside(module)
+    assert not options_of(EngineOptions, {"strip": True}).outside(module)
 
 
 def test_an_artifact_is_compiled_again_as_it_was(tmp_path: Path) -> None:
@@ -185,21 +185,21 @@ def recompiled(folder: Path, before: dict[str, Any], **options: Any) -> Any:
     """The backend for compiling an artifact with the engine options `before` again."""
     engine = {"build": False, "target": "tensorrt-rtx-1.7"} | before
     irc.compile(parse_module(CACHE), folder / "out", backend="tensorrt-rtx", engine=engine)
-    return backend_of(ArtifactFolder.open(folder / "out"), cast("Options", options))
+    return chosen_backend(find_source(folder / "out"), options)
 
 
 @pytest.mark.parametrize("name", ["strip", "refit", "weight_streaming"])
 def test_a_remembered_flag_can_be_switched_off(name: str, tmp_path: Path) -> None:
     def parsed(*words: str) -> dict[str, Any]:
-        parser = ArgumentParser()
-        add_engine(parser)
-        return engine_options(parser.parse_args(words))
+        parser = Parser("compile", "compile", "")
+        add_settings(parser, settings_of(EngineOptions).values())
+        return given_settings(parser.parse(words), settings_of(EngineOptions))
 
     word = name.replace("_", "-")
     found = parsed(), parsed(f"--{word}"), parsed(f"--no-{word}")
     assert found == ({}, {name: True}, {name: False})
     assert getattr(recompiled(tmp_path, {name: True}).options, name)
-    off = recompiled(tmp_path, {name: True}, engine=parsed(f"--no-{word}"))
+    off = recompiled(tmp_path, {name: True}, **parsed(f"--no-{word}"))
     assert not getattr(off.options, name)
 
 

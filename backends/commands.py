@@ -1,0 +1,89 @@
+"""What a backend adds to irc's commands: its part of show, bench, cache, plugins, ops, doctor."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from irc.artifact.manifest import Progress
+from irc.ir.core import Module
+from irc.report import Report
+
+Ranges: TypeAlias = Mapping[str, tuple[int, int, int]]
+
+
+@dataclass(frozen=True)
+class Shown:
+    """What `irc show` was asked about: a source, how to read its module, a scope, sizes."""
+
+    source: str
+    module: Callable[[], Module]
+    scope: str | None
+    dims: Ranges
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line of `irc doctor`; `ok` is None for an optional package that is absent."""
+
+    what: str
+    ok: bool | None
+    detail: str
+
+
+@dataclass(frozen=True)
+class PluginPage:
+    """A plugin in `irc plugins`: its names, a summary, its facts, and the page about it."""
+
+    name: str
+    names: tuple[str, ...]
+    version: str
+    summary: str
+    facts: Mapping[str, Any]
+    text: str
+
+
+class Commands:
+    """The part of a backend in irc's commands; a backend without one has these defaults.
+
+    `shows` are the flags of `irc show` that it adds, with their help, `benches` the words of
+    `irc bench`. Two backends that share their commands return the same object.
+    """
+
+    shows: Mapping[str, str] = {}
+    benches: Mapping[str, str] = {}
+
+    def show(self, flag: str, shown: Shown) -> Report:
+        """The answer to `irc show --FLAG`."""
+        raise NotImplementedError(flag)
+
+    def bench(
+        self, word: str, modules: Sequence[Module], dims: Ranges, file: str, progress: Progress
+    ) -> Report:
+        """The answer to `irc bench WORD`; the choices are written into `file`, if it is named."""
+        raise NotImplementedError(word)
+
+    def cache(self, folder: Path | None, action: str) -> Report | None:
+        """List, measure (size) or delete (clear) what the backend keeps in a folder."""
+        return None
+
+    def load_plugins(self, files: Sequence[str]) -> None:
+        """Run the user's files that register plugins, where the backend has some."""
+
+    def plugins(self) -> Sequence[PluginPage]:
+        """The registered plugins."""
+        return ()
+
+    def importable(self) -> Mapping[tuple[str, str], tuple[str, Callable[..., Any]]]:
+        """Nodes of ONNX files, by their keys: their operations, and what reads their fields."""
+        return {}
+
+    def lowerings(self, target: str, op: str | None, markdown: bool) -> Report | None:
+        """What each operation, or one, becomes for a target; None without targets."""
+        return None
+
+    def findings(self) -> Sequence[Finding]:
+        """What `irc doctor` says about the libraries that it needs."""
+        return ()

@@ -1,0 +1,82 @@
+"""Reports: what a command answers, from which both its text and its JSON derive."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from string import Formatter
+from typing import Any, TypeAlias
+
+from .analysis.units import amount
+
+Row: TypeAlias = Mapping[str, Any]
+
+
+class _Units(Formatter):
+    """Formats with two more units: `{size:bytes}` and `{seconds:ms}`, of seconds."""
+
+    def format_field(self, value: Any, format_spec: str) -> str:
+        if format_spec == "bytes":
+            return amount(value)
+        if format_spec == "ms":
+            return f"{value * 1e3:.1f} ms"
+        return super().format_field(value, format_spec)
+
+
+_UNITS = _Units()
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows of facts by name, and what each column shows of a row.
+
+    `columns` are headings, each with a format, `{size:bytes} of {name}`, or a function of the row;
+    without `headings` they are not printed.
+    """
+
+    rows: Sequence[Row]
+    columns: Mapping[str, str | Callable[[Any], str]]
+    headings: bool = True
+
+    def cells(self) -> list[list[str]]:
+        """The text of every cell."""
+        return [
+            [
+                _UNITS.vformat(column, (), row) if isinstance(column, str) else column(row)
+                for column in self.columns.values()
+            ]
+            for row in self.rows
+        ]
+
+    def __str__(self) -> str:
+        return table(self.cells(), [*self.columns] if self.headings else ())
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a command answers: the facts, for programs, and the lines and tables about them.
+
+    `notes` are for standard error.
+    """
+
+    facts: Any
+    text: Sequence[str | Table] = ()
+    status: int = 0
+    notes: Sequence[str] = ()
+
+
+def table(rows: Iterable[Sequence[str]], header: Sequence[str] = ()) -> str:
+    """Rows as columns of equal width, two spaces between them."""
+    lines = [list(header)] * bool(header) + [list(row) for row in rows]
+    if not lines:
+        return ""
+    widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]))]
+    padded = [[f"{cell:{w}}" for cell, w in zip(line, widths, strict=True)] for line in lines]
+    return "\n".join("  ".join(line).rstrip() for line in padded)
+
+
+def markdown_table(rows: Iterable[Sequence[str]], header: Sequence[str]) -> str:
+    """Rows as a Markdown table."""
+    cells = [[cell.replace("|", r"\|") for cell in row] for row in rows]
+    lines = [header, ["---"] * len(header), *cells]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
