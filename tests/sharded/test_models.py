@@ -43,7 +43,7 @@ def check(module: Module, mesh: str, sequence: bool = False, plan: Path | None =
     return module
 
 
-@pytest.mark.parametrize(("name", "mesh"), pairs(MODELS, MESHES, 4))
+@pytest.mark.parametrize(("name", "mesh"), pairs(MODELS, MESHES, 1))
 def test_models_over_meshes(name: str, mesh: str) -> None:
     module = MODELS[name]()
     if "pp" in mesh and len(module.main.args) < 4 + 2 * Mesh.parse(mesh).size("pp"):
