@@ -1,4 +1,4 @@
-"""Nodes over symbolic sizes, as exporters write them: what ONNX's own backend tests leave out."""
+"""Nodes that neither ONNX's backend tests nor the random nodes have: of Microsoft, over symbols."""
 
 from __future__ import annotations
 
@@ -12,16 +12,7 @@ from onnx import helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
 from irc.backends.reference import evaluate
-from tests.frontends.onnx_models import (
-    OPSET,
-    compared,
-    kind_of,
-    model,
-    on_emitted,
-    on_ort,
-    read,
-    saved,
-)
+from tests.frontends.onnx_models import OPSET, compared, model, on_emitted, read, saved
 
 B, S = "batch", "seq"
 SIZES = {B: 3, S: 5, "2*seq": 10, "past": 4}
@@ -55,205 +46,85 @@ def f32(*shape: int) -> Any:
 
 
 X = {"x": ("f32", (B, S, 8))}
-INTS = {"x": ("i64", (B, S)), "y": ("i64", (S,))}
 IDS = {"ids": ("i64", (B, S))}
 
 CASES = [
-    Case("Div", {"x": ("i64", (B, S))}, {"by": i64(3)}),
-    Case("Mod", {"x": ("i64", (B, S))}, {"by": i64(3)}),
-    Case("Pow", X, {"two": np.float32(2)}),
-    Case("Pow", X, {"half": np.float32(0.5)}, positive=True),
-    Case("Pow", X, {"three": i64(3)}),
-    Case("Clip", X, {"low": np.float32(0.5), "high": np.float32(-0.5)}),
     Case("Gelu", X, domain="com.microsoft", opset=17),
     Case("FastGelu", X, {"b": f32(8)}, domain="com.microsoft"),
     Case("BiasGelu", X, {"b": f32(8)}, domain="com.microsoft"),
     Case("QuickGelu", X, domain="com.microsoft", attributes={"alpha": 1.702}),
-    Case("Cast", X, attributes={"to": 7}),
-    Case("Cast", {"x": ("i64", (B, S))}, attributes={"to": 1}),
-    Case("Reshape", X, {"s": i64(0, -1)}),
-    Case("Reshape", X, {"s": i64(-1, 8)}),
-    Case("Reshape", X, {"s": i64(0, 0, 2, 4)}),
-    Case("Reshape", {"x": ("f32", ("2*seq", 8))}, {"s": i64(-1, 2, 4)}),
-    Case("Flatten", X, attributes={"axis": 2}),
-    Case("Flatten", X, attributes={"axis": 0}),
-    Case("Squeeze", {"x": ("f32", (B, 1, 8, 1))}, {"a": i64(1, -1)}),
-    Case("Squeeze", {"x": ("f32", (B, 1, 8, 1))}),
-    Case("Unsqueeze", X, {"a": i64(0, -1)}),
-    Case("Transpose", X, attributes={"perm": [2, 0, 1]}),
-    Case("Transpose", X),
-    Case("Expand", {"x": ("f32", (B, 1, 8))}, {"s": i64(2, 1, 5, 1)}),
-    Case("Tile", X, {"r": i64(1, 2, 3)}),
-    Case("Slice", X, {"s": i64(1), "e": i64(1 << 62), "a": i64(1)}),
-    Case("Slice", X, {"s": i64(-2, 0), "e": i64(-1, -1), "a": i64(1, 2)}),
-    Case("Slice", X, {"s": i64(0), "e": i64(8), "a": i64(-1), "t": i64(3)}),
-    Case("Slice", X, {"s": i64(-1), "e": i64(-(1 << 62)), "a": i64(1), "t": i64(-1)}),
-    Case("Slice", X, {"s": i64(6), "e": i64(1), "a": i64(2), "t": i64(-2)}),
-    Case("Slice", X, {"s": i64(5), "e": i64(2), "a": i64(2)}),
-    Case("Split", X, attributes={"axis": -1, "num_outputs": 3}, outputs=3),
-    Case("Split", X, {"n": i64(2, 6)}, {"axis": 2}, outputs=2),
-    Case("Split", X, attributes={"axis": 2}, outputs=2, opset=13),
-    Case("Concat", {"x": ("f32", (B, S)), "y": ("f32", (B, "past"))}, attributes={"axis": 1}),
-    Case("Pad", X, {"p": i64(0, 1, 0, 0, 0, 2), "v": np.float32(1.5)}),
-    *(Case("Pad", X, {"p": i64(2, 3), "v": np.float32(0), "a": i64(-1)}, {"mode": mode})
-      for mode in ("edge", "reflect", "wrap")),
-    Case("Einsum", {"x": ("f32", (B, S, S)), "w": ("f32", (S,))},
-         attributes={"equation": "...ii,i->...i"}),
-    Case("Pad", X, {"p": i64(1, -1), "v": np.float32(0), "a": i64(-1)}),
-    Case("Trilu", {"x": ("f32", (B, S, S))}, {"k": np.int64(1)}, {"upper": 1}),
-    Case("Trilu", {"x": ("f32", (B, S, S))}, attributes={"upper": 0}),
-    Case("CumSum", X, {"a": np.int64(1)}, {"exclusive": 1, "reverse": 1}),
-    *(Case(k, {"x": ("f32", (B, S, S)), "a": ("few", ())}, {}, words)
-      for k, words in (("CumSum", {"reverse": 1}), ("Trilu", {}), ("Trilu", {"upper": 0}))),
-    *(Case("ReverseSequence", {"x": ("f32", (5, 5, S)), "n": ("i64", (5,))}, {},
-           {"time_axis": n, "batch_axis": 1 - n}) for n in (0, 1)),
-    Case("Gather", X, {"i": i64(0, -1, 2)}, {"axis": 2}),
-    Case("Gather", X, {"i": np.array(-1, np.int64)}, {"axis": 1}),
-    Case("Gather", IDS, {"t": f32(4, 6)}, order="t ids"),
-    Case("ScatterElements", {"x": ("f32", (B, 8)), "i": ("i64", (B, 1)), "u": ("f32", (B, 1))},
-         attributes={"axis": 1}),
-    Case("GatherND", {"x": ("f32", (4, 4, 6)), "i": ("i64", (B, S, 2))}),
-    Case("GatherND", {"x": ("f32", (4, S, 6)), "i": ("i64", (B, 1))}),
-    Case("ScatterND", {"x": ("f32", (8, S)), "u": ("f32", (3, S))}, {"i": i64(6, 0, -1)[:, None]},
-         order="x i u"),
-    Case("ScatterND", {"x": ("f32", (4, 4, 6)), "i": ("i64", (B, S, 2)), "u": ("f32", (B, S, 6))},
-         attributes={"reduction": "add"}),
-    Case("ScatterND", {"x": ("f32", (8,)), "u": ("f32", (2, 2))},
-         {"i": np.arange(4).reshape(2, 2, 1)}, {"reduction": "max"}, order="x i u"),
-    Case("OneHot", IDS, {"n": np.int64(5), "v": np.array([0, 1], np.float32)}),
-    Case("OneHot", IDS, {"n": np.int64(5), "v": np.array([-1, 3], np.float32)}),
-    *(Case(k, X, {"a": i64(-1)}, {"keepdims": 0}) for k in ("ReduceMean", "ReduceMax")),
-    Case("ReduceMin", X, {"a": i64(-1)}),
-    *(Case(k, X, {"a": i64(0, 2)}) for k in ("ReduceSum", "ReduceProd", "ReduceL1", "ReduceL2")),
-    *(Case(f"ReduceLogSum{k}", X, {"a": i64(0, 2)}, positive=True) for k in ("", "Exp")),
-    Case("ReduceLogSumExp", X, attributes={"keepdims": 0}),
-    Case("ReduceLogSum", X, attributes={"axes": [1], "keepdims": 0}, opset=13, positive=True),
-    Case("ReduceSumSquare", X, attributes={"axes": [1], "keepdims": 0}, opset=13),
-    Case("ReduceMean", X, attributes={"axes": [-1]}, opset=17),
-    Case("ReduceSum", X, attributes={"noop_with_empty_axes": 1}),
-    Case("ReduceMean", X),
-    Case("ArgMin", INTS, attributes={"axis": 1}, order="x"),
-    Case("TopK", X, {"k": i64(3)}, {"axis": -1}, outputs=2),
-    Case("TopK", X, {"k": i64(3)}, {"axis": 1, "largest": 0}, outputs=2),
-    Case("TopK", {"x": ("i64", (B, S))}, {"k": i64(2)}, {"largest": 0}, outputs=2),
-    Case("MatMul", {**X, "y": ("f32", (B, 8, 6))}),
-    Case("MatMul", X, {"w": f32(8, 6)}),
-    Case("MatMul", {"x": ("f32", (8,))}, {"w": f32(8, 6)}),
-    Case("MatMul", X, {"w": f32(8)}),
-    Case("Conv", {"x": ("f32", (B, 4, S))}, {"w": f32(6, 2, 3), "b": f32(6)},
-         {"group": 2, "pads": [2, 1]}),
-    Case("Conv", {"x": ("f32", (B, 2, 9, 8))}, {"w": f32(3, 2, 3, 2)},
-         {"strides": [2, 1], "dilations": [1, 3], "auto_pad": "VALID"}),
-    Case("ConvTranspose", {"x": ("f32", (B, 4, S))}, {"w": f32(4, 3, 4), "b": f32(6)},
-         {"group": 2, "strides": [3], "dilations": [2], "pads": [2, 1], "output_padding": [1]}),
-    Case("ConvTranspose", {"x": ("f32", (B, 2, 5, 4))}, {"w": f32(2, 3, 2, 3)},
-         {"strides": [3, 2], "output_shape": [11, 9]}),
-    Case("AveragePool", {"x": ("f32", (B, 4, S))}, {},
-         {"kernel_shape": [3], "pads": [1, 1]}),
-    Case("AveragePool", {"x": ("f32", (B, 4, 7, 8))}, {},
-         {"kernel_shape": [3, 2], "strides": [2, 3], "pads": [1, 0, 1, 1], "ceil_mode": 1,
-          "count_include_pad": 1}),
-    *(Case(k, {"x": ("f32", (B, 3, 7, 8))},
-           attributes={"kernel_shape": [3, 2], "strides": [2, 3], **words})
-      for k in ("MaxPool", "AveragePool", "LpPool")
-      for words in ({"ceil_mode": 1, "pads": [1, 0, 1, 1]}, {"dilations": [2, 3]},
-                    {"auto_pad": "SAME_UPPER"}, {"auto_pad": "SAME_LOWER"})),
-    *(Case("MaxPool", {"x": ("i8" if words else "f32", (B, 3, 7, "2*seq"))}, attributes={
-        "kernel_shape": [3, 2], "strides": [1, 2], "pads": [1, 0, 0, 0], **words})
-      for words in ({}, {"auto_pad": "SAME_UPPER"})),
-    *(Case("MaxPool", {"x": ("i8", (B, 3, 7, 8))}, outputs=2, attributes={
-        "kernel_shape": [3, 3], "pads": [1, 1, 1, 1], "storage_order": n}) for n in (0, 1)),
-    *(Case(k, {"x": ("f32", (B, 2, 5, 4))}, {"w": f32(2, 2, 3, 3)},
-           {"strides": [2, 3], "auto_pad": way})
-      for k in ("Conv", "ConvTranspose") for way in ("SAME_UPPER", "SAME_LOWER")),
-    Case("GlobalLpPool", {"x": ("f32", (B, 3, S, 8))}, attributes={"p": 3}, opset=13),
-    *(Case("LRN", {"x": ("f32", (B, 7, S, 2))}, attributes={
-        "size": n, "alpha": 0.3, "beta": 0.6, "bias": 1.5}) for n in (3, 5)),
-    *(Case("Hardmax", X, attributes={"axis": n}) for n in (-1, 1)),
-    *(Case("LpNormalization", {"x": ("f32", (B, S, 2))}, attributes={"p": p, "axis": 1})
-      for p in (1, 2)),
-    *(Case("DepthToSpace", {"x": ("f32", (B, 12, S, 3))}, {}, {"blocksize": 2, "mode": m})
-      for m in ("DCR", "CRD")),
-    Case("SpaceToDepth", {"x": ("f32", (B, 3, 4, "2*seq"))}, attributes={"blocksize": 2}),
-    *(Case("Resize", {"x": ("f32", (B, 2, 5, 4))}, {"n": i64(9, 3) if m == "linear" else i64(3, 7)},
-           {"mode": m, "coordinate_transformation_mode": c, "axes": [2, 3]}, order="x   n")
-      for m in ("linear", "cubic", "nearest")
-      for c in ("half_pixel", "pytorch_half_pixel", "align_corners", "asymmetric")),
-    *(Case("Resize", {"x": ("f32", (B, 2, 7, 4))}, {"n": i64(3, 9)},
-           {"mode": m, "antialias": n, "exclude_outside": 1, "axes": [2, 3]}, order="x   n")
-      for m, n in (("linear", 1), ("cubic", 0), ("cubic", 1))),
-    Case("Resize", {"x": ("f32", (B, 2, 7, 6))}, {"n": np.array([1, 1, 0.4, 0.5], np.float32)},
-         {"mode": "cubic", "antialias": 1, "exclude_outside": 1, "cubic_coeff_a": -0.5},
-         order="x  n"),
-    *(Case("Resize", {"x": ("f32", (B, S, 3))}, {"n": np.array([1, 2, 1.5], np.float32)},
-           {"mode": "nearest", "coordinate_transformation_mode": c, "nearest_mode": m},
-           order="x  n")
-      for c, m in (("asymmetric", "floor"), ("half_pixel", "round_prefer_ceil"),
-                   ("asymmetric", "ceil"), ("half_pixel", "round_prefer_floor"))),
-    *(Case("GridSample", {"x": ("f32", (B, 2, 4, 3)), "g": ("f32", (B, S, 6, 2))}, attributes={
-        "mode": m, "padding_mode": p, "align_corners": n})
-      for m in ("nearest", "linear", "cubic") for p in ("zeros", "border", "reflection")
-      for n in (0, 1) if (m, p) != ("cubic", "border")),
-    Case("GridSample", {"x": ("f32", (B, 2, 4, S)), "g": ("f32", (B, 2, 6, 2))}, opset=16),
-    Case("GridSample", {"x": ("f32", (B, 2, 4, 3, 2)), "g": ("f32", (B, S, 2, 1, 3))}),
-    Case("Gemm", {"x": ("f32", (B, 8))}, {"w": f32(6, 8), "c": f32(6)}, {"transB": 1}),
-    Case("Gemm", {"x": ("f32", (B, 8))}, {"w": f32(6, 8)}, {"transB": 1, "alpha": 0.5}),
-    Case("Gemm", {"x": ("f32", (B, 8))}, {"w": f32(8, 6), "c": f32(1, 6)}, {"alpha": 0.5}),
-    Case("Gemm", {"x": ("f32", (8, B))}, {"w": f32(8, 6), "c": f32(1)}, {"transA": 1, "beta": 2.0}),
     Case("FusedMatMul", {**X, "y": ("f32", (B, 6, 8))}, {}, {"transB": 1, "alpha": 0.25},
          domain="com.microsoft"),
-    Case("LayerNormalization", X, {"s": f32(8), "b": f32(8)}, {"epsilon": 1e-3}),
-    Case("LayerNormalization", X, {"s": f32(8)}, {"axis": 2}, outputs=3),
-    Case("LayerNormalization", {"x": ("f32", (B, 5, 8))}, {"s": f32(5, 8), "b": f32(5, 8)},
-         {"axis": 1, "epsilon": 1e-3}),
-    Case("LayerNormalization", {"x": ("f32", (2, 3, 8))}, {"s": f32(3, 8), "b": f32(8)},
-         {"axis": -2}),
-    Case("LayerNormalization", {"x": ("f32", (2, 3, 8))}, {"s": f32(2, 3, 8)}, {"axis": 0}),
-    Case("RMSNormalization", {"x": ("f32", (B, 5, 8))}, {"s": f32(5, 8)}, {"axis": 1}),
-    *(Case("BatchNormalization", {"x": ("f32", shape)},
-           {"s": f32(5), "b": f32(5), "m": f32(5), "v": ("positive", (5,))}, {"epsilon": 1e-2},
-           opset=n)
-      for shape, n in (((B, 5, S, 2), OPSET), ((B, 5), 14), ((B, 5, S), 13))),
-    Case("RMSNormalization", X, {"s": f32(8)}, {"epsilon": 1e-3}),
-    Case("SimplifiedLayerNormalization", X, {"s": f32(8)}, {"epsilon": 1e-3}, opset=17),
     Case("SkipSimplifiedLayerNormalization", {**X, "r": ("f32", (B, S, 8))}, {"s": f32(8)},
          {"epsilon": 1e-3}, domain="com.microsoft"),
     Case("SkipLayerNormalization", {**X, "r": ("f32", (B, S, 8))}, {"s": f32(8), "b": f32(8)},
          domain="com.microsoft"),
-    Case("Einsum", {**X, "y": ("f32", (B, 6, 8))}, attributes={"equation": "bsk,bnk->bsn"}),
-    Case("Einsum", {"x": ("f32", (B, S, 2, 4)), "y": ("f32", (B, "past", 2, 4))},
-         attributes={"equation": "bihd,bjhd->bhij"}),
-    Case("RotaryEmbedding", {"x": ("f32", (B, 2, S, 8))}, {"c": f32(64, 4), "s": f32(64, 4)},
-         order="x c s ids"),
-    Case("RotaryEmbedding", {"x": ("f32", (B, S, 16))}, {"c": f32(64, 2), "s": f32(64, 2)},
-         {"num_heads": 2, "rotary_embedding_dim": 4, "interleaved": 1}, order="x c s ids"),
+    Case("SimplifiedLayerNormalization", X, {"s": f32(8)}, {"epsilon": 1e-3}, opset=17),
     *(Case("RotaryEmbedding", {"x": ("f32", (B, 2, S, 8))}, {"c": f32(64, 4), "s": f32(64, 4)},
            {"interleaved": n}, order="x ids c s", domain="com.microsoft") for n in (0, 1)),
-    Case("Attention", dict.fromkeys("qkv", ("f32", (B, 2, S, 8))), attributes={"is_causal": 1}),
-    Case("Attention", {"q": ("f32", (B, 2, 4, 8))} | dict.fromkeys("kv", ("f32", (B, 2, S, 8))),
-         attributes={"is_causal": 1}),
-    Case("Attention", {"q": ("f32", (B, 2, S, 8))} | dict.fromkeys("kv", ("f32", (B, 2, 4, 8))),
-         attributes={"is_causal": 1}),
-    Case("Attention", dict.fromkeys("qkv", ("f32", (B, S, 16))) | {"m": ("bool", (S, S))},
-         attributes={"q_num_heads": 4, "kv_num_heads": 4, "scale": 0.3}),
-    Case("Attention", {"q": ("f32", (B, 4, S, 8)), "k": ("f32", (B, 2, "past", 8)),
-                       "v": ("f32", (B, 2, "past", 6)), "m": ("f32", (B, 1, S, "past"))}),
+    Case("RotaryEmbedding", {"x": ("f32", (B, S, 16))}, {"c": f32(64, 2), "s": f32(64, 2)},
+         {"num_heads": 2, "rotary_embedding_dim": 4, "interleaved": 1}, order="x c s ids"),
+    Case("Reshape", {"x": ("f32", ("2*seq", 8))}, {"s": i64(-1, 2, 4)}),
+    Case("Split", X, attributes={"axis": 2}, outputs=2, opset=13),
+    *(Case("Pad", X, {"p": i64(2, 3), "v": np.float32(0), "a": i64(-1)}, {"mode": mode})
+      for mode in ("edge", "reflect", "wrap")),
+    Case("Einsum", {"x": ("f32", (B, S, S)), "w": ("f32", (S,))},
+         attributes={"equation": "...ii,i->...i"}),
+    Case("Einsum", {"x": ("f32", (B, S, 2, 4)), "y": ("f32", (B, "past", 2, 4))},
+         attributes={"equation": "bihd,bjhd->bhij"}),
+    *(Case(k, {"x": ("f32", (B, S, S)), "a": ("few", ())}, {}, words)
+      for k, words in (("CumSum", {"reverse": 1}), ("Trilu", {}), ("Trilu", {"upper": 0}))),
+    *(Case("ReverseSequence", {"x": ("f32", (5, 5, S)), "n": ("i64", (5,))}, {},
+           {"time_axis": n, "batch_axis": 1 - n}) for n in (0, 1)),
+    Case("ScatterND", {"x": ("f32", (8,)), "u": ("f32", (2, 2))},
+         {"i": np.arange(4).reshape(2, 2, 1)}, {"reduction": "max"}, order="x i u"),
+    Case("ReduceLogSum", X, attributes={"axes": [1], "keepdims": 0}, opset=13, positive=True),
+    Case("Gemm", {"x": ("f32", (B, 8))}, {"w": f32(6, 8), "c": f32(6)}, {"transB": 1}),
+    Case("LayerNormalization", {"x": ("f32", (2, 3, 8))}, {"s": f32(3, 8), "b": f32(8)},
+         {"axis": -2}),
+    Case("BatchNormalization", {"x": ("f32", (B, 5, S))},
+         {"s": f32(5), "b": f32(5), "m": f32(5), "v": ("positive", (5,))}, opset=13),
+    Case("Conv", {"x": ("f32", (B, 4, S))}, {"w": f32(6, 2, 3), "b": f32(6)},
+         {"group": 2, "pads": [2, 1]}),
+    Case("ConvTranspose", {"x": ("f32", (B, 4, S))}, {"w": f32(4, 3, 4), "b": f32(6)},
+         {"group": 2, "strides": [3], "dilations": [2], "pads": [2, 1], "output_padding": [1]}),
+    *(Case(k, {"x": ("f32", (B, 2, 5, 4))}, {"w": f32(2, 2, 3, 3)},
+           {"strides": [2, 3], "auto_pad": way})
+      for k in ("Conv", "ConvTranspose") for way in ("SAME_UPPER", "SAME_LOWER")),
+    *(Case(k, {"x": ("f32", (B, 3, 7, 8))},
+           attributes={"kernel_shape": [3, 2], "strides": [2, 3], **words})
+      for k in ("MaxPool", "AveragePool", "LpPool")
+      for words in ({"ceil_mode": 1, "pads": [1, 0, 1, 1]}, {"dilations": [2, 3]})),
+    Case("MaxPool", {"x": ("i8", (B, 3, 7, "2*seq"))},
+         attributes={"kernel_shape": [3, 2], "strides": [1, 2], "auto_pad": "SAME_UPPER"}),
+    *(Case("MaxPool", {"x": ("i8", (B, 3, 7, 8))}, outputs=2, attributes={
+        "kernel_shape": [3, 3], "pads": [1, 1, 1, 1], "storage_order": n}) for n in (0, 1)),
+    Case("SpaceToDepth", {"x": ("f32", (B, 3, 4, "2*seq"))}, attributes={"blocksize": 2}),
+    *(Case("Resize", {"x": ("f32", (B, 2, 7, 4))}, {"n": i64(3, 9)},
+           {"mode": m, "antialias": n, "exclude_outside": 1, "axes": [2, 3]}, order="x   n")
+      for m, n in (("linear", 1), ("cubic", 0), ("cubic", 1))),
+    *(Case("Resize", {"x": ("f32", (B, S, 3))}, {"n": np.array([1, 2, 1.5], np.float32)},
+           {"mode": "nearest", "coordinate_transformation_mode": c, "nearest_mode": m},
+           order="x  n")
+      for c, m in (("asymmetric", "floor"), ("half_pixel", "round_prefer_ceil"))),
+    Case("GridSample", {"x": ("f32", (B, 2, 4, S)), "g": ("f32", (B, 2, 6, 2))}, opset=16),
+    *(Case("GridSample", {"x": ("f32", (B, 2, 4, 3)), "g": ("f32", (B, S, 6, 2))}, attributes={
+        "mode": m, "padding_mode": "reflection", "align_corners": n})
+      for m, n in (("nearest", 0), ("linear", 1), ("cubic", 0))),
 ]  # fmt: skip
 
 
 def drawn(case: Case, spec: Any, rng: np.random.Generator) -> np.ndarray[Any, Any]:
-    """Normal numbers, or positive ones; integers from 0, for divisions also below."""
+    """Normal numbers, or positive ones; integers from 0."""
     kind, shape = spec
     sizes = [SIZES[size] if isinstance(size, str) else size for size in shape]
     if kind in ("f32", "normal", "positive"):
         found = rng.standard_normal(sizes).astype(np.float32)
         positive = case.positive or kind == "positive"
         return np.abs(found) + np.float32(0.1) if positive else found
-    low, high = -5 if case.kind in ("Div", "Mod") else 0, 2 if kind == "bool" else 4
     if kind == "few":
         return np.array(rng.integers(-2, 3), np.int64)
-    held = {"bool": np.bool_, "i8": np.int8}.get(kind, np.int64)
-    return rng.integers(low, high, sizes).astype(held)
+    return rng.integers(0, 4, sizes).astype(np.int8 if kind == "i8" else np.int64)
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
@@ -322,55 +193,6 @@ def test_bits_of_integers(kind: str, rng: np.random.Generator, tmp_path: Path) -
     for results in (evaluate(module, given).values(), on_emitted(module, given, tmp_path)):
         for got, want in zip(results, wanted, strict=True):
             np.testing.assert_array_equal(got, want)
-
-
-LEAST, FAR = -(1 << 31), -(1 << 63)
-LOW = {kind: np.iinfo(kind).min for kind in ("i4", "i8")}
-FIVE = np.arange(5, dtype=np.float32)
-EDGES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
-    *(("Slice", {"x": FIVE, "s": i64(start), "e": i64(end), "a": i64(0), "t": i64(step)}, {})
-      for start, end, step in ((4, LEAST, -1), (7, FAR, -1), (-1, LEAST, -2), (9, 0, -1),
-                               (5, -6, -2), (-9, 2, -1), (-8, 1 << 40, 1), (3, -9, 1))),
-    ("OneHot", {"i": i64(-1, -5, -6, 4, 5), "n": i64(5), "v": np.array([2, 7], np.float32)}, {}),
-    ("OneHot", {"i": -FIVE, "n": np.float32(5), "v": np.array([2, 7], np.float32)}, {}),
-    *((f"Reduce{kind}", {"x": i64(3, 2)}, {"noop_with_empty_axes": 1, "keepdims": 0})
-      for kind in ("Sum", "Prod", "Min", "Max", "L1", "SumSquare")),
-    *((f"Reduce{kind}", {"x": np.array(3, np.float32)}, {"noop_with_empty_axes": noop})
-      for kind in ("L1", "L2", "SumSquare", "LogSum") for noop in (0, 1)),
-    *(("Range", {"a": np.float32(a), "b": np.float32(b), "c": np.float32(c)}, {})
-      for a, b, c in ((0, 0.3, 0.1), (-1, -0.4, 0.1), (0, 1, 0.3), (1, 0, -0.25))),
-    *((kind, {"x": np.array([np.nan, 1, np.nan], np.float16),
-              "y": np.array([1, np.nan, np.nan], np.float16)}, {}) for kind in ("Min", "Max")),
-    *((kind, {"x": np.array([low, low, 7, -7, low, low], name),
-              "y": np.array([low, 2, low, low, 3, -2], name)}, words)
-      for name, low in LOW.items()
-      for kind, words in (("Div", {}), ("Mod", {}), ("Mod", {"fmod": 1}))),
-    ("Div", {"x": np.array([LOW["i4"], -7, 7], "i4"), "y": np.array(3, "i4")}, {}),
-    ("Celu", {"x": np.array(-1, np.float32)}, {"alpha": 0.5}),
-    ("LpNormalization", {"x": np.zeros((2, 3), np.float32)}, {"axis": 0}),
-    ("Gather", {"x": FIVE, "i": i64(-1, 0, -5)[:, None]}, {"axis": 0}),
-    ("GatherElements", {"x": FIVE, "i": i64(-1, 0, -5)}, {"axis": 0}),
-    ("ScatterElements", {"x": FIVE, "i": i64(-1, 0, -4), "u": -FIVE[:3]}, {"axis": 0}),
-]  # fmt: skip
-KNOWN = {"Slice": "seat", "OneHot": "n", "Range": "abc"}  # operands that are always constants
-
-
-@pytest.mark.parametrize("constant", [False, True], ids=["read", "folded"])
-@pytest.mark.parametrize(("kind", "operands", "attributes"), EDGES)
-def test_edges(
-    kind: str, operands: dict[str, Any], attributes: dict[str, Any], constant: bool, tmp_path: Path
-) -> None:
-    """Of nodes that are read and of constants, and of the file that irc writes."""
-    arrays = {name: np.asarray(each) for name, each in operands.items()}
-    known = [name for name in arrays if constant or name in KNOWN.get(kind, "")]
-    given = {name: array for name, array in arrays.items() if name not in known}
-    inputs = {name: (kind_of(array), array.shape) for name, array in given.items()}
-    node = helper.make_node(kind, list(arrays), ["out"], **attributes)
-    path = saved(model([node], inputs, ["out"], {n: arrays[n] for n in known}), tmp_path)
-    module = compared(path, given)
-    if given:
-        (wanted,), (found,) = on_ort(path, given), on_emitted(module, given, tmp_path)
-        np.testing.assert_allclose(found, wanted, rtol=1e-5)
 
 
 @pytest.mark.parametrize(("kind", "found"), [("Sub", "gather"), ("Add", "embedding")])
@@ -447,39 +269,6 @@ def test_constants_in_nodes(rng: np.random.Generator, tmp_path: Path) -> None:
     assert "bytes(@model" in str(module)  # the table stays where it is
 
 
-def test_constants_are_computed_as_onnx_says(tmp_path: Path) -> None:
-    """Integers are divided towards zero, and Mod has the sign of the divisor."""
-    initial = {"a": i64(-7, 7, -8, 8), "b": i64(2, -2, 3, -3), "one": i64(1), "w": i64(3)}
-    names = {"Div": "q", "Mod": "m", "Sub": "d", "Max": "x", "Min": "n", "Less": "l"}
-    nodes = [helper.make_node(kind, ["a", "b"], [out]) for kind, out in names.items()]
-    nodes.append(helper.make_node("Where", ["l", "a", "b"], ["s"]))
-    nodes.append(helper.make_node("Slice", ["a", "w", "one", "zero", "back"], ["r"]))
-    initial |= {"zero": i64(0), "back": i64(-1)}
-    outputs = [*names.values(), "s", "r"]
-    compared(saved(model(nodes, {}, outputs, initial), tmp_path), {})
-
-
-def test_lookups_with_clamped_ids(rng: np.random.Generator, tmp_path: Path) -> None:
-    """What only resembles an embedding stays what it is."""
-    initial = {
-        "t": rng.standard_normal((4, 6)).astype(np.float32),
-        "low": np.array(1, np.int64),
-        "high": np.array(3, np.int64),
-        "last": i64(-1),
-        "zero": np.float32(0),
-    }
-    nodes = [
-        helper.make_node("Max", ["ids", "low"], ["a"]),
-        helper.make_node("Min", ["a", "high"], ["b"]),
-        helper.make_node("Gather", ["t", "b"], ["rows"]),
-        helper.make_node("Equal", ["ids", "b"], ["same"]),
-        helper.make_node("Unsqueeze", ["same", "last"], ["inside"]),
-        helper.make_node("Where", ["inside", "rows", "zero"], ["out"]),
-    ]
-    path = saved(model(nodes, IDS, ["out"], initial), tmp_path)
-    compared(path, {"ids": rng.integers(-3, 7, (3, 5))})
-
-
 def test_log_sum_exp_does_not_overflow(tmp_path: Path) -> None:
     x = np.array([[1000, 1001], [-1000, -np.inf], [np.inf, 1], [-np.inf, -np.inf]], np.float32)
     node = helper.make_node("ReduceLogSumExp", ["x", "a"], ["out"], keepdims=0)
@@ -507,3 +296,48 @@ def test_batches_are_normalised_in_f32(rng: np.random.Generator, tmp_path: Path)
     want = ((x - m) / np.sqrt(v + 1e-5) * s + b).astype(np.float16)
     (found,) = evaluate(read(path), {"x": x}).values()
     np.testing.assert_allclose(found, want, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("columns", "rest", "is_joined"),
+    [
+        (["rows", "columns"], (3,), True),
+        (["columns", "columns"], (), False),  # a diagonal
+    ],
+    ids=["slices", "diagonal"],
+)
+def test_indices_that_count(
+    columns: list[str],
+    rest: tuple[int, ...],
+    is_joined: bool,
+    rng: np.random.Generator,
+    tmp_path: Path,
+) -> None:
+    """Those in order need no arithmetic on indices; others are what they are."""
+    nodes = [
+        helper.make_node("Shape", ["x"], ["sizes"]),
+        helper.make_node("Gather", ["sizes", "zero"], ["height"]),
+        helper.make_node("Gather", ["sizes", "one"], ["width"]),
+        helper.make_node("Range", ["zero", "height", "one"], ["all_rows"]),
+        helper.make_node("Range", ["zero", "width", "one"], ["all_columns"]),
+        helper.make_node("Unsqueeze", ["all_rows", "behind"], ["rows4"]),
+        helper.make_node("Unsqueeze", ["all_columns", "before"], ["columns4"]),
+        helper.make_node("Max", ["rows4", "columns4"], ["both"]),
+        helper.make_node("Shape", ["both"], ["wide"]),
+        helper.make_node("Expand", ["rows4", "wide"], ["rows"]),
+        helper.make_node("Expand", ["columns4", "wide"], ["columns"]),
+        *(
+            helper.make_node("Unsqueeze", [name, "last"], [f"part{i}"])
+            for i, name in enumerate(columns)
+        ),
+        helper.make_node("Concat", ["part0", "part1"], ["index"], axis=-1),
+        helper.make_node("GatherND", ["x", "index"], ["out"]),
+    ]
+    numbers = {"zero": 0, "one": 1, "behind": [1, 2], "before": [0, 1], "last": [-1]}
+    initial = {name: np.array(value, np.int64) for name, value in numbers.items()}
+    shape = ("n", "n") if columns == ["columns", "columns"] else ("n", "m")
+    made = model(nodes, {"x": ("f32", (*shape, *rest))}, ["out"], initial)
+    sizes = (4, 4) if shape[0] == shape[1] else (3, 4)
+    x = rng.standard_normal((*sizes, *rest)).astype(np.float32)
+    module = compared(saved(made, tmp_path), {"x": x})
+    assert ("lt" not in [op.opname for op in module.main]) == is_joined

@@ -101,17 +101,6 @@ def test_angles_of_late_positions(rng: np.random.Generator, tmp_path: Path) -> N
     close(path, "bf16", {"x": x, "positions": np.array([[5001], [4003]])})
 
 
-def test_a_state_has_the_dtype(tmp_path: Path) -> None:
-    """A cache that is overwritten in place is stored in the dtype; other ports are not."""
-    shape = {"cache": ("f32", ("n", 1, 8, 4)), "new": ("f32", ("n", 1, 1, 4))}
-    inputs: dict[str, Any] = {**shape, "past": ("i64", ("n",))}
-    scatter = node("TensorScatter", ["cache", "new", "past"], ["stored"], axis=2)
-    path = saved(model([scatter], inputs, ["stored"], opset=24), tmp_path)
-    main = converted(path, "f16").main
-    assert [arg.type.dtype for arg in main.args] == ["f16", "f32", "i64"]
-    assert [value.type.dtype for value in main.returned] == ["f16"]
-
-
 def test_the_command_takes_a_dtype(rng: np.random.Generator, tmp_path: Path) -> None:
     weight = rng.standard_normal((8, 8)).astype(np.float32)
     made = model(

@@ -21,13 +21,11 @@ from irc.frontends.onnx import import_onnx
 from irc.ir.dtypes import numpy_dtype
 from irc.onnx_format.module_text import CHECKSUM
 from irc.text import parse_module, print_module
-from tests.fresh import fresh
 from tests.frontends.onnx_models import read
 from tests.ops.compare import assert_close
 from tests.ops.example import Example, inputs_of, module_of
 from tests.ops.examples import EXAMPLES
 from tests.ops.test_onnx import GLOBAL_VIEW, solvable
-from tests.random_modules import random_module
 from tests.tiny_checkpoint import write_checkpoint
 
 
@@ -78,26 +76,6 @@ def test_an_operation_comes_back(
     found, wanted = evaluate(by_nodes, given), evaluate(module, inputs)
     for got, (name, want) in zip(found.values(), wanted.items(), strict=True):
         assert_close(got.astype(want.dtype), want, f"{example} {name}", factor=2)
-
-
-def test_random_modules_come_back(tmp_path: Path) -> None:
-    rng, seen = fresh(5), 0
-    for _ in range(2000):  # of which one in twenty gets a file
-        module = random_module(int(rng.integers(1 << 30)))
-        try:
-            path = emitted(module, tmp_path / "m")
-        except irc.Error:
-            continue  # no checkpoint, several ranks, or nothing returned
-        again = read(path)
-        wanted = exact(module).split("  func ")
-        # those that are called
-        for function in exact(again).removesuffix("}").split("  func ")[1:]:
-            assert any(function in other for other in wanted)
-        read(path, use_text=False)
-        seen += 1
-        if seen == 6:
-            return
-    raise AssertionError(f"only {seen} modules got a file")
 
 
 @pytest.mark.parametrize(
