@@ -38,7 +38,7 @@ def base() -> None:
 def test() -> None:
     """Install the test tools, and the oracle and TensorRT-RTX where they are available."""
     say("installing the test tools")
-    install("-e", ".[test]")
+    install("-e", ".[test,graphsurgeon]")
     reason = why_no_oracle()
     if reason is None:
         say("installing the oracle: torch for CPU, transformers")

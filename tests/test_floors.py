@@ -55,6 +55,8 @@ HOMES = {
         "irc.backends.tensorrt",
         "irc.frontends.onnx",
     ),
+    "onnx_graphsurgeon": ("irc.backends.onnx", "irc.frontends.onnx"),
+    "networkx": ("irc.analysis", "irc.ir"),
     "onnxruntime": ("irc.backends.onnxruntime",),
     "tensorrt": ("irc.backends.tensorrt",),
     "tensorrt_rtx": ("irc.backends.tensorrt",),
@@ -63,7 +65,7 @@ HOMES = {
     "torch": ("irc.frontends.checkpoints.meta", "irc.frontends.main_memory"),
     "transformers": (),
 }
-STRINGS = {"irc.ir.core": "irc.text.printer"}  # str(module) prints it
+VIEWS = {"irc.ir.core": {"irc.text.printer", "irc.analysis.graph"}}  # of methods of a module
 
 
 class Import(NamedTuple):
@@ -114,7 +116,7 @@ def circle(sources: Mapping[str, str], packages: set[str]) -> list[str]:
     for module, source in sources.items():
         tree = WithoutTypes().visit(ast.parse(source))
         found = {each.target for each in imports(tree, module, module in packages, known)}
-        graph[module] = found & known - {module, STRINGS.get(module)}
+        graph[module] = found & known - {module, *VIEWS.get(module, ())}
     try:
         TopologicalSorter(graph).prepare()
     except CycleError as error:

@@ -8,7 +8,8 @@ import pytest
 from tests.layout import ROOT
 
 LIST = "import sys; print(*sorted({name.partition('.')[0] for name in sys.modules}))"
-HEAVY = {"filelock", "msgspec", "onnx", "onnxruntime", "tokenizers", "torch", "transformers"}
+LOADERS = {"filelock", "msgspec", "onnx", "onnxruntime", "tokenizers", "torch", "transformers"}
+HEAVY = LOADERS | {"networkx"}
 MODULES = ["irc", "irc.passes", "irc.backends", "irc.frontends", "irc.cli.main"]
 
 

@@ -11,4 +11,5 @@ from irc.frontends.onnx import indexing as indexing
 from irc.frontends.onnx import products as products
 from irc.frontends.onnx import quantized as quantized
 from irc.frontends.onnx import shapes as shapes
+from irc.frontends.onnx.importer import from_graphsurgeon as from_graphsurgeon
 from irc.frontends.onnx.importer import import_onnx as import_onnx

@@ -5,10 +5,13 @@ from __future__ import annotations
 import re
 from collections import ChainMap
 from collections.abc import Mapping, MutableMapping, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from os import PathLike
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, cast
+from weakref import finalize
 
 from irc.argument_checks import check_path, check_texts, whole_number_in
 from irc.errors import Error, did_you_mean
@@ -37,6 +40,7 @@ from irc.source import Loc
 from irc.text.literals import parse_dim
 
 if TYPE_CHECKING:
+    import onnx_graphsurgeon
     from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto
 
 _PLACE = re.compile(r"(.*):(\d+)")
@@ -44,6 +48,7 @@ _FRAME = re.compile(r'File "([^"]+)", line (\d+)')
 _MOST_INNER = 65_536  # nodes
 _SCOPES = "pkg.torch.onnx.name_scopes"
 _UNNAMED = re.compile(r"(val|onnx::\w+)_\d+")  # tensors that torch.onnx.export computed of weights
+_LARGEST_PROTOBUF = 2_000_000_000  # bytes; more are external data
 _SHOWN = 20  # kinds of refused nodes; the others are counted
 
 
@@ -102,6 +107,34 @@ def import_onnx(
             return importer.module(dims or {})
         tried |= new
         model = simpler
+
+
+def from_graphsurgeon(
+    graph: onnx_graphsurgeon.Graph, path: str | Path | None = None, **options: Any
+) -> Module:
+    """The module of a graph of onnx-graphsurgeon, in whatever order its nodes are.
+
+    The graph is written to `path`, where the weights of the module stay; without `path` to a
+    folder that goes with the module. `options` are those of import_onnx, such as `dims`.
+    """
+    try:
+        import onnx_graphsurgeon
+    except ImportError as error:
+        raise Error(
+            f"graphs need onnx-graphsurgeon ({error}): pip install onnx-graphsurgeon"
+        ) from None
+    from onnx import save_model
+
+    model = onnx_graphsurgeon.export_onnx(graph, do_type_check=False)
+    with ExitStack() as stack:
+        if path is None:
+            path = f"{stack.enter_context(TemporaryDirectory(prefix='irc-graph-'))}/model.onnx"
+        is_large = model.ByteSize() >= _LARGEST_PROTOBUF
+        data = f"{Path(path).name}.data"
+        save_model(model, path, save_as_external_data=is_large, location=data)
+        module = import_onnx(path, **options)
+        finalize(module, stack.pop_all().close)
+    return module
 
 
 class _Importer:

@@ -11,6 +11,8 @@ from .mesh import Mesh
 from .types import TensorType
 
 if TYPE_CHECKING:
+    import networkx
+
     from ..source import Loc
     from ..weights import Ref
     from .facts import Bound
@@ -391,6 +393,18 @@ class Module(Displayed):
         """Every operation of every function, in order."""
         for function in self.functions.values():
             yield from function
+
+    def to_networkx(self) -> networkx.DiGraph[Any]:
+        """The directed graph along which data flows, from operands to operations to results.
+
+        Its nodes are the Op and Value objects; their attributes are `kind` (operation, value,
+        argument or weight), `name`, `function` and `stage` (of the pipeline, -1 for all ranks), of
+        operations also `attributes`, `scope` and `source`, of values `dtype`, `shape` and `type`.
+        An edge to an operation has the names of its `operands`.
+        """
+        from ..analysis.graph import to_networkx
+
+        return to_networkx(self)
 
     def __str__(self) -> str:
         from ..text.printer import print_module
