@@ -15,7 +15,7 @@ from irc.frontends.layers import All2AllDenseEmbedding, Table
 from irc.frontends.layers.index import RESERVED
 from irc.ir.core import Module
 from irc.pipeline import run_pipeline
-from irc.quantization.tensors import write_tensors
+from irc.weights.safetensors import write_tensors
 
 assert irc.passes  # importing it registers the passes
 Array = np.ndarray[Any, Any]

@@ -16,8 +16,8 @@ from typing import NamedTuple
 
 import irc
 from irc.artifact.report import weight_bytes
-from irc.calibration import calibrate
 from irc.driver import Artifact
+from irc.driver.calibration import calibrate
 from irc.generation.quality import Quality, measure_quality
 from irc.quantization.schemes import SCHEMES
 

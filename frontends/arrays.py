@@ -11,9 +11,8 @@ import numpy as np
 from ..errors import Error
 from ..ir.core import Module
 from ..ir.dtypes import dtype_of
-from ..quantization.tensors import write_tensors
 from ..weights import Cast, FileRef, Ref
-from ..weights.safetensors import holds
+from ..weights.safetensors import holds, write_tensors
 
 Array: TypeAlias = np.ndarray[Any, Any]
 _NUMBERS = count()

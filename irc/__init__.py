@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from .backends.reference import evaluate, evaluate_ranks
-    from .calibration import calibrate
     from .driver import Artifact, compile, load, run_passes
+    from .driver.calibration import calibrate
     from .errors import Error
     from .frontends.trace import Spec, trace
     from .ir.core import Function, Module, Op, Value, Weight
@@ -57,10 +57,10 @@ __all__ = [
 # The public names by the module that defines them.
 _DEFINED_IN = {
     ".backends.reference": ("evaluate", "evaluate_ranks"),
-    ".calibration": ("calibrate",),
     ".ir.core": ("Function", "Module", "Op", "Value", "Weight"),
     ".ir.declare": ("Operand", "Operands", "OptionalOperand", "operation", "optional"),
     ".driver": ("Artifact", "compile", "load", "run_passes"),
+    ".driver.calibration": ("calibrate",),
     ".errors": ("Error",),
     ".frontends.trace": ("Spec", "trace"),
     ".ir.types": ("TensorType",),

@@ -18,7 +18,8 @@ from tests.layout import package_files
 # What each part of irc may import, by part. The first prefix that fits a module names its part.
 PARTS = {
     "top": (
-        *("irc.calibration", "irc.cli", "irc.driver", "irc.generation", "irc.__main__"),
+        *("irc.cli", "irc.driver", "irc.generation", "irc.__main__"),
+        *("irc.quantization.batches", "irc.quantization.calibration"),
         # what compiles and runs artifacts, which no other frontend imports
         *(
             f"irc.frontends.tensorrt_llm.{name}"

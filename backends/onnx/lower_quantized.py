@@ -31,8 +31,8 @@ from irc.backends.onnx.lower_matrix import linear as plain_linear
 from irc.ir.core import Op, Value, Weight
 from irc.ir.dims import Shape
 from irc.ir.dtypes import dtype, is_float, numpy_dtype
-from irc.ops.quant import Scaled, block_sizes
-from irc.quantization.words import words_shape
+from irc.ops.quant import QuantizedOp, block_sizes
+from irc.quantization.packing import words_shape
 from irc.weights import Ref, UnboundRef, UnpackedRef, is_computed
 
 _BLOCKS = (128, 64, 32, 16)  # sizes of blocks, powers of two, which MatMulNBits needs
@@ -215,7 +215,7 @@ def _zeros(e: Emitter, found: Packed) -> list[str]:
     return [e.cast(name, "u8")]
 
 
-def per_index(op: Scaled) -> int | None:
+def per_index(op: QuantizedOp) -> int | None:
     """The only dimension whose indices have different scales, -1 if all have the same."""
     own = [dim for dim, blocks in enumerate(op.scale.type.shape) if blocks != 1]
     if not own:

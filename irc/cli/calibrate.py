@@ -43,7 +43,7 @@ def configure(parser: ArgumentParser) -> None:
 
 def run(args: Namespace) -> int:
     """Calibrate, and print a summary."""
-    from ..calibration import calibrate
+    from ..driver.calibration import calibrate
 
     began = time.perf_counter()
     with Progress() as progress:

@@ -38,7 +38,7 @@ def calibrated(
     pipeline: Pipeline, source: Source, output: PathLike | None, progress: Progress
 ) -> Pipeline:
     """The pipeline with statistics in place of data, which are run into OUTPUT.calibration."""
-    from ..calibration import calibrate
+    from .calibration import calibrate
 
     chosen = _quantize_of(pipeline)
     if chosen is None or not chosen.calibration or is_calibrated(Path(chosen.calibration)):
@@ -58,7 +58,7 @@ def calibrated(
 def _needs_gram(chosen: QuantizeModule) -> bool:
     """Whether an algorithm needs gram matrices; an Error where an option is wrong."""
     from ..passes.quantize import AUTO
-    from ..passes.quantize.table import read_table
+    from ..passes.quantize.assignment import read_table
     from ..quantization.schemes import scheme_called
 
     chosen.check()

@@ -89,7 +89,7 @@ def _cut_block(op: Op, size: int, axes: Axes, group_size: int, block: int) -> st
 
 
 @operation_base
-class Scaled(Op):
+class QuantizedOp(Op):
     """Base of the operations between numbers and codes. Each scale holds for a block of x."""
 
     __slots__ = ()
@@ -143,7 +143,7 @@ class Scaled(Op):
 
 
 @operation("dequantize")
-class Dequantize(Scaled):
+class Dequantize(QuantizedOp):
     """(x - zero) * scale, where each scale holds for a block of x; in `dtype`, that of scale if "".
 
     x [D0, D1, ...] is i4, u4, i8, u8, f8e4m3, f8e5m2 or f4e2m1. scale has as many dimensions, and
@@ -181,7 +181,7 @@ class Dequantize(Scaled):
 
 
 @operation("quantize", bounded="always")
-class Quantize(Scaled):
+class Quantize(QuantizedOp):
     """The codes of x: x / scale rounded to nearest even, plus zero, saturated; in `dtype`.
 
     Each scale, a positive number, holds for a block of x, as in dequantize. zero, integers of

@@ -15,6 +15,7 @@ from ..ir.dtypes import dtype as dtype_called
 from ..quantization.formats import (
     Format,
     Parts,
+    Place,
     block_sizes,
     check_method,
     codes_of,
@@ -22,10 +23,10 @@ from ..quantization.formats import (
     find_tensor_scale,
     format_called,
     grid_shape,
+    tiles,
 )
+from ..quantization.packing import packing, unpack, words_shape
 from ..quantization.rounding import as_f32
-from ..quantization.tiles import Place, tiles
-from ..quantization.words import packing, unpack, words_shape
 from .declare import Along, Dtype, Sizes, TypeDtype, TypeShape
 from .sources import Ref
 from .steps import Shard
@@ -267,7 +268,7 @@ def _fits(picks: range, size: int) -> bool:
 class UnpackedRef(ComputedRef, keyword="unpacked"):
     """`unpacked(@ckpt["l.qweight"], "awq", u4[64, 128])`: elements of i32 words, in a type.
 
-    The packing is a row of `irc.quantization.words`. Codes of i4 and i8 are stored plus 8 and 128.
+    The packing is a row of irc/quantization/packing.py. Codes of i4 and i8 are plus 8 and 128.
     """
 
     source: Ref

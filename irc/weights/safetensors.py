@@ -8,14 +8,18 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from math import prod
-from typing import Any, cast
+from pathlib import Path
+from typing import Any, TypeAlias, cast
 
+import numpy as np
+
+from ..artifact.atomic import whole_file
 from ..errors import Error, did_you_mean
 from ..files import open_file
-from ..ir.dtypes import DTYPES
+from ..ir.dtypes import DTYPES, dtype_of, numpy_dtype
 from ..ir.types import MOST_DIMS
 
 LONGEST_HEADER = 100_000_000  # bytes; the limit of the format's own library
@@ -179,3 +183,38 @@ def _check_layout(tensors: dict[str, Tensor], begin: int, size: int, name: str) 
         at, before = tensor.offset + tensor.nbytes, f"the tensor {key!r}"
     if at != size:
         raise Error(f"{name} has {size - at} bytes after {before} that belong to no tensor")
+
+
+Array: TypeAlias = np.ndarray[Any, Any]
+
+
+def write_tensors(path: Path, arrays: Mapping[str, Array]) -> None:
+    """Write arrays of the dtypes that irc has, from 8 bits on."""
+    header, placed = lay_out({key: (dtype_of(array), array.shape) for key, array in arrays.items()})
+    with whole_file(path) as file:
+        file.write(header)
+        for key in placed:
+            file.write(np.ascontiguousarray(arrays[key]).reshape(-1).view(np.uint8).data)
+
+
+class Tensors(Mapping[str, Array]):
+    """The tensors of a safetensors file by key; each is read when it is asked for."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.places = path, read_header(path)
+
+    def __getitem__(self, key: str) -> Array:
+        place = self.places[key]
+        data = np.empty(place.nbytes, np.uint8)
+        with self.path.open("rb") as file:
+            file.seek(place.offset)
+            count = file.readinto(data.data)
+        if place.dtype not in DTYPES or count != place.nbytes:
+            raise Error(f"{self.path}: the tensor {key!r} cannot be read; write the file again")
+        return data.view(numpy_dtype(place.dtype)).reshape(place.shape)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.places)
+
+    def __len__(self) -> int:
+        return len(self.places)

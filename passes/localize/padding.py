@@ -17,7 +17,7 @@ from irc.ir.sharding import operand_words, parse_rule, result_words
 from irc.ir.types import TensorType
 from irc.ops import Dequantize, DynamicScale, Quantize
 from irc.ops.collective import Exchange
-from irc.ops.quant import Scaled
+from irc.ops.quant import QuantizedOp
 
 from ..shared.bounds import is_bounded
 from ..shared.parameters import weights_of
@@ -56,7 +56,7 @@ class Padding:
         """The state of a result, from the operands' by the sharding rule and the facts."""
         if isinstance(op, Exchange):
             return self._communicated(op, dim)
-        if isinstance(op, Scaled) and self._scales_zeros(op, dim):
+        if isinstance(op, QuantizedOp) and self._scales_zeros(op, dim):
             return "zero"
         if isinstance(op, Dequantize) and weights_of(value):
             return "finite"
@@ -94,7 +94,7 @@ class Padding:
         local = rule.is_elementwise or op.moves_data
         return "finite" if local and op.bound(value.index) != "no" else "unknown"
 
-    def _scales_zeros(self, op: Scaled, dim: int) -> bool:
+    def _scales_zeros(self, op: QuantizedOp, dim: int) -> bool:
         """Whether x is zero, and the zero point if any; scales are finite, and positive if real."""
         axes = op.results[0].type.axes[dim]
         for part in (op.x, op.zero):

@@ -14,24 +14,29 @@ from irc.ir.core import Module, Value, Weight
 from irc.ops import Dequantize, Embedding, GatedMlp
 from irc.pipeline import Compilation, Pass, Stats, option, register
 from irc.pipeline.options import PATHS, settings_of
-from irc.quantization.ranges import check_observer
 from irc.quantization.schemes import SCHEMES, scheme_called
 from irc.quantization.schemes import Scheme as Scheme
 from irc.quantization.schemes import register_scheme as register_scheme
 from irc.quantization.sites import Site, by_input, find_sites
+from irc.quantization.statistics import check_observer
 from irc.rewrite import permit
 
 from ..shard.notes import grouped
 from ..shard.plan import DEFAULT, plan_of, plan_rows
 from ..shared.edit import free_name
 from . import auto, awq, gptq, smoothquant  # noqa: F401  # pyright: ignore[reportUnusedImport]
-from .activations import Activation, activation_of, quantize_input
 from .algorithms import CHOOSE, RESCALE, Array, Context, check_algorithms, check_statistics
-from .assignment import Assigner, Assignment
-from .caches import check_kind, parse_scales, quantize_caches
-from .selection import HEAD, Selection, is_head
-from .table import Row, read_caches, read_table
-from .weights import quantize_weights, use_weight
+from .assignment import HEAD, Assigner, Assignment, Row, Selection, is_head, read_caches, read_table
+from .rewriting import (
+    Activation,
+    activation_of,
+    check_kind,
+    parse_scales,
+    quantize_caches,
+    quantize_input,
+    quantize_weights,
+    use_weight,
+)
 
 AUTO = "auto"
 

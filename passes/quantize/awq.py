@@ -14,10 +14,8 @@ import numpy as np
 
 from irc.quantization.formats import Format, decode, encode
 
-from .algorithms import RESCALE, Array, Context
+from .algorithms import RESCALE, Array, Context, rescale, sample
 from .assignment import Assignment
-from .factors import rescale
-from .rows import sample
 
 GRID = 20  # powers 0, 1/20, ..., 19/20
 ONE = np.float32(1)

@@ -18,11 +18,9 @@ from irc.ir.dtypes import dtype, numpy_dtype, packed
 from irc.quantization.rounding import as_f32, rounded, rounded_codes
 from irc.weights import BytesRef, Ref
 
-from .algorithms import ENCODE, Array, Context
+from .algorithms import ENCODE, Array, Context, as_rows, row_blocks, spread, stored
 from .assignment import Assignment
-from .rows import as_rows, row_blocks, spread
-from .stored import stored
-from .weights import rounded_parts
+from .rewriting import rounded_parts
 
 DAMPING = (0.01, 0.1, 1.0)  # of the diagonal's mean, added to it; the next one if it is too small
 BLOCK = 128  # columns whose losses are added to the later ones together

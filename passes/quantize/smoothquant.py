@@ -10,10 +10,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from .algorithms import RESCALE, Array, Context
+from .algorithms import RESCALE, Array, Context, largest_weights, rescale
 from .assignment import Assignment
-from .factors import rescale
-from .rows import largest_weights
 
 ALPHA = 0.5
 

@@ -9,7 +9,7 @@ from irc.ir.core import Function, Module, Op, Value, Weight
 from irc.ir.sharding import parse_rule
 from irc.ir.types import TensorType
 from irc.ops import Dequantize, DynamicScale, Linear, Matmul, Transpose
-from irc.ops.quant import Scaled
+from irc.ops.quant import QuantizedOp
 from irc.pipeline import Stats
 from irc.weights import Pad, pinned
 
@@ -136,7 +136,7 @@ class Features:
         if product is not None:
             biases = all(self._parameter(bias, 0) for bias in op.operands[2:])
             return biases and self._parameter(product.parameter, product.outputs)
-        if isinstance(op, Scaled):
+        if isinstance(op, QuantizedOp):
             self.rounded = True
             return self._scales(op.scale) and op.zero is None and self.follow(op.x)
         wide = [v for v in op.operands if v.type.ndim and v.type.shape[-1] != 1]
@@ -148,8 +148,8 @@ class Features:
             return user.operands[0] is value and self._parameter(product.parameter, product.inputs)
         if isinstance(user, DynamicScale):
             self.blocks.append(user.block or 1)
-            return not user.block or all(isinstance(op, Scaled) for op in user.result.users)
-        if isinstance(user, Scaled) and user.x is not value:
+            return not user.block or all(isinstance(op, QuantizedOp) for op in user.result.users)
+        if isinstance(user, QuantizedOp) and user.x is not value:
             return False
         return len(user.results) == 1 and self.follow(user.results[0])
 

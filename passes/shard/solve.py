@@ -16,7 +16,7 @@ from irc.ir.layouts import uneven
 from irc.ir.sharding import Words, operand_words, parse_rule, passed_sums
 from irc.ir.types import Axes
 from irc.ops import Add, Argmax, Dequantize, DynamicScale, Embedding, Linear, MoeSlots, Topk
-from irc.ops.quant import Scaled
+from irc.ops.quant import QuantizedOp
 from irc.pipeline import Stats
 
 from ..shared.bounds import keeps_finite_sums
@@ -168,7 +168,7 @@ class Solver:
         Where sizes do not divide that is less than the operands have: the batch, or nothing.
         """
         words, chosen = self._chosen(op)
-        if isinstance(op, (Scaled, DynamicScale)):
+        if isinstance(op, (QuantizedOp, DynamicScale)):
             op.check_parts(self.module.mesh, _axes(chosen, words[0], op.x))
         batch = {name: axes for name, axes in chosen.items() if axes == (BATCH,)}
         for offer in (chosen, batch):

@@ -13,7 +13,7 @@ from irc.ir.mesh import Mesh
 from irc.ir.types import TensorType
 from irc.ops import DynamicScale, Reshape
 from irc.ops.factors import factor_groups
-from irc.ops.quant import Scaled
+from irc.ops.quant import QuantizedOp
 
 
 def local_attributes(op: Op, mesh: Mesh) -> dict[str, Any]:
@@ -23,7 +23,7 @@ def local_attributes(op: Op, mesh: Mesh) -> dict[str, Any]:
     """
     if isinstance(op, Reshape):
         _check_reshape(op, mesh)
-    if isinstance(op, (Scaled, DynamicScale)):
+    if isinstance(op, (QuantizedOp, DynamicScale)):
         op.check_parts(mesh)
     return op.localized(tuple(_part(result.type, mesh) for result in op.results))
 

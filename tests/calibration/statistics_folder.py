@@ -5,9 +5,8 @@ from pathlib import Path
 
 import numpy as np
 
-from irc.quantization.observed import Observed
-from irc.quantization.statistics import Facts, Statistics
-from irc.quantization.tensors import write_tensors
+from irc.quantization.statistics import Facts, RunningStatistics, Statistics
+from irc.weights.safetensors import write_tensors
 
 FILE = "statistics.safetensors"
 
@@ -19,7 +18,7 @@ def write_folder(
     arrays: dict[str, np.ndarray] = {}
     tokens = 0
     for site, values in inputs.items():
-        observed = Observed(values.shape[-1], gram)
+        observed = RunningStatistics(values.shape[-1], gram)
         observed.add(values)
         arrays |= {f"{site}/{key}": array for key, array in observed.state.items()}
         tokens = max(tokens, int(observed.state["rows"][0]))

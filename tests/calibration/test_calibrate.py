@@ -17,14 +17,14 @@ import pytest
 
 import irc
 from irc.backends.base import ports_of
-from irc.calibration import targets
-from irc.calibration.run import calibrate
+from irc.driver.calibration import calibrate
 from irc.driver.sources import find_source
 from irc.errors import Error
 from irc.generation.inputs import complete
 from irc.generation.tokenizer import Tokenizer
 from irc.ir.core import Module, Result, Weight
 from irc.passes.shared.edit import set_results
+from irc.quantization.calibration import find_targets, groups
 from irc.quantization.statistics import Statistics
 from irc.text import parse_module, print_module
 from tests.choices import settled
@@ -247,7 +247,7 @@ def test_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(path: Path, arrays: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("irc.calibration.run.write_tensors", full)
+    monkeypatch.setattr("irc.quantization.calibration.write_tensors", full)
     data = saved(tmp_path / "data.npz", input_ids=ids(2, 9))
     with pytest.raises(Error, match=r"cannot write the calibration .*out: No space left .* kept"):
         calibrate(tiny_llama(), data, tmp_path / "out")
@@ -285,10 +285,10 @@ def test_groups_within_memory_see_the_same(tmp_path: Path) -> None:
 
 
 def test_groups_are_filled_in_order() -> None:
-    every = targets.find_targets(tiny_llama(), gram=True)
+    every = find_targets(tiny_llama(), gram=True)
     need = [each.needed({"B": 4, "S": 16}) for each in every]
     for memory in (1, max(need), sum(need) // 3, sum(need)):
-        found = targets.groups(every, {"B": 4, "S": 16}, memory)
+        found = groups(every, {"B": 4, "S": 16}, memory)
         assert [i for group in found for i in group] == list(range(len(every)))
         assert all(len(g) == 1 or sum(need[i] for i in g) <= memory for g in found)
     assert len(found) == 1

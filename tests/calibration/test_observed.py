@@ -8,11 +8,18 @@ import numpy as np
 import pytest
 
 from irc.errors import Error
-from irc.quantization import observed as module
-from irc.quantization.observed import BINS, Observed, exponent_above, gram_of
-from irc.quantization.ranges import Histogram, chosen_range
-from irc.quantization.statistics import FACTS, Statistics
-from irc.quantization.tensors import Tensors, write_tensors
+from irc.quantization import statistics as module
+from irc.quantization.statistics import (
+    BINS,
+    FACTS,
+    Histogram,
+    RunningStatistics,
+    Statistics,
+    chosen_range,
+    exponent_above,
+    gram_of,
+)
+from irc.weights.safetensors import Tensors, write_tensors
 from tests.calibration.statistics_folder import write_folder
 from tests.fresh import fresh
 
@@ -26,9 +33,9 @@ def long_tailed(rows: int, width: int) -> np.ndarray:
     return found
 
 
-def observed(*pieces: np.ndarray) -> Observed:
+def observed(*pieces: np.ndarray) -> RunningStatistics:
     """What is remembered of pieces in this order."""
-    found = Observed(pieces[0].shape[-1], gram=True)
+    found = RunningStatistics(pieces[0].shape[-1], gram=True)
     for piece in pieces:
         found.add(piece)
     return found

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 import irc
-from irc.calibration.run import calibrate
-from irc.calibration.text import token_windows
+from irc.driver.calibration import calibrate
 from irc.driver.sources import Source
 from irc.errors import Error
 from irc.generation.tokenizer import Tokenizer
+from irc.quantization.batches import token_windows
 from irc.quantization.statistics import Statistics
 from tests.calibration.test_calibrate import MASKED, TWO, files, saved
 from tests.cli.runner import refused, works

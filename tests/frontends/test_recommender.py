@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from irc.quantization.tensors import Tensors
+from irc.weights.safetensors import Tensors
 from tests.cli.runner import run_arrays, works
 from tests.fresh import fresh
 from tests.layout import ROOT

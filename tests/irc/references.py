@@ -12,7 +12,7 @@ from irc.ir.core import Module
 from irc.ir.dtypes import DTYPES, dtype_of, numpy_dtype
 from irc.ir.mesh import Mesh
 from irc.quantization.formats import FORMATS, METHODS, encode
-from irc.quantization.words import PACKINGS
+from irc.quantization.packing import PACKINGS
 from irc.weights import (
     Cast,
     ConcatRef,

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from irc import npz
-from irc.calibration.npz import npz_batches
 from irc.errors import Error
 from irc.npz import read_npz, write_npz
+from irc.quantization.batches import npz_batches
 
 NUMBERS = np.arange(4000.0).reshape(40, 100)
 NO_ARCHIVE = "is no .npz archive of plain arrays"

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from irc.quantization.tiles import tiles
+from irc.quantization.formats import tiles
 from irc.weights.checkpoint import streams
 from irc.weights.checkpoint.results import Results
 from irc.weights.checkpoint.streams import ahead, regions

@@ -10,9 +10,8 @@ import pytest
 import irc
 from irc.backends.reference import evaluate
 from irc.ir.verify import verify
-from irc.passes.quantize.algorithms import Context
+from irc.passes.quantize.algorithms import Context, rescale
 from irc.passes.quantize.assignment import Assignment
-from irc.passes.quantize.factors import rescale
 from irc.pipeline import Stats
 from irc.quantization.schemes import scheme_called
 from irc.quantization.sites import by_input, find_sites

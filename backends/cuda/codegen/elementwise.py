@@ -10,7 +10,7 @@ from irc import ops
 from irc.ir.attributes import Number
 from irc.ir.core import Op, Value
 from irc.ir.dtypes import dtype, numpy_dtype, widened
-from irc.ops.quant import Scaled, block_sizes, code_range
+from irc.ops.quant import QuantizedOp, block_sizes, code_range
 
 from .body import REGISTERS, Body, Index, element
 
@@ -143,7 +143,7 @@ def _bitcast(body: Body, op: ops.Bitcast, result: int, index: Index) -> str:
     return f"bits_as<{register(op.dtype)}>({operand(body, op.x, index)})"
 
 
-def _scale_index(body: Body, op: Scaled, index: Index) -> Index:
+def _scale_index(body: Body, op: QuantizedOp, index: Index) -> Index:
     """The index of the scale that holds for an element of x."""
     blocks = block_sizes(op.x.type.shape, op.scale.type.shape)
     found: list[str] = []

@@ -20,7 +20,7 @@ from irc.errors import Error
 from irc.ir.core import Op, Value, Weight
 from irc.ir.dims import Shape, product
 from irc.ir.dtypes import numpy_dtype
-from irc.ops.quant import Scaled, block_sizes
+from irc.ops.quant import QuantizedOp, block_sizes
 
 NARROW = ("i4", "f8e4m3", "f4e2m1", "f8e8m0")
 _DYNAMIC = {  # by the dtypes of scales and codes: the node, and how many codes share a scale
@@ -74,7 +74,7 @@ def _number(e: TensorRTEmitter, value: Value, dtype: str) -> str:
     return e.graph.constant(np.asarray(number).astype(numpy_dtype(dtype)))
 
 
-def _per_token(op: Scaled) -> bool:
+def _per_token(op: QuantizedOp) -> bool:
     """Whether each row of x has a scale of its own."""
     shape = op.scale.type.shape
     return shape[-1] == 1 and shape[:-1] == op.x.type.shape[:-1]
@@ -132,7 +132,7 @@ def quantize(e: TensorRTEmitter, op: ops.Quantize) -> Lowered:
     return Flat(e.add("QuantizeLinear", divided, e.number(1, "f32"), **to))
 
 
-def _scaled(e: TensorRTEmitter, kind: str, op: Scaled, x: str, dtype: str) -> str:
+def _scaled(e: TensorRTEmitter, kind: str, op: QuantizedOp, x: str, dtype: str) -> str:
     """A matrix x with every block multiplied or divided by its scale, in f32."""
     shape, scales = op.x.type.shape, op.scale.type.shape
     blocks, factors = zip(*map(_apart, shape, scales), strict=True)
@@ -188,7 +188,7 @@ def _cannot_cast(op: Op) -> bool:
 def dequantize(e: TensorRTEmitter, op: ops.Dequantize) -> Lowered:
     """The numbers; nothing where all that follows reads codes and scales."""
     made = _quantizer(op.x)
-    if any(isinstance(user, Scaled) and user.scale is op.result for user in op.result.users):
+    if any(isinstance(user, QuantizedOp) and user.scale is op.result for user in op.result.users):
         return Later(lambda: _level(e, op, op.result.type.dtype))
     if _is_transposed(op):
         return Later(lambda: dequantized(e, op))
@@ -243,7 +243,7 @@ def _turned(e: TensorRTEmitter, op: ops.Dequantize, dtype: str) -> str:
     return e.add("Transpose", numbers, perm=[1, 0])
 
 
-def _scales(e: TensorRTEmitter, op: Scaled, dtype: str) -> str:
+def _scales(e: TensorRTEmitter, op: QuantizedOp, dtype: str) -> str:
     """Scales in the dtype of the numbers, which is what TensorRT takes."""
     made = op.scale.producer
     if isinstance(made, ops.Dequantize):

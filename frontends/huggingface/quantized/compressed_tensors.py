@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from ....errors import Error
-from ....quantization.activations import FakeQuantize
+from ....quantization.sites import FakeQuantize
 from ....weights import ReciprocalRef
 from ...models.config_reader import ConfigReader
 from .method import Method, names

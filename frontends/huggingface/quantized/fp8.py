@@ -6,7 +6,7 @@ Also without blocks: `weight_scale`, and `input_scale` if static (AutoFP8), or `
 
 from __future__ import annotations
 
-from ....quantization.activations import FakeQuantize
+from ....quantization.sites import FakeQuantize
 from ...models.config_reader import ConfigReader
 from .method import Method
 from .parts import Layer, Sizes, Tensors

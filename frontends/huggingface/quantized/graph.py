@@ -10,8 +10,7 @@ from typing import Any
 from ....errors import Error
 from ....ir.core import Module, Op, Value, Weight
 from ....ops import Dequantize, Gather, Mul
-from ....quantization.activations import result_before
-from ....quantization.sites import Site, find_sites, site_name
+from ....quantization.sites import Site, find_sites, result_before, site_name
 from ....weights import Cast
 from .parts import Layer, Part
 

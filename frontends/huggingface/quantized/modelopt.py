@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import Any, cast
 
 from ....errors import Error
-from ....quantization.activations import FakeQuantize
+from ....quantization.sites import FakeQuantize
 from ....weights import ConcatRef, Cyclic, Slice
 from ...models.config_reader import ConfigReader
 from .method import Method

@@ -14,9 +14,9 @@ from ....files import open_file
 from ....ir.dtypes import dtype as dtype_called
 from ....ir.dtypes import numpy_dtype
 from ....ir.types import TensorType
-from ....quantization.activations import FakeQuantize
+from ....quantization.packing import words_shape
 from ....quantization.rounding import as_f32
-from ....quantization.words import words_shape
+from ....quantization.sites import FakeQuantize
 from ....weights import BytesRef, ConcatRef, FileRef, Ref, Transpose, UnpackedRef, Unsqueeze
 from ....weights.safetensors import Tensor
 from ..files import Checkpoint

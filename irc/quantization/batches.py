@@ -7,8 +7,9 @@ the model does not take, each row runs without its padding.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from io import TextIOWrapper
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -17,16 +18,15 @@ import numpy as np
 from ..backends.base import Ports, ports_of
 from ..backends.reference.inputs import bind_inputs
 from ..errors import Error
+from ..files import open_file
 from ..generation.inputs import cache_range, check_ranges, complete, multiple_of, vocabulary
 from ..generation.random_inputs import table_rows
 from ..generation.tokenizer import TOKENIZER, Tokenizer
 from ..ir.core import Module
-from ..ir.dims import DimLike
-from .npz import npz_batches
-from .text import token_windows
+from ..ir.dims import DimLike, Shape, linear
+from ..npz import Arrays, Member, open_npz, read_whole
 
 Array: TypeAlias = np.ndarray[Any, Any]
-Arrays: TypeAlias = dict[str, Array]
 
 MASK, IDS, KINDS = "attention_mask", "input_ids", "token_type_ids"
 _LENGTH, _ROWS = 512, 8  # tokens of a row of text, and rows of arrays, by default
@@ -196,3 +196,97 @@ class Data:
         first = arrays.get(IDS, next(iter(arrays.values())))
         rows = first.size if IDS in arrays else len(np.atleast_1d(first))
         return Batch(full, sizes, mask, rows if mask is None else int(mask.sum()), place, done)
+
+
+# -- arrays in .npz files, read row by row, so that no file is whole in memory
+
+
+def npz_batches(
+    path: Path, shapes: Mapping[str, Shape], rows: int
+) -> Iterator[tuple[Arrays, float]]:
+    """The batches of a file, and the fraction of it that has been read.
+
+    `shapes` are those of the model's inputs. Arrays whose first dimension is the symbol of the
+    first input, or a fixed number of rows, are cut into batches; the others are part of every
+    batch. Arrays of different lengths are one batch.
+    """
+    with open_npz(path) as members:
+        yield from _batches(path, members, shapes, rows)
+
+
+def _batches(
+    path: Path, members: Mapping[str, Member], shapes: Mapping[str, Shape], rows: int
+) -> Iterator[tuple[Arrays, float]]:
+    if not members or any(0 in member.shape for member in members.values()):
+        raise Error(f"{path} has no arrays or an empty one; expected a row at least for each input")
+    dims = {name: shapes[name][0] for name, m in members.items() if shapes.get(name) and m.shape}
+    firsts = {name: ("", d, 0) if isinstance(d, int) else linear(d) for name, d in dims.items()}
+    symbol = next((found[0] for found in firsts.values() if found is not None), None)
+    cut = {n: f[1] for n, f in firsts.items() if f is not None and (f[0], f[2]) == (symbol, 0)}
+    if symbol == "":  # the model has a fixed number of rows
+        cut, rows = {n: size for n, size in cut.items() if members[n].shape[0] != size}, 1
+    counts = {members[name].shape[0] // max(factor, 1) for name, factor in cut.items()}
+    cut = cut if len(counts) == 1 else {}
+    for member in (members[name] for name in cut):
+        if member.is_fortran and len(member.shape) > 1:
+            raise Error(f"{path} has an array in Fortran order; save numpy.ascontiguousarray of it")
+    fixed = read_whole(path, [member for name, member in members.items() if name not in cut])
+    count = counts.pop() if cut else 1
+    for begin in range(0, count, rows):
+        size = min(rows, count - begin)
+        shapes_now = {n: (size * factor, *members[n].shape[1:]) for n, factor in cut.items()}
+        arrays = {name: members[name].read(shape) for name, shape in shapes_now.items()}
+        yield arrays | fixed, (begin + size) / count
+
+
+# -- windows of tokens of text files, read piece by piece
+
+
+_PIECE = 1 << 14  # characters that are tokenized together
+
+
+def token_windows(
+    files: Sequence[Path], tokenizer: Tokenizer, length: int
+) -> Iterator[tuple[list[int], float]]:
+    """Windows of `length` tokens, the last one shorter, and the fraction of the files read.
+
+    Every window begins with the tokens that the tokenizer puts before a text.
+    """
+    begin = tokenizer.begin()
+    room = length - len(begin)
+    if room < 1:
+        raise Error(f"the length {length} has no room for text after {len(begin)} special tokens")
+    total = max(1, sum(path.stat().st_size for path in files))
+    waiting: list[int] = []
+    fraction = 0.0
+    for text, done in _pieces(files):
+        fraction = done / total
+        waiting += tokenizer.encode(text, special=False)
+        cut = len(waiting) - len(waiting) % room
+        for at in range(0, cut, room):
+            yield begin + waiting[at : at + room], fraction
+        del waiting[:cut]
+    if waiting:
+        yield begin + waiting, 1.0
+
+
+def _pieces(files: Sequence[Path]) -> Iterator[tuple[str, int]]:
+    """The text in pieces that end before a space or newline, and the bytes read so far."""
+    before = 0
+    for path in files:
+        rest = ""
+        try:
+            with open_file(path) as raw, TextIOWrapper(raw, "utf-8") as file:
+                while piece := file.read(_PIECE):
+                    text = rest + piece
+                    cut = max(text.rfind(" "), text.rfind("\n"))
+                    cut = cut if cut > 0 else len(text)
+                    yield text[:cut], before + raw.tell()
+                    rest = text[cut:]
+        except OSError as error:
+            raise Error(f"cannot read {path}: {error.strerror or error}") from None
+        except UnicodeDecodeError as error:
+            raise Error(f"{path} is not text in UTF-8 ({error.reason})") from None
+        before += path.stat().st_size
+        if rest:
+            yield rest, before

@@ -8,33 +8,33 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import re
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from ..argument_checks import check_count, check_path
 from ..artifact.checksums import sampled, sha256
 from ..artifact.manifest import Progress, silent
+from ..backends.base import Program
 from ..errors import Error
-from ..ir.core import Module
+from ..ir.core import Module, Result, Value
+from ..ir.dims import bind
 from ..ir.mesh import Mesh
-from ..quantization.observed import Observed
-from ..quantization.statistics import FACTS, Facts, Statistics, is_calibrated
-from ..quantization.tensors import Tensors, write_tensors
+from ..passes.shared.edit import set_results
 from ..text.parser import parse_module
 from ..text.printer import print_module
+from ..weights.safetensors import Tensors, write_tensors
 from .batches import Batch, Data, data_files
-from .targets import Observer, find_targets, groups
-
-if TYPE_CHECKING:
-    from ..driver.sources import PathLike, Source
+from .sites import by_input, find_caches, find_sites
+from .statistics import BINS, FACTS, GRAM_BLOCK, Facts, RunningStatistics, Statistics, is_calibrated
 
 _EVERY = 8  # batches between two savings
 _PROGRAM = ".irc-program"  # the folder of the program that runs
@@ -42,49 +42,45 @@ _PART = re.compile(r"[.]?[0-9a-f]{16}-\d+\.safetensors.*")  # a file of this or 
 
 
 def calibrate(
-    src: PathLike | Module | Source,
-    data: PathLike,
-    output: PathLike,
+    module: Module,
+    tokenizer: Path | None,
+    data: str | os.PathLike[str],
+    output: str | os.PathLike[str],
     *,
     gram: bool = False,
     batches: int = 0,
     batch_size: int = 0,
     length: int = 0,
     memory: int = 2048,
-    progress: Progress | None = None,
-    **options: Any,
+    progress: Progress = silent,
 ) -> Statistics:
-    """Run a model on data, and write statistics of the inputs of its linears into a folder.
+    """Run a module on data, and write statistics of the inputs of its linears into a folder.
 
-    `data`: a .txt or .npz file, or a folder of such. Text is cut into rows of `length` tokens;
-    `batch_size` rows are a batch; 0 leaves both to the model. `batches` > 0: at most so many.
+    `data`: a .txt or .npz file, or a folder of such. Text needs a folder with a `tokenizer`, and is
+    cut into rows of `length` tokens; `batch_size` rows are a batch; 0 leaves both to the model.
+    `batches` > 0: at most so many.
     `gram`: the gram matrices that the algorithms AWQ and GPTQ need. `memory` MiB: for statistics
-    and observed values; where they need more, the data is read several times. `options` are those
-    of a source: `checkpoint`, `dtype`, `settings`, `dims`, `random_weights`.
+    and observed values; where they need more, the data is read several times.
 
     An interrupted calibration goes on where it was; a complete one of the same model, data and
     options is returned as it is.
     """
-    from ..driver.sources import Source, find_source
-
     check_path("the data", data)
     check_path("the folder to write", output)
     for name, value in {"batches": batches, "batch_size": batch_size, "length": length}.items():
         check_count(name, value, 0)
     check_count("memory", memory)
-    source = src if isinstance(src, Source) else find_source(src, **options)
-    progress = progress or silent
     progress("reading the data", 0.0)
-    module, folder = _observable(source.module), Path(output)
-    found = Data(data_files(data), module, source.folder, length, batch_size)
-    key = _key(found, batches)
+    folder = Path(output)
+    model_data = Data(data_files(data), _observable(module), tokenizer, length, batch_size)
+    key = _key(model_data, batches)
     _check_replaceable(folder)
     if is_calibrated(folder):
         before = Statistics(folder)
         if before.facts.key == key and before.facts.gram >= gram:
             return before
     try:
-        _Work(found, gram, batches, folder, progress).run(key, memory << 20)
+        _Work(model_data, gram, batches, folder, progress).run(key, memory << 20)
     except OSError as error:
         raise Error(
             f"cannot write the calibration {folder}: {error.strerror or error}; what was counted "
@@ -152,7 +148,7 @@ class _State:
             return cls(0, 0, False)
         return cls(batches, rows, bool(complete))
 
-    def write(self, path: Path, observed: Mapping[str, Observed]) -> None:
+    def write(self, path: Path, observed: Mapping[str, RunningStatistics]) -> None:
         """Replace the file."""
         arrays = {
             f"{name}/{k}": v for name, each in observed.items() for k, v in each.state.items()
@@ -216,3 +212,106 @@ class _Work:
                 state.write(path, observer.observed)
         state.complete = True
         state.write(path, observer.observed)
+
+
+# -- what is observed: inputs of linears and new rows of caches, in groups that fit memory
+
+
+@dataclass(frozen=True)
+class Target:
+    """A value whose rows are observed: the one that the sites of these keys multiply.
+
+    `sparse`: rows of zeros are empty slots of experts, which do not count.
+    """
+
+    names: tuple[str, ...]
+    value: Value
+    gram: bool = False
+    sparse: bool = False
+
+    @property
+    def width(self) -> int:
+        """The number of channels."""
+        return int(str(self.value.type.shape[-1]))
+
+    def needed(self, sizes: Mapping[str, int]) -> int:
+        """The bytes of the statistics, and of the value for a batch with these sizes."""
+        shape = [bind(dim, sizes) for dim in self.value.type.shape]
+        numbers = math.prod(dim for dim in shape if isinstance(dim, int))
+        sums = self.width * (self.width + GRAM_BLOCK) if self.gram else 0
+        return 4 * (numbers + sums) + 12 * self.width + 8 * BINS
+
+
+def find_targets(module: Module, gram: bool) -> list[Target]:
+    """The targets of a module, in the order of its operations; copies have the same ones."""
+    targets = [
+        Target(tuple(dict.fromkeys(s.key for s in same)), same[0].x, gram, len(same[0].shape) > 2)
+        for same in by_input(find_sites(module))
+    ]
+    targets += [Target((cache.name,), cache.new) for cache in find_caches(module)]
+    if not targets:
+        raise Error(
+            "the model has no linear with a float weight and no cache of floats, so there is "
+            "nothing to calibrate"
+        )
+    return targets
+
+
+def groups(targets: Sequence[Target], sizes: Mapping[str, int], memory: int) -> list[list[int]]:
+    """The numbers of targets that are observed in the same run, each group within `memory` bytes.
+
+    A target that needs more is a group of its own. `sizes` are the symbols of a batch.
+    """
+    found: list[list[int]] = [[]]
+    free = memory
+    for i, target in enumerate(targets):
+        need = target.needed(sizes)
+        if need > free and found[-1]:
+            found.append([])
+            free = memory
+        found[-1].append(i)
+        free -= need
+    return found
+
+
+class Observer:
+    """A program that computes the targets of these numbers, and what is known of them so far.
+
+    `module` is the text of the module. The program is written into `folder`.
+    """
+
+    def __init__(
+        self, module: str, chosen: Sequence[int], gram: bool, folder: Path, progress: Progress
+    ) -> None:
+        from ..backends import get
+        from ..pipeline import run_pipeline
+
+        copy = parse_module(module)
+        every = find_targets(copy, gram)
+        self.targets = [every[i] for i in chosen]
+        self.observed = {
+            each.names[0]: RunningStatistics(each.width, each.gram) for each in self.targets
+        }
+        values = dict.fromkeys(target.value for target in self.targets)
+        self.results = {value: f"x{i}" for i, value in enumerate(values)}
+        set_results(copy.main, [*self.results], [*map(Result, self.results.values())])
+        run_pipeline(copy, "dce", ())
+        backend = get("onnx")
+        emitted = backend.emit(copy, folder, base=folder, progress=progress)
+        self.program: Program = backend.load(folder, dict(emitted.facts))
+
+    def add(self, batch: Batch) -> None:
+        """Run the program, and count what it computes; an Error names a site that has NaN."""
+        found = self.program.run(batch.arrays)
+        for target in self.targets:
+            array = found[self.results[target.value]]
+            rows = array.reshape(-1, array.shape[-1])
+            if batch.mask is not None and len(rows) == batch.mask.size:
+                rows = rows[batch.mask.ravel()]
+            rows = rows[rows.any(axis=1)] if target.sparse else rows
+            if not np.isfinite(rows).all():
+                raise Error(
+                    f"{batch.place}: the input of {target.names[0]} has NaN or infinity; "
+                    "f16 overflows above 65504, where --dtype f32 helps"
+                )
+            self.observed[target.names[0]].add(rows)
