@@ -14,7 +14,6 @@ from . import fuse_collectives as fuse_collectives
 from . import fuse_gated_mlp as fuse_gated_mlp
 from . import fuse_linears as fuse_linears
 from . import fuse_norm as fuse_norm
-from . import fuse_qkv as fuse_qkv
 from . import inline as inline
 from . import localize as localize
 from . import next_tokens as next_tokens
