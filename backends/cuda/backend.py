@@ -6,12 +6,12 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from irc.analysis.stages import stages_of
 from irc.artifact.manifest import Progress, silent
 from irc.backends.base import Backend, Emitted, Program, Unsupported, check_supported
 from irc.backends.commands import Commands
 from irc.backends.fallback import refuse_fallback
 from irc.backends.onnx.backend import check_module
-from irc.backends.onnx.stages import stages_of
 from irc.ir.core import Module, Op
 from irc.text.printer import print_module
 from irc.weights import is_computed

@@ -119,10 +119,10 @@ def _plans(
     module: Module, given: Mapping[str, int], scope: str | None
 ) -> Iterator[tuple[dict[str, str], list[str | Table]]]:
     """The facts and the lines about the plan of each stage."""
+    from irc.analysis.stages import stages_of
     from irc.backends.cuda.facts import sizes_of
     from irc.backends.cuda.plan.build import Planner
     from irc.backends.cuda.plan.text import print_plan
-    from irc.backends.onnx.stages import stages_of
 
     for stage in stages_of(module):
         planner = Planner(module, stage.function.name, stage.ranks[0])

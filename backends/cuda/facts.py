@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypedDict
 
+from irc.analysis.stages import stages_of
 from irc.backends.base import Ports, local_ports_of, ports_of
 from irc.backends.onnx.facts import port_facts, sharding_of
 from irc.backends.onnx.growth import writes_of
-from irc.backends.onnx.stages import stages_of
 from irc.backends.ranks.ports import Write, peer, writes_of_facts
 from irc.ir.core import Function, Module
 from irc.ir.dims import Dim

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from irc.analysis.stages import Stage, stages_of
 from irc.artifact.manifest import Progress
 from irc.backends.base import Emitted
 from irc.backends.fallback import fallback_of
@@ -12,7 +13,6 @@ from irc.backends.onnx.emitter import Emitter
 from irc.backends.onnx.facts import EXACT_MODEL, MODEL, facts_of
 from irc.backends.onnx.growth import repeatable
 from irc.backends.onnx.per_rank import Template
-from irc.backends.onnx.stages import Stage, stages_of
 from irc.backends.onnx.storage import Locations, Storage
 from irc.errors import Error
 from irc.ir.core import Function, Module

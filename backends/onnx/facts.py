@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NotRequired, TypedDict
 
+from irc.analysis.stages import Stage
 from irc.backends.base import Port, Ports, local_ports_of, ports_of
 from irc.backends.onnx.emitter import Emitter
 from irc.backends.onnx.growth import growing, writes_of
-from irc.backends.onnx.stages import Stage
 from irc.backends.onnx.storage import Locations
 from irc.ir.core import Function, Module
 from irc.ir.types import Axes

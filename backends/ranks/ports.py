@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from irc.analysis.stages import PIPELINE
 from irc.backends.base import Arrays, Port, Ports
-from irc.backends.onnx.stages import AXIS
 from irc.backends.reference.inputs import bind_inputs
 from irc.errors import Error
 from irc.ir.core import Function
@@ -131,7 +131,7 @@ def mesh_of_facts(facts: Mapping[str, Any]) -> Mesh:
 
 def peer(mesh: Mesh, rank: int, stage: int) -> int:
     """The rank at the position of `rank` in another pipeline stage."""
-    return next(group for group in mesh.groups((AXIS,)) if rank in group)[stage]
+    return next(group for group in mesh.groups((PIPELINE,)) if rank in group)[stage]
 
 
 @dataclass(frozen=True)

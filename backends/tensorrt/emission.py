@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 from onnx.onnx_ml_pb2 import ModelProto
 
+from irc.analysis.stages import Stage, stages_of
 from irc.artifact.manifest import Progress
 from irc.backends.base import Emitted
 from irc.backends.onnx.emission import write_model
 from irc.backends.onnx.per_rank import Template
-from irc.backends.onnx.stages import Stage, stages_of
 from irc.backends.onnx.storage import Locations, Storage
 from irc.backends.tensorrt import probe
 from irc.backends.tensorrt.builder.failures import CompilerFailure

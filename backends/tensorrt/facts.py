@@ -12,8 +12,8 @@ from typing import Any, Literal, TypedDict
 
 from onnx.onnx_ml_pb2 import TensorProto
 
+from irc.analysis.stages import Stage
 from irc.backends.onnx.facts import ProgramFacts, RankFact, StageFact, facts_of
-from irc.backends.onnx.stages import Stage
 from irc.backends.onnx.storage import Locations
 from irc.backends.tensorrt.builder.request import Profile
 from irc.backends.tensorrt.lowering.emitter import TensorRTEmitter

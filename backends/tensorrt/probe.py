@@ -6,7 +6,7 @@ versions the collectives do nothing and report no error.
 
 from __future__ import annotations
 
-from irc.backends.onnx.stages import Stage, stage_axes
+from irc.analysis.stages import Stage, stage_axes
 from irc.ir.core import Function, Module, Result
 from irc.ir.types import TensorType
 from irc.ops import AllReduce, Return

@@ -6,13 +6,13 @@ import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
-from ..ir.core import Function, Module, Value
+from ..ir.core import Module
 from ..ir.dims import exact_divide, symbol
 from .communication import Message, message, messages
 from .cost import Cost, cost_of, operations, total
 from .memory import Memory, memory
 from .sizes import LocalSizes
-from .stages import PIPELINE, stage_of
+from .stages import PIPELINE, Stages
 from .topology import Topology
 
 
@@ -55,12 +55,12 @@ def phase(
 
     `stored` is the float dtype of the checkpoint, see `weight_bytes`.
     """
-    stages = functions_by_stage(module)
+    stages = Stages(module.main).functions()
     costs = [
         cost_of(op, sizes) for stage in stages for function in stage for op in operations(function)
     ]
     found = [m for stage in stages for f in stage for m in messages(f, sizes, topology)]
-    found += hand_overs(module, sizes, topology)
+    found += stage_transfers(module, sizes, topology)
     kernels = sum(cost.kernels for cost in costs) * topology.device.kernel_us
     return Phase(
         name,
@@ -76,24 +76,9 @@ def phase(
     )
 
 
-def functions_by_stage(module: Module) -> list[list[Function]]:
-    """The functions of each pipeline stage; without stages, the main function."""
-    found: dict[int, list[Function]] = {}
-    for op in module.main:
-        if stage_of(op) >= 0:
-            found.setdefault(stage_of(op), []).append(op.attributes["callee"])
-    return [found[stage] for stage in sorted(found)] or [[module.main]]
-
-
-def hand_overs(module: Module, sizes: LocalSizes, topology: Topology) -> list[Message]:
+def stage_transfers(module: Module, sizes: LocalSizes, topology: Topology) -> list[Message]:
     """The transfer from every stage to the next."""
-    taken: dict[int, dict[Value, None]] = {}
-    for op in module.main:
-        for value in op.operands:
-            maker = value.producer
-            if maker is not None and 0 <= stage_of(maker) < stage_of(op):
-                taken.setdefault(stage_of(maker), {})[value] = None
-    totals = [sum(sizes.bytes(v.type) for v in taken[stage]) for stage in sorted(taken)]
+    totals = [sum(sizes.bytes(v.type) for v in sent) for sent in Stages(module.main).transfers()]
     return [message("send", (PIPELINE,), size, sizes.mesh, topology) for size in totals]
 
 

@@ -6,9 +6,10 @@ import pytest
 
 import irc.passes  # noqa: F401  (registers the passes)
 from irc.analysis.cost import cost_of, operations
-from irc.analysis.forecast import functions_by_stage, hand_overs, phase, sizes_after
+from irc.analysis.forecast import phase, sizes_after, stage_transfers
 from irc.analysis.memory import weight_bytes
 from irc.analysis.sizes import LocalSizes, typical_sizes
+from irc.analysis.stages import Stages
 from irc.analysis.topology_file import default_topology
 from irc.ir.core import Module
 from irc.pipeline import run_pipeline
@@ -41,8 +42,8 @@ def test_a_phase_adds_up_its_operations() -> None:
 def test_stages_share_the_work_and_send_activations() -> None:
     whole, cut = prepared("even", "tp=2"), prepared("even", "pp=3, tp=2", stages=3)
     topology = default_topology()
-    assert [len(stage) for stage in functions_by_stage(whole)] == [1]
-    stages = functions_by_stage(cut)
+    assert [len(stage) for stage in Stages(whole.main).functions()] == [1]
+    stages = Stages(cut.main).functions()
     assert len(stages) == 3
     sizes = LocalSizes(cut.mesh, typical_sizes(cut, **SIZES))
     parts = [weight_bytes(stage, sizes) for stage in stages]
@@ -51,7 +52,7 @@ def test_stages_share_the_work_and_send_activations() -> None:
     plain = phase("prefill", whole, LocalSizes(whole.mesh, SIZES), topology)
     assert found.cost.flops == pytest.approx(plain.cost.flops, rel=0.05)
     assert len(found.memory) == 3
-    sends = hand_overs(cut, sizes, topology)
+    sends = stage_transfers(cut, sizes, topology)
     hidden = 2 * 6 * 24 * 4
     assert [(m.kind, m.axis, m.size, m.sent) for m in sends] == [("send", "pp", hidden, hidden)] * 2
     assert [m.kind for m in found.messages].count("send") == 2
@@ -75,9 +76,9 @@ def test_only_values_used_by_another_stage_are_sent() -> None:
   }
 }"""
     )
-    (found,) = hand_overs(module, LocalSizes(module.mesh, {}), default_topology())
+    (found,) = stage_transfers(module, LocalSizes(module.mesh, {}), default_topology())
     assert (found.kind, found.size) == ("send", 40)
-    assert [len(stage) for stage in functions_by_stage(module)] == [2, 3]
+    assert [len(stage) for stage in Stages(module.main).functions()] == [2, 3]
 
 
 def test_sizes_of_sharded_symbols() -> None:

@@ -9,8 +9,8 @@ import numpy as np
 import onnx
 import pytest
 
+from irc.analysis.stages import stages_of
 from irc.backends.onnx import backend
-from irc.backends.onnx.stages import stages_of
 from irc.backends.onnxruntime.program import OnnxRuntimeProgram
 from irc.backends.ranks.threads import ThreadWorld
 from irc.backends.reference import ReferenceProgram, evaluate

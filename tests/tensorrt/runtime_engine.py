@@ -12,8 +12,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from irc.analysis.stages import stages_of
 from irc.backends.cuda.group import Group
-from irc.backends.onnx.stages import stages_of
 from irc.backends.reference.execute import Executor
 from irc.backends.reference.inputs import bind_inputs
 from irc.backends.reference.weights import Weights

@@ -9,6 +9,7 @@ from itertools import cycle, islice
 import numpy as np
 
 from irc.analysis.sizes import LocalSizes
+from irc.analysis.stages import stages_of
 from irc.artifact.manifest import Progress
 from irc.backends.cuda.device import CudaStream
 from irc.backends.cuda.execute.launch import Enqueue
@@ -20,7 +21,6 @@ from irc.backends.cuda.plan import Argument, Template, Tuning
 from irc.backends.cuda.plan.arena import aligned
 from irc.backends.cuda.plan.build import Planner
 from irc.backends.cuda.tuning import fastest
-from irc.backends.onnx.stages import stages_of
 from irc.errors import Error
 from irc.ir.core import Module, Value
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from irc.analysis.stages import stage_axes
 from irc.backends.cuda.execute.gpu import every_group
-from irc.backends.onnx.stages import stage_axes
 from irc.backends.ranks.communicator import Communicator
 from irc.backends.tensorrt.plugins import communicators
 from irc.backends.tensorrt.runtime.gpu import EngineGpu

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from irc.analysis.stages import stage_axes
 from irc.backends.base import Port, Ports
-from irc.backends.onnx.stages import stage_axes
 from irc.backends.ranks.ports import (
     Write,
     contradictions_named,
