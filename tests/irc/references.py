@@ -14,6 +14,7 @@ from irc.ir.mesh import Mesh
 from irc.quantization.formats import FORMATS, METHODS, encode
 from irc.quantization.packing import PACKINGS
 from irc.weights import (
+    BytesRef,
     Cast,
     ConcatRef,
     Cyclic,
@@ -44,11 +45,16 @@ Array = np.ndarray[Any, Any]
 Arrays = Mapping[str, Array]
 MESHES = ("", "tp=2", "tp=3", "tp=4", "ep=2, tp=2", "dp=1, tp=3")
 KINDS = tuple(kind for kind in DTYPES if kind != "f8e8m0")  # which has no 0 to pad with
+OFFSET = 7  # aligned to no dtype
+STORED = ("i4", "u4", "f4e2m1", "u8", "i16", "i32")  # what random bytes are read as
 FILE_KINDS = tuple(kind for kind in KINDS if holds(kind))
 
 
 def checkpoint(folder: Path, rng: np.random.Generator) -> dict[str, Array]:
-    """A safetensors file `m.safetensors` of odd shapes and all dtypes, at odd offsets."""
+    """A safetensors file `m.safetensors` of odd shapes and all dtypes, at odd offsets.
+
+    The file `data.bin` has the bytes of the tensor `words` at OFFSET.
+    """
     arrays: dict[str, Array] = {"odd": np.arange(3, dtype=np.uint8)}
     shapes = [(7,), (6, 4), (5, 3), (2, 3, 5), (0, 4), (), (1, 9), (12, 2)]
     for kind in FILE_KINDS:
@@ -59,13 +65,14 @@ def checkpoint(folder: Path, rng: np.random.Generator) -> dict[str, Array]:
     arrays["words"] = rng.integers(-(2**31), 2**31, (5, 3)).astype(np.int32)
     arrays["w"] = rng.standard_normal((7, 6)).astype(ml_dtypes.bfloat16)
     save_file(arrays, folder / "m.safetensors")
+    (folder / "data.bin").write_bytes(b"x" * OFFSET + arrays["words"].tobytes())
     return arrays
 
 
 def reader_of(folder: Path, mesh: str) -> Reader:
-    """A reader of that file, called @f, on a mesh."""
+    """A reader of these files, called @f and @data, on a mesh."""
     module = Module("m", Mesh.parse(mesh))
-    module.files["f"] = "m.safetensors"
+    module.files |= {"f": "m.safetensors", "data": "data.bin"}
     return Reader(module, folder)
 
 
@@ -74,6 +81,8 @@ def meaning(ref: Ref, arrays: Arrays, mesh: Mesh, rank: int) -> Array:
     match ref:
         case FileRef():
             array = arrays[ref.key]
+        case BytesRef():
+            array = _stored(arrays["words"].tobytes()[ref.offset - OFFSET :], ref)
         case ConcatRef():
             array = np.concatenate([meaning(p, arrays, mesh, rank) for p in ref.parts], ref.dim)
         case QuantizedRef():
@@ -111,6 +120,19 @@ def meaning(ref: Ref, arrays: Arrays, mesh: Mesh, rank: int) -> Array:
     for step in ref.steps:
         array = _stepped(array, step, mesh, rank)
     return array
+
+
+def _stored(data: bytes, ref: BytesRef) -> Array:
+    """The elements of bytes, of which one holds two of four bits, the first in its low half."""
+    kind, count = DTYPES[ref.dtype], int(np.prod(ref.shape))
+    if kind.bits == 8 * kind.numpy.itemsize:
+        return np.frombuffer(data, kind.numpy, count).reshape(ref.shape)
+    halves = [half for byte in data for half in (byte % 16, byte // 16)][:count]
+    codes = np.array(halves, np.uint8)
+    if ref.dtype == "f4e2m1":
+        return codes.view(kind.numpy).reshape(ref.shape)
+    signed = codes.astype(np.int8) - 16 * (codes > 7) if ref.dtype == "i4" else codes
+    return signed.astype(kind.numpy).reshape(ref.shape)
 
 
 def _unpacked(words: Array, ref: UnpackedRef) -> Array:
@@ -196,7 +218,19 @@ class References:
             return RandomRef("k", int(self.rng.integers(9)), 3.0, shape)
         if kind < 0.5:
             return self.unpacked()
+        if kind < 0.6:
+            return self.stored()
         return FileRef("f", self.chosen(self.keys))
+
+    def stored(self) -> Ref:
+        """Bytes of `data.bin`, as a tensor of 0 to 3 dimensions."""
+        dtype, first = self.chosen(STORED), int(self.rng.integers(9))
+        count = (60 - first) * 8 // DTYPES[dtype].bits
+        shape: list[int] = []
+        for _ in range(int(self.rng.integers(4))):
+            shape.append(int(self.rng.integers(1, min(count, 12) + 1)))
+            count //= shape[-1]
+        return BytesRef("data", OFFSET + first, dtype, tuple(shape))
 
     def unpacked(self) -> Ref:
         """Elements of all the words, of the last ones not all."""

@@ -12,6 +12,7 @@ from benchmarks.checkpoints import tensors
 from irc.frontends.random_weights import random_weights
 from irc.ir.core import Module, Weight
 from irc.ir.dtypes import dtype as dtype_called
+from irc.ir.dtypes import packed
 from irc.ir.mesh import Mesh
 from irc.ir.types import TensorType
 from irc.text import parse_module
@@ -61,7 +62,9 @@ def same(reader: Reader, ref: Ref, wanted: list[Array]) -> None:
         extent = reader.extent(ref, rank)
         if extent is not None:
             data = Path(extent.path).read_bytes()
-            assert data[extent.offset : extent.offset + extent.nbytes] == bits[rank]
+            four = dtype_called(extent.dtype).bits < 8
+            stored = packed(want).tobytes() if four else bits[rank]
+            assert data[extent.offset : extent.offset + extent.nbytes] == stored
     known = {reader.pieces(ref, rank): bits[rank] for rank in ranks}
     assert all(known[reader.pieces(ref, rank)] == bits[rank] for rank in ranks)
 

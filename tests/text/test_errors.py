@@ -16,6 +16,11 @@ def quantized(arguments: str, source: str = "") -> str:
     return f"module @m mesh(tp=2) {{ weight @w : f32[4] = quantized({source}, {arguments}) }}"
 
 
+def stored(shape: str, offset: int = 1) -> str:
+    """A module of a weight that is bytes of a file."""
+    return f'module @m {{ file @f = "f" weight @w : f32[4] = bytes(@f, {offset}, f32[{shape}]) }}'
+
+
 def body(*lines: str) -> str:
     ops = "".join(f"    {line}\n" for line in lines)
     return f"{HEAD}{WEIGHT}{FUNC}{ops}    return %x\n  }}\n}}\n"
@@ -42,6 +47,10 @@ CASES = {
     'module @m { weight @w : f32[4, 4] = unbound("w").shard(2, tp) }': "1:61: error: .shard(2, tp)",
     'module @m { weight @w : f32[4, 4] = unbound("w").transpose(1, 0, 2) }': "does not fit 2",
     'module @m { weight @w : f32[4] = concat(unbound("w")[0:2, :]; 0) }': "does not fit 1",
+    "module @m { weight @w : f32[4] = bytes(@g, 1, f32[4]) }": "there is no file @g",
+    stored("S, 5"): "is no dtype with sizes",
+    stored("6@tp, 5"): "is no dtype with sizes",
+    stored("6, 5", offset=-1): "the offset must be at least 0",
     quantized('"codes", "int3", [0]'): "no format called 'int3'; did you",
     quantized('"zeros", "int4", [0]'): "'int4' has no part called 'zeros'",
     quantized('"scales", "int4", [0], "best"'): "no method called 'best'",

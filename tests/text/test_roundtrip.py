@@ -45,6 +45,10 @@ def test_every_dtype_mesh_and_step_in_one_text() -> None:
   weight @p : f16[4] = multiply(@ckpt["w"], @ckpt["s"][0:4]; 0)
   weight @i : bf16[1, 1] = quantized(@ckpt["w"], "scales", "int8", [0, 0], "mse", bf16).pad(0, 0)
   weight @u : f64[] = unbound("u")
+  weight @b : f32[0, 2] = bytes(@ckpt, 13, f32[0, 2])
+  weight @g : i4[16, 3] = unpacked(@ckpt["words"], "rows", i4[16, 3])
+  weight @o : f32[9] = taken(reciprocal(@ckpt["s"]), sorting(@ckpt["i"]); 0)
+  weight @c : f32[3, 4] = repeated(@ckpt["s"], [2, 1], [3, 4])
   weight @r : f32[4, 8] = random("k", 7, 0.02, [8, 8])[0:4, :]
   weight @z : f32[1, 9] = zeros([6, 9], f32).pad(0, 1).cyclic(0, 2).shard(0, dp.tp)[0:1, :]
   weight @s : i8[1, 2] = concat(zeros([], i8).unsqueeze(0), zeros([1], i8); 0).unsqueeze(0)

@@ -96,6 +96,7 @@ def _packed_region(packed: Array, tensor: Tensor, picks: tuple[range, ...]) -> A
 def _packed_rows(packed: Array, tensor: Tensor, picks: tuple[range, ...]) -> Array:
     """The elements at `picks` of the first dimension, where a row may begin within a byte."""
     rows = picks[0] if picks else range(1)
+    rows = range(rows[0], rows[-1] + 1, rows.step) if rows else range(0)  # not beyond the tensor
     inner = tensor.shape[1:]
     first, last = rows.start * prod(inner), rows.stop * prod(inner)
     found = unpacked(packed[first // 2 : -(-last // 2)], tensor.dtype)
