@@ -5,7 +5,7 @@ from __future__ import annotations
 from irc.errors import Error
 from irc.ir.core import Module
 from irc.ir.dims import Dim, DimLike
-from irc.passes.shard.symbols import replaced, substitute
+from irc.passes.shard.make_divisible import replaced, substitute
 from irc.pipeline import Pass, Stats, register
 
 

@@ -10,8 +10,7 @@ from irc.pipeline import Stats
 from irc.rewrite import erase_dead, permit, report_failure
 
 from ..shared.edit import insert_before, used_once
-from ..shared.parameters import Slicer, slice_refusal
-from ..shared.segments import Segment, segments_of
+from ..shared.parameters import Segment, Slicer, segments_of, slice_refusal
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from irc.quantization.sites import Site, by_input, find_sites
 from irc.quantization.statistics import check_observer
 from irc.rewrite import permit
 
-from ..shard.notes import grouped
+from ..shard.place import grouped
 from ..shard.plan import DEFAULT, plan_of, plan_rows
 from ..shared.edit import free_name
 from . import auto, awq, gptq, smoothquant  # noqa: F401  # pyright: ignore[reportUnusedImport]

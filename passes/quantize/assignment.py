@@ -22,11 +22,11 @@ from irc.quantization.formats import FORMATS, Format, grid_shape
 from irc.quantization.schemes import Scheme, scheme_called
 from irc.quantization.sites import Site
 
-from ..shard.blocks import Block as AttentionBlock
-from ..shard.even_blocks import can_pad
+from ..shard.pad_blocks import can_pad
+from ..shard.pad_heads import Block as AttentionBlock
 from ..shard.place import planned_axes
-from ..shard.rows import Row as PlanRow
-from ..shared.segments import segments_of
+from ..shard.plan import Row as PlanRow
+from ..shared.parameters import segments_of
 
 _WHAT, _CACHES = "the table of schemes", "kv_cache_quant_algo"
 

@@ -11,16 +11,13 @@ from irc.ir.mesh import Mesh
 from irc.pipeline import Compilation, Pass, Stats, option, register
 from irc.pipeline.options import PATHS
 
-from .even_blocks import even_blocks
-from .heads import even_heads
-from .notes import grouped
-from .place import place
+from .make_divisible import make_divisible
+from .pad_blocks import pad_blocks, smaller_blocks
+from .pad_heads import pad_heads
+from .place import grouped, place, share_of_weights
 from .plan import DEFAULT, plan_of, plan_rows
 from .segments import cut_segments
-from .share import share_of_weights
-from .smaller_blocks import smaller_blocks
 from .solve import Solver
-from .symbols import even_symbols
 
 
 @register("shard")
@@ -66,11 +63,11 @@ class ShardModule(Pass):
             return
         found = Stats()
         origins = cut_segments(module, rows, found)
-        even_heads(module, rows, origins, found)
-        even_blocks(module, rows, origins, found)
+        pad_heads(module, rows, origins, found)
+        pad_blocks(module, rows, origins, found)
         smaller_blocks(module, rows, origins, found)
         placement = place(module, rows, origins, found)
-        even_symbols(module, found, self.sequence)
+        make_divisible(module, found, self.sequence)
         for function in module.functions.values():
             Solver(module, function, placement, found, self.sequence).run()
         found.notes = grouped(found.notes)

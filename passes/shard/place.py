@@ -1,20 +1,23 @@
-"""Applies the rows of a plan to weights and arguments, and shards the batch over dp."""
+"""Applies the rows of a plan to weights and arguments, and says what is sharded and what is not."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from irc.analysis.places import value_name
+from irc.analysis.units import amount
 from irc.errors import Error, did_you_mean
 from irc.ir.core import Function, Module, Value, Weight
-from irc.ir.dims import Dim
+from irc.ir.dims import Dim, product
+from irc.ir.dtypes import dtype
 from irc.ir.mesh import AXES
 from irc.ir.types import Axes
 from irc.ops import Embedding
 from irc.pipeline import Stats
 
-from .rows import Row, find_row
+from .plan import Row, find_row
 
 BATCH = "dp"  # data-parallel replicas
 
@@ -205,3 +208,79 @@ def mesh_axes(module: Module, wanted: Axes, used: Sequence[Axes] = ()) -> Axes:
         if axis in names:
             found.append(axis)
     return tuple(axis for axis in found if module.mesh.size(axis) > 1)
+
+
+# -- the share of the weights that is sharded, and why the rest is replicated
+
+
+_SHOWN = 3  # kinds of replicated weights
+_UNNAMED = "no row of the plan names it"
+
+
+def share_of_weights(
+    module: Module, rows: list[Row], origins: dict[str, str], is_default: bool
+) -> str:
+    """A sentence about a sharded module; "" where its mesh has no axis over which rows shard.
+
+    `is_default`: the rows are those of the default plan.
+    """
+    planned = row_axes(rows) - {BATCH}
+    axes = [axis for axis, size in module.mesh.axes if size > 1 and axis in planned]
+    if not axes:
+        return ""
+    sizes = {name: _bytes(weight) for name, weight in module.weights.items()}
+    total, rest = sum(sizes.values()), dict[tuple[str, str], int]()
+    for name, weight in module.weights.items():
+        if not weight.type.sharded and sizes[name]:
+            origin = origins.get(name, name)
+            row = find_row(rows, origin, looked_up=only_looked_up(weight))
+            key = general(origin), _UNNAMED if row is None else row.source
+            rest[key] = rest.get(key, 0) + sizes[name]
+    if not total:
+        return ""
+    says = f"{1 - sum(rest.values()) / total:.1%} of the weights ({amount(total)}) are sharded"
+    large = sorted((item for item in rest.items() if item[1] > total / 100), key=_size)[-_SHOWN:]
+    shown = [f"{name} ({amount(size)}: {why})" for (name, why), size in large[::-1]]
+    if len(rest) > len(large):
+        left = amount(sum(rest.values()) - sum(size for _, size in large))
+        shown.append(f"the rest ({left})")
+    says += f"; replicated: {', '.join(shown)}" if shown else ""
+    if large and large[-1][0][1] == _UNNAMED:
+        says += f"; --plan FILE shards more, with rows such as {large[-1][0][0]} 0@{axes[-1]}"
+        says += ", then megatron" * is_default
+    return says
+
+
+def _size(item: tuple[object, int]) -> int:
+    return item[1]
+
+
+def _bytes(weight: Weight) -> int:
+    count = product(weight.type.shape)
+    return 0 if isinstance(count, Dim) else dtype(weight.type.dtype).nbytes(count)
+
+
+# -- notes about the layers of a model, with equal notes of many layers merged
+
+
+_NAME = re.compile(r"(?<![^\s(])(?:[@%]\w+(?:\.\w+)*|[A-Za-z_]\w*(?:\.\w+)+)")
+_PART = re.compile(r"(?<=\.)\d+(?=\.|$)")  # as in layers.3.mlp
+_END = re.compile(r"(?<=[A-Za-z_])\d+$")  # as in %k3
+
+
+def grouped(notes: list[str]) -> list[str]:
+    """The notes in order; those that differ in the numbers within names only are one, counted."""
+    groups: dict[str, list[str]] = {}
+    for note in notes:
+        groups.setdefault(_NAME.sub(lambda match: general(match[0]), note), []).append(note)
+    return [_told(pattern, same) for pattern, same in groups.items()]
+
+
+def general(name: str) -> str:
+    """A name with * for the numbers in it."""
+    name = _PART.sub("*", name)
+    return _END.sub("*", name) if name[0] in "@%" else name
+
+
+def _told(pattern: str, same: list[str]) -> str:
+    return same[0] if len(set(same)) == 1 else f"{pattern} ({len(same)} times)"

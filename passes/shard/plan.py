@@ -1,25 +1,87 @@
 """Sharding plans: rows of patterns and axes, of which the first that matches a name decides.
 
-Arguments of the main function are matched as well. The word `megatron` stands for the default rows.
+`*.q_proj.weight 0@tp` shards the rows of every weight with such a name over tp; `replicated`
+replicates it; `0@tp, 1@ep` shards two dimensions. Arguments of the main function are matched as
+well. The word `megatron` stands for the default rows. A tensor-parallel plan of Hugging Face
+transformers has a style per module or parameter.
 """
 
 from __future__ import annotations
 
 import os
-from dataclasses import replace
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
 from glob import escape
 from pathlib import Path
+from typing import Any, NamedTuple, cast
 
-from irc.errors import Error
+from irc.errors import Error, did_you_mean
 from irc.files import open_file
 from irc.ir.core import Module
+from irc.ir.types import Axes
 from irc.json_files import read_object
 from irc.pipeline import Compilation
 
-from ..shared.parameters import weights_of
-from .even_blocks import Product
-from .rows import Row, find_row, row
-from .tp_plan import styled_rows, tp_plan_in
+from ..shared.parameters import Product, weights_of
+
+_SPLIT = re.compile(r"(\d+)@([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*)")
+
+
+@dataclass(frozen=True)
+class Row:
+    """One row: a pattern, the axes of dimensions, and the source of the row.
+
+    A row that a user wrote must match something in the model: `must_fit`. Of the rows of one
+    `entry` of a tp_plan one must. A row for `tables` is for weights that only lookups use, whatever
+    their names.
+    """
+
+    pattern: str
+    splits: tuple[tuple[int, Axes], ...]
+    source: str
+    must_fit: bool = False
+    entry: str = ""
+    tables: bool = False
+
+    def fits(self, name: str, looked_up: bool = False) -> bool:
+        """Whether a weight or argument has such a name; `looked_up` says that it is a table."""
+        return (looked_up or not self.tables) and fnmatchcase(name, self.pattern)
+
+    @property
+    def axes(self) -> Axes:
+        """The axes that it names."""
+        return tuple(axis for _, axes in self.splits for axis in axes)
+
+    def __str__(self) -> str:
+        how = ", ".join(f"{dim}@{'.'.join(axes)}" for dim, axes in self.splits)
+        return f"{self.pattern} {how or 'replicated'}"
+
+
+def row(text: str, source: str) -> Row:
+    """A row from its text; an Error says what is wrong with it."""
+    pattern, _, how = text.strip().partition(" ")
+    if how.strip() == "replicated":
+        return Row(pattern, (), source)
+    splits: list[tuple[int, Axes]] = []
+    for item in filter(None, (part.strip() for part in how.split(","))):
+        match = _SPLIT.fullmatch(item)
+        if match is None:
+            raise Error(
+                f"{source}: cannot read {item!r} in {text.strip()!r}; a row is a pattern and "
+                "dimension@axis, such as *.q_proj.weight 0@tp, or the word replicated"
+            )
+        splits.append((int(match[1]), tuple(match[2].split("."))))
+    if not splits:
+        raise Error(f"{source}: {text.strip()!r} names no dimension and axis")
+    return Row(pattern, tuple(splits), source)
+
+
+def find_row(rows: list[Row], name: str, looked_up: bool = False) -> Row | None:
+    """The first row that matches a name. `looked_up`: the weight is a table of lookups."""
+    return next((row for row in rows if row.fits(name, looked_up)), None)
+
 
 COLUMN = (
     "q_proj k_proj v_proj qkv_proj q k v wq wk wv wqkv Wqkv query key value query_key_value c_attn "
@@ -134,4 +196,82 @@ def _from_json(path: str) -> list[Row]:
     return [*styled_rows(plan or table, path), *ends]
 
 
-__all__ = ["DEFAULT", "Row", "megatron", "plan_of", "plan_rows", "read_plan"]
+# -- tensor-parallel plans of Hugging Face transformers
+
+
+_KEYS = ("base_model_tp_plan", "tp_plan")
+
+
+class _Style(NamedTuple):
+    """The meaning of a style for the matrices of a module and for its bias."""
+
+    weight: str
+    bias: str
+    stacked: str  # for parameters of [experts, out, in]
+
+
+_COLUMN = _Style("0@tp", "0@tp", "0@ep, 1@tp")
+_ROW = _Style("1@tp", "replicated", "0@ep, 2@tp")
+_REPLICATED = _Style("replicated", "replicated", "replicated")
+# None: what the style does to activations follows from the splits of weights here.
+_STYLES: dict[str, _Style | None] = {
+    **dict.fromkeys(("colwise", "colwise_rep", "colwise_gather_output", "packed_colwise"), _COLUMN),
+    **dict.fromkeys(("local_colwise", "local_packed_colwise"), _COLUMN),
+    **dict.fromkeys(("rowwise", "rowwise_rep", "rowwise_split_input", "packed_rowwise"), _ROW),
+    **dict.fromkeys(("local_rowwise", "local_packed_rowwise"), _ROW),
+    "embedding_rowwise": _Style("0@tp", "replicated", "replicated"),
+    "embedding_colwise": _Style("1@tp", "replicated", "replicated"),
+    **dict.fromkeys(("replicate", "replicated_with_grad_allreduce"), _REPLICATED),
+    **dict.fromkeys(("sequence_parallel", "mla_kv_a_proj"), _REPLICATED),
+    **dict.fromkeys(("all_reduce", "gather", "local", "local_params"), None),
+    **dict.fromkeys(("moe_identity_expert", "moe_tp_experts"), None),
+}
+# The parameters of all experts of a layer: their names there, and in models of irc.
+_STACKED = {
+    "gate_up_proj": ("gate", "up", "gate_up_proj"),
+    "gate_proj": ("gate", "gate_proj"),
+    "up_proj": ("up", "up_proj"),
+    "down_proj": ("down", "down_proj"),
+}
+
+
+def tp_plan_in(config: dict[str, Any], path: str) -> dict[str, str] | None:
+    """The tp_plan in the content of a config.json, if any; `path` is for messages."""
+    for key in _KEYS:
+        found = config.get(key)
+        if found is not None and not isinstance(found, dict):
+            raise Error(
+                f"{path}: {key} is {found!r}, but it must be a table from modules to styles, such "
+                'as {"layers.*.mlp.down_proj": "rowwise"}'
+            )
+        if found:
+            return cast("dict[str, str]", found)
+    return None
+
+
+def styled_rows(table: dict[str, Any], path: str) -> list[Row]:
+    """The rows of a table from modules to styles; `path` is for messages."""
+    return [
+        replace(row, entry=f"{module}: {style}")
+        for module, style in table.items()
+        for row in _styled(module, style, path)
+    ]
+
+
+def _styled(module: str, name: Any, path: str) -> Iterator[Row]:
+    if not isinstance(name, str) or name not in _STYLES:
+        hint = did_you_mean(name, _STYLES) if isinstance(name, str) else ""
+        raise Error(f"the plan {path} has an unknown style {name!r} for {module}{hint}")
+    style, source = _STYLES[name], f"{path}: {name}"
+    if style is None:
+        return
+    parent, _, last = module.rpartition(".")
+    if parent.endswith("experts") and last in _STACKED:
+        for own in _STACKED[last]:
+            yield row(f"*experts.{own} {style.stacked}", source)
+    # a plan names modules from the base model on, which is often a part of the traced one
+    for prefix in ("", "*."):
+        yield row(f"{prefix}{module}.weight* {style.weight}", source)
+        yield row(f"{prefix}{module}.bias* {style.bias}", source)
+        if style is not _ROW:
+            yield row(f"{prefix}{module} {style.weight}", source)  # a parameter by itself

@@ -13,10 +13,9 @@ from irc.pipeline import Stats
 from irc.rewrite import erase_dead
 
 from ..shared.edit import insert_before
-from ..shared.parameters import Slicer, slice_refusal, weights_of
-from ..shared.segments import Segment, segments_of
+from ..shared.parameters import Segment, Slicer, segments_of, slice_refusal, weights_of
 from .place import planned_axes
-from .rows import Row
+from .plan import Row
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from irc.errors import Error
 from irc.ir.core import Function, Module, Op, Result, Value, Weight
 from irc.ir.declare import placeholder, types_of
 from irc.ir.layouts import uneven
-from irc.ir.sharding import Words, operand_words, parse_rule, passed_sums
+from irc.ir.sharding import Rule, Words, operand_words, parse_rule, passed_sums
 from irc.ir.types import Axes
 from irc.ops import Add, Argmax, Dequantize, DynamicScale, Embedding, Linear, MoeSlots, Topk
 from irc.ops.quant import QuantizedOp
@@ -22,11 +22,8 @@ from irc.pipeline import Stats
 from ..shared.bounds import keeps_finite_sums
 from ..shared.edit import insert_before, retype, used_once
 from ..shared.local_operation import fits
-from .chosen import chosen_axes
-from .lookups import choose_across, look_up_parts, scale_across
 from .place import BATCH, Placement
-from .routing import queue_apart
-from .transfers import Transfers
+from .transfers import Transfers, choose_across, look_up_parts, queue_apart, scale_across
 
 Wanted = tuple[tuple[Axes, ...], ...]  # per operand and dimension
 
@@ -304,3 +301,41 @@ def _axes(chosen: dict[str, Axes], names: Words, value: Value) -> tuple[Axes, ..
     repeated = [name == "1" or (size == 1 and name.startswith(".")) for name, size in sizes]
     found = zip(names, repeated, strict=True)
     return tuple(() if alone else chosen.get(name, ()) for name, alone in found)
+
+
+def chosen_axes(op: Op, rule: Rule, words: list[Words], placed: set[Value]) -> dict[str, Axes]:
+    """The axes of every name; replicated names, and those that lose a conflict, have none.
+
+    Of different axes of one name those of the first operand count. One axis cannot shard two names:
+    a name that the plan shards keeps it, else the first name; positions come last.
+    """
+    offers: dict[str, Axes] = {}
+    planned: set[str] = set()
+    for value, names in zip(op.operands, words, strict=True):
+        for axes, name in zip(value.type.axes, names, strict=True):
+            if not axes or name == "1" or name in rule.replicated:
+                continue
+            offers.setdefault(name, axes)
+            if _is_planned(value, placed):
+                planned.add(name)
+    partial = {a for value in op.operands for a in value.type.partial}
+    chosen: dict[str, Axes] = {}
+    taken: set[str] = set(partial)
+    for name in sorted(offers, key=lambda n: (n not in planned, n in rule.positions)):
+        axes = offers[name]
+        if taken & set(axes):
+            continue
+        chosen[name] = axes
+        taken |= set(axes)
+    return chosen
+
+
+def _is_planned(value: Value, placed: set[Value]) -> bool:
+    """Whether a value is a weight that the plan shards, as it is, moved or dequantized."""
+    while not isinstance(value, Weight):
+        op = value.producer
+        moved = op is not None and op.moves_data and len(op.operands) == 1
+        if op is None or not (moved or isinstance(op, Dequantize)):
+            return False
+        value = op.operands[0]
+    return value in placed

@@ -6,11 +6,13 @@ Slicing and joining rows keeps every scale: those of codes are sliced and joined
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
 
 from irc.ir.core import Module, Op, Value, Weight
 from irc.ir.dims import DimLike, exact_divide
 from irc.ir.types import TensorType
-from irc.ops import Dequantize
+from irc.ops import Dequantize, DynamicScale, Full, Linear, Matmul, Quantize, Transpose
 from irc.weights import Shard, Slice, pinned
 
 from .edit import free_name, insert_before, used_once
@@ -138,3 +140,95 @@ def replace_weights(module: Module, parts: Mapping[Weight, Sequence[Weight]]) ->
     for weight in weights:
         for kept in parts.get(weight, [weight]):
             module.add_weight(kept)
+
+
+@dataclass(frozen=True)
+class Product:
+    """A linear, or a matmul by a weight or its transpose, with the dimensions of the weight."""
+
+    op: Linear | Matmul
+    parameter: Value
+    inputs: int
+    outputs: int
+
+    @staticmethod
+    def of(op: Op) -> Product | None:
+        """The operation as a product with a weight, if it is one."""
+        if isinstance(op, Linear):
+            return Product(op, op.weight, 1, 0) if weights_of(op.weight) else None
+        if not isinstance(op, Matmul) or op.y.type.ndim < 2:
+            return None
+        last, turned = op.y.type.ndim - 1, op.y.producer
+        swapped = (*range(last - 1), last, last - 1)
+        if isinstance(turned, Transpose) and turned.order == swapped and used_once(op.y):
+            return Product(op, turned.x, last, last - 1) if weights_of(turned.x) else None
+        return Product(op, op.y, last - 1, last) if weights_of(op.y) else None
+
+    @property
+    def name(self) -> str:
+        """The name of the weight, or of its codes."""
+        return next(weight.name for weight in weights_of(self.parameter) or ())
+
+    def features(self, dim: int) -> Value | None:
+        """The value that has the features of a dimension of the weight."""
+        if dim not in (self.inputs, self.outputs):
+            return None
+        return self.op.x if dim == self.inputs else self.op.result
+
+
+# -- values seen through the operations that quantize them
+
+
+def rounded(value: Value) -> Value:
+    """What the uses of a value see: itself, or what quantize and dequantize leave of it."""
+    quantizers = [user for user in value.users if not isinstance(user, DynamicScale)]
+    if len(quantizers) != 1 or not isinstance(quantizers[0], Quantize):
+        return value
+    codes = quantizers[0].result
+    readers = [user for user in codes.users if isinstance(user, Dequantize) and user.x is codes]
+    return readers[0].result if len(codes.users) == len(readers) == 1 else value
+
+
+def has_one_scale(op: Op) -> bool:
+    """Whether an operation quantizes or dequantizes a complete tensor by one constant scale."""
+    return isinstance(op, (Quantize, Dequantize)) and isinstance(op.scale.producer, Full)
+
+
+# -- segments of merged features: the ranges that splits and slices take apart
+
+
+Segment = tuple[Value, int, int]  # what has it, its first feature, the end
+
+
+def segments_of(merged: Value) -> list[Segment] | None:
+    """The segments of the features of a value, if its uses take them apart."""
+    last = merged.type.ndim - 1
+    found: list[Segment] = []
+    for user in merged.users:
+        if user.opname not in ("split", "slice") or user.attributes["dim"] % (last + 1) != last:
+            return None
+        parts = _of_split(user) if user.opname == "split" else _of_slice(user)
+        if parts is None:
+            return None
+        found += parts
+    found.sort(key=lambda segment: segment[1])
+    apart = all(a[2] <= b[1] for a, b in pairwise(found))
+    return found if apart and len(found) > 1 else None
+
+
+def _of_split(op: Op) -> list[Segment] | None:
+    found: list[Segment] = []
+    at = 0
+    for value, size in zip(op.results, op.attributes["sizes"], strict=True):
+        if not isinstance(size, int):
+            return None
+        found.append((value, at, at + size))
+        at += size
+    return found
+
+
+def _of_slice(op: Op) -> list[Segment] | None:
+    start, stop, step = (op.attributes[name] for name in ("start", "stop", "step"))
+    if not isinstance(start, int) or not isinstance(stop, int) or step != 1:
+        return None
+    return [(op.result, start, stop)]

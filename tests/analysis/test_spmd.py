@@ -23,6 +23,7 @@ from irc.text import parse_module
 from tests.analysis.layout_cases import WRONG
 from tests.analysis.replication_cases import MLP, REFUSED, check_unruled
 from tests.analysis.test_replication import changed
+from tests.backends.test_onnx_stages import NO_STAGES, TEXT
 from tests.sharded.test_speed import LLAMA_70B
 
 
@@ -152,6 +153,8 @@ def failures() -> Iterator[Callable[[], object]]:
         yield lambda changes=changes: replication.check_replication(changed(*changes))
     for change, _ in STAGED.values():
         yield lambda change=change: verify_spmd(staged("local ", change))
+    for old, new, _ in NO_STAGES:
+        yield lambda old=old, new=new: stages.stages_of(parse_module(TEXT.replace(old, new)))
     whole = parse_module("module @g mesh(tp=2) { func @f() -> () { return } }")
     yield lambda: replication.check_replication(whole)
     yield lambda: check_unruled("%x: f32[8@tp], y: f32[8@tp]")

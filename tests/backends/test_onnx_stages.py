@@ -190,24 +190,25 @@ def test_a_value_may_be_a_result_and_the_input_of_a_stage(tmp_path: Path) -> Non
         close(found, evaluate(m, inputs))
 
 
-@pytest.mark.parametrize(
-    ("old", "new", "message"),
-    [
-        ("stage=2}", "stage=1}", r"calls stages 0, 1, 1, but the mesh is \(pp=3, tp=2\)"),
-        (
-            "(flat: f32[B*S, 8], k0: f32[B, 1, C, 4] aliases %k0)",
-            "(flat: f32[B*S, 8], k0: f32[B, 1, C, 4])",
-            "stage 0 takes the state k0, but does not return it; expected every state in one",
-        ),
-        ("-> (y: f32", "-> (t: f32", "stage 2 takes t as y; expected one name"),
-        ("-> (h: f32[B, S, 3], e", "-> (t: f32[B, S, 3], e", "@forward returns t as h; expected"),
-        (
-            "    return %h, %v, %e, %u",
-            "    %n = neg %h : f32[B, S, 3]\n    return %n, %v, %e, %u",
-            "neg is between the calls of stages, and no stage runs it",
-        ),
-    ],
-)
+# what is changed, into what; the error
+NO_STAGES = [
+    ("stage=2}", "stage=1}", r"calls stages 0, 1, 1, but the mesh is \(pp=3, tp=2\)"),
+    (
+        "(flat: f32[B*S, 8], k0: f32[B, 1, C, 4] aliases %k0)",
+        "(flat: f32[B*S, 8], k0: f32[B, 1, C, 4])",
+        "stage 0 takes the state k0, but does not return it; expected every state in one",
+    ),
+    ("-> (y: f32", "-> (t: f32", "stage 2 takes t as y; expected one name"),
+    ("-> (h: f32[B, S, 3], e", "-> (t: f32[B, S, 3], e", "@forward returns t as h; expected"),
+    (
+        "    return %h, %v, %e, %u",
+        "    %n = neg %h : f32[B, S, 3]\n    return %n, %v, %e, %u",
+        "neg is between the calls of stages, and no stage runs it",
+    ),
+]
+
+
+@pytest.mark.parametrize(("old", "new", "message"), NO_STAGES)
 def test_calls_that_are_no_stages_are_refused(
     old: str, new: str, message: str, tmp_path: Path
 ) -> None:

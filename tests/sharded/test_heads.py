@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import irc
-from irc.passes.shard.head_layout import Layout, head_layout
+from irc.passes.shard.pad_heads import HeadAssignment, assign_heads
 from irc.pipeline import run_pipeline
 from tests.fresh import fresh
 from tests.sharded.cases import drawn
@@ -37,10 +37,10 @@ def fewest(heads: int, kv: int, group_size: int) -> int:
 
 def test_all_layouts() -> None:
     for heads, kv, group_size in COUNTS:
-        check_layout(head_layout(heads, kv, group_size), heads, kv, group_size)
+        check_layout(assign_heads(heads, kv, group_size), heads, kv, group_size)
 
 
-def check_layout(layout: Layout, heads: int, kv: int, group_size: int) -> None:
+def check_layout(layout: HeadAssignment, heads: int, kv: int, group_size: int) -> None:
     """Every query head once, beside its own key-value head, equal counts, and as few as can be."""
     queries, keys = layout.queries, layout.keys
     assert sorted(head for head in queries if head is not None) == list(range(heads))

@@ -11,8 +11,7 @@ import irc
 import irc.passes
 from irc.errors import Error
 from irc.ir.core import Module
-from irc.passes.shard.plan import megatron, read_plan
-from irc.passes.shard.rows import find_row
+from irc.passes.shard.plan import find_row, megatron, read_plan
 from irc.pipeline import run_pipeline
 from tests.sharded import checking
 from tests.sharded.checking import plan_file

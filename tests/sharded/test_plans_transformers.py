@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from irc.passes.shard.plan import read_plan
-from irc.passes.shard.rows import find_row
+from irc.passes.shard.plan import find_row, read_plan
 from tests.models.test_transformers import oracle
 
 pytestmark = pytest.mark.oracle

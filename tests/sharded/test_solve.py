@@ -11,7 +11,7 @@ import irc
 from irc.backends.reference import evaluate
 from irc.ir.core import Module
 from irc.ops.collective import Exchange
-from irc.passes.shard.notes import grouped
+from irc.passes.shard.place import grouped
 from irc.pipeline import run_pipeline
 from tests.fresh import fresh
 from tests.sharded.cases import drawn

@@ -13,7 +13,7 @@ from irc.pipeline import Stats
 from ..shared.edit import retype
 
 
-def even_symbols(module: Module, stats: Stats, sequence: bool) -> None:
+def make_divisible(module: Module, stats: Stats, sequence: bool) -> None:
     """Replace every symbol that is sharded over N ranks by N times a new one."""
     group_size: dict[str, dict[str, int]] = {}  # per symbol, the numbers of shards by axes
     for function in module.functions.values():

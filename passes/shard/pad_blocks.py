@@ -1,59 +1,26 @@
-"""Pads features with zeros where shards would cut a block, or rounded values would be masked."""
+"""Pads features with zeros, or repeats scales, where shards would cut a block of one scale."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from math import lcm
+from math import gcd, lcm
 
 from irc.ir.core import Function, Module, Op, Value, Weight
 from irc.ir.sharding import parse_rule
 from irc.ir.types import TensorType
-from irc.ops import Dequantize, DynamicScale, Linear, Matmul, Transpose
-from irc.ops.quant import QuantizedOp
+from irc.ops import Attention, CacheUpdate, Dequantize, DynamicScale, Linear
+from irc.ops.quant import LEAST_BLOCK, QuantizedOp
 from irc.pipeline import Stats
-from irc.weights import Pad, pinned
+from irc.weights import Pad, RepeatedRef, pinned
 
 from ..shared.edit import retype, used_once
-from ..shared.parameters import is_shared, weights_of
+from ..shared.parameters import Product, is_shared, rounded, weights_of
 from .place import planned_axes
-from .rows import Row
+from .plan import Row
+from .segments import Projection
 
 
-@dataclass(frozen=True)
-class Product:
-    """A linear, or a matmul by a weight or its transpose, with the dimensions of the weight."""
-
-    op: Linear | Matmul
-    parameter: Value
-    inputs: int
-    outputs: int
-
-    @staticmethod
-    def of(op: Op) -> Product | None:
-        """The operation as a product with a weight, if it is one."""
-        if isinstance(op, Linear):
-            return Product(op, op.weight, 1, 0) if weights_of(op.weight) else None
-        if not isinstance(op, Matmul) or op.y.type.ndim < 2:
-            return None
-        last, turned = op.y.type.ndim - 1, op.y.producer
-        swapped = (*range(last - 1), last, last - 1)
-        if isinstance(turned, Transpose) and turned.order == swapped and used_once(op.y):
-            return Product(op, turned.x, last, last - 1) if weights_of(turned.x) else None
-        return Product(op, op.y, last - 1, last) if weights_of(op.y) else None
-
-    @property
-    def name(self) -> str:
-        """The name of the weight, or of its codes."""
-        return next(weight.name for weight in weights_of(self.parameter) or ())
-
-    def features(self, dim: int) -> Value | None:
-        """The value that has the features of a dimension of the weight."""
-        if dim not in (self.inputs, self.outputs):
-            return None
-        return self.op.x if dim == self.inputs else self.op.result
-
-
-def even_blocks(module: Module, rows: list[Row], origins: dict[str, str], stats: Stats) -> None:
+def pad_blocks(module: Module, rows: list[Row], origins: dict[str, str], stats: Stats) -> None:
     """Make the features between products a multiple of whole blocks for each rank.
 
     Rounded features become a multiple of the ranks: kernels multiply codes only where nothing is
@@ -68,7 +35,7 @@ def even_blocks(module: Module, rows: list[Row], origins: dict[str, str], stats:
             name = origins.get(product.name, product.name)
             for dim in (product.inputs, product.outputs):
                 axes = planned_axes(module, rows, name, dim)
-                _even(function, product, dim, module.mesh.group_size(axes), stats)
+                _pad(function, product, dim, module.mesh.group_size(axes), stats)
 
 
 def can_pad(op: Op, dim: int) -> bool:
@@ -79,7 +46,7 @@ def can_pad(op: Op, dim: int) -> bool:
     return value is not None and isinstance(size, int) and Features(size).follow(value)
 
 
-def _even(function: Function, product: Product, dim: int, group_size: int, stats: Stats) -> None:
+def _pad(function: Function, product: Product, dim: int, group_size: int, stats: Stats) -> None:
     parameter, value = product.parameter, product.features(dim)
     size, block = parameter.type.shape[dim], _block(parameter, dim)
     if not isinstance(size, int) or value is None or group_size == 1:
@@ -188,3 +155,82 @@ def _is_finite_at_zero(op: Op) -> bool:
         return False
     finite = op.keeps_zeros or bool(op.sums) or op.bound(0) != "no"
     return finite and parse_rule(op.sharding).is_elementwise
+
+
+# -- scales of weights whose blocks shards would cut, as imported checkpoints have them
+
+
+def smaller_blocks(module: Module, rows: list[Row], origins: dict[str, str], stats: Stats) -> None:
+    """Let every shard of a weight hold complete blocks, where blocks of `LEAST_BLOCK` allow it."""
+    for op in module.ops():
+        if not isinstance(op, Dequantize) or not isinstance(op.x, Weight):
+            continue
+        name = origins.get(op.x.name, op.x.name)
+        for dim, size in enumerate(op.x.type.shape):
+            ranks = module.mesh.group_size(planned_axes(module, rows, name, dim))
+            if isinstance(size, int) and ranks > 1:
+                _fit(op, dim, -(-size // ranks), stats)
+
+
+def blocks_within_heads(op: Attention, heads: int, kv_heads: int, stats: Stats) -> bool:
+    """Let no block of the projections around an attention hold parts of two heads."""
+    heads_of: list[tuple[Value, int, int]] = []  # a parameter, its dimension, and how many it has
+    user = next(iter(rounded(op.result).users), None)
+    if isinstance(user, Linear):
+        heads_of.append((user.weight, 1, heads))
+    for value, count in ((op.q, heads), (op.k, kv_heads), (op.v, kv_heads)):
+        projection = _projection(value)
+        if projection is not None:
+            heads_of += [(parameter, dim, count) for parameter, dim in projection.parts]
+    done = [
+        _fit(value.producer, dim, _part(value, dim, count), stats) for value, dim, count in heads_of
+    ]
+    return any(done)
+
+
+def _projection(value: Value) -> Projection | None:
+    """The projection that makes an operand of attention, behind what treats heads separately."""
+    while True:
+        projection = Projection.of(value) if value.type.ndim == 3 else None
+        op = value.producer
+        if projection is not None or op is None or not op.operands:
+            return projection
+        value = op.new if isinstance(op, CacheUpdate) else op.operands[0]
+
+
+def _part(value: Value, dim: int, count: int) -> int:
+    size = value.type.shape[dim]
+    return size // count if isinstance(size, int) else 0
+
+
+def _fit(op: Op | None, dim: int, part: int, stats: Stats) -> bool:
+    """Let blocks of a dequantized weight divide `part` elements; whether they changed."""
+    if not isinstance(op, Dequantize):
+        return False
+    size, count = op.x.type.shape[dim], op.scale.type.shape[dim]
+    if not isinstance(size, int) or not isinstance(count, int) or count == 1:
+        return False
+    block, level = size // count, op.scale.producer
+    common = gcd(block, part)
+    scale = level.x if isinstance(level, Dequantize) else op.scale
+    values = [value for value in (scale, op.zero) if value is not None]
+    weights = [value for value in values if isinstance(value, Weight) and used_once(value)]
+    if common == block or common < LEAST_BLOCK or len(weights) < len(values):
+        return False
+    for weight in weights:
+        _repeat(weight, dim, block // common)
+    if isinstance(level, Dequantize):
+        retype(level)
+    name = op.x.name
+    stats.explain(f"{name}: blocks of {block} become blocks of {common}, which no rank cuts")
+    return True
+
+
+def _repeat(weight: Weight, dim: int, count: int) -> None:
+    """Every element of a weight `count` times along a dimension."""
+    type, ndim = weight.type, weight.type.ndim
+    old = tuple(size for size in type.shape if isinstance(size, int))
+    counts = tuple(count if i == dim else 1 for i in range(ndim))
+    shape = tuple(size * times for size, times in zip(old, counts, strict=True))
+    weight.ref = RepeatedRef(pinned(weight.ref, old, type.dtype), counts, shape)
+    weight.type = TensorType(type.dtype, shape)

@@ -1,4 +1,8 @@
-"""Attention blocks: the operations that change when the number of heads does."""
+"""Makes the heads of every attention divide over the ranks, before anything is sharded.
+
+Query heads that share a key-value head stay with it. Some key-value heads are replicated, each copy
+with some of its query heads, and the rest is padded with heads of zeros.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from irc.errors import Error
-from irc.ir.core import Function, Op, Value, Weight
+from irc.ir.core import Function, Module, Op, Value, Weight
 from irc.ir.types import TensorType
 from irc.ops import (
     Attention,
@@ -25,14 +29,119 @@ from irc.ops import (
     Slice,
     Split,
 )
+from irc.pipeline import Stats
 from irc.weights import ConcatRef, Ref, RepeatedRef, ZerosRef, pinned
 from irc.weights import Slice as SliceStep
 
-from ..shared.edit import change, insert_before, used_once
-from ..shared.parameters import is_shared, weights_of
-from ..shared.quantized import has_one_scale, rounded
-from .head_layout import Heads, Layout
+from ..shared.edit import change, insert_before, retype, used_once
+from ..shared.parameters import has_one_scale, is_shared, rounded, weights_of
+from .pad_blocks import blocks_within_heads
+from .place import mesh_axes, planned_axes
+from .plan import Row
 from .segments import Projection
+
+
+def pad_heads(module: Module, rows: list[Row], origins: dict[str, str], stats: Stats) -> None:
+    """Rewrite weights and caches of every attention whose heads do not divide."""
+    for function in module.functions.values():
+        blocks = [op for op in function if isinstance(op, Attention)]
+        changed = [_pad(module, op, rows, origins, stats) for op in blocks]
+        if not any(changed):
+            continue
+        for op in function:
+            retype(op)
+
+
+def _pad(
+    module: Module, op: Attention, rows: list[Row], origins: dict[str, str], stats: Stats
+) -> bool:
+    features, kv_heads = op.q.type.shape[2], op.key_heads
+    if not isinstance(features, int) or not isinstance(kv_heads, int):
+        return False
+    heads = features // op.head_dim
+    block = Block.of(op, heads, kv_heads)
+    group_size = _group_size(module, rows, origins, block)
+    if heads % group_size == 0 and kv_heads % group_size == 0:
+        return False
+    if block is None and blocks_within_heads(op, heads, kv_heads, stats):
+        block = Block.of(op, heads, kv_heads)
+    name = op.loc.scope if op.loc is not None and op.loc.scope else "attention"
+    what = f"{name}: {heads} query and {kv_heads} key-value heads"
+    assignment = assign_heads(heads, kv_heads, group_size)
+    if block is None or not block.allows(assignment):
+        stats.explain(
+            f"{what} do not divide over {group_size} ranks, and an operation that makes or uses "
+            "them is shared, is no plain projection, or has scales that two heads share; attention "
+            "is replicated"
+        )
+        return False
+    block.rewrite(assignment)
+    stats.count("heads")
+    stats.explain(f"{what} over {group_size} ranks: {assignment.reason(group_size)}")
+    return True
+
+
+def _group_size(
+    module: Module, rows: list[Row], origins: dict[str, str], block: Block | None
+) -> int:
+    """The number of ranks over which the plan shards the query projection; 1 if it does not."""
+    if block is None:
+        return module.mesh.group_size(mesh_axes(module, ("tp",)))
+    name = block.query.weight.name
+    axes = planned_axes(module, rows, origins.get(name, name), block.query.split)
+    return module.mesh.group_size(axes)
+
+
+# -- which heads each rank gets
+
+
+Heads = tuple[int | None, ...]  # per new head, the old one that it copies, or None for zeros
+
+
+@dataclass(frozen=True)
+class HeadAssignment:
+    """The new query and key-value heads, in order: equal numbers for each rank, groups together."""
+
+    queries: Heads
+    keys: Heads
+
+    def reason(self, group_size: int) -> str:
+        """The assignment as a clause, for --explain."""
+        copies = max(self.keys.count(head) for head in self.keys if head is not None)
+        held = "no head is replicated"
+        if copies > 1:
+            held = f"key-value heads are held up to {copies} times"
+        zeros = self.queries.count(None), self.keys.count(None)
+        padded = f", {zeros[0]} query and {zeros[1]} key-value heads of zeros are added"
+        return (
+            f"{held}{padded if any(zeros) else ''}, so that a rank has "
+            f"{len(self.queries) // group_size} and {len(self.keys) // group_size}"
+        )
+
+
+def assign_heads(heads: int, kv_heads: int, group_size: int) -> HeadAssignment:
+    """The assignment of the fewest heads in which every rank gets equal numbers of both."""
+    group = heads // kv_heads
+    options = [_option(heads, kv_heads, group_size, copies) for copies in range(1, group + 1)]
+    return min(options, key=lambda option: len(option.queries) + len(option.keys))
+
+
+def _option(heads: int, kv_heads: int, group_size: int, copies: int) -> HeadAssignment:
+    """Every key-value head up to `copies` times, each copy with its query heads."""
+    group = heads // kv_heads
+    share = -(-group // copies)
+    keys: list[int | None] = []
+    queries: list[int | None] = []
+    for kv in range(kv_heads):
+        for begin in range(0, group, share):
+            mine = range(begin, min(begin + share, group))
+            keys.append(kv)
+            queries += [kv * group + i for i in mine] + [None] * (share - len(mine))
+    missing = -len(keys) % group_size
+    return HeadAssignment((*queries, *[None] * (missing * share)), (*keys, *[None] * missing))
+
+
+# -- the operations around an attention that change when the number of heads does
 
 
 @dataclass(frozen=True)
@@ -158,24 +267,24 @@ class Block:
         """The projection of the queries."""
         return self.paths[0].projection
 
-    def allows(self, layout: Layout) -> bool:
-        """Whether queries and keys may share their layout."""
+    def allows(self, assignment: HeadAssignment) -> bool:
+        """Whether queries and keys may share their weight."""
         weights = {path.projection.weight for path in self.paths}
-        return len(weights) == 3 or layout.queries == layout.keys
+        return len(weights) == 3 or assignment.queries == assignment.keys
 
-    def rewrite(self, layout: Layout) -> None:
+    def rewrite(self, assignment: HeadAssignment) -> None:
         """Write the new heads; the caller infers the result types."""
         done: set[Weight | Op] = set()
-        new = (layout.queries, layout.keys, layout.keys)
+        new = (assignment.queries, assignment.keys, assignment.keys)
         for path, slots in zip(self.paths, new, strict=True):
             path.give(slots, done)
         heads = self.paths[0].heads
         for weight in _in_heads(self.output, self.inputs, heads) or ():
             zero = _zero_of(self.output, weight)
-            _rearrange(weight, self.inputs, heads, layout.queries, zero)
+            _rearrange(weight, self.inputs, heads, assignment.queries, zero)
         for scores in (self.op.mask, self.op.bias):
             if scores is not None and scores.type.shape[1] != 1:
-                _select(self.op, scores, layout.queries)
+                _select(self.op, scores, assignment.queries)
 
 
 def _rounds_heads(attention: Attention) -> bool:
