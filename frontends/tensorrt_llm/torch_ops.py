@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from functools import partial
 from typing import Any, TypeAlias
 
 from ..checkpoints.mixed_gemm import pack, quantize_columns
@@ -22,7 +21,6 @@ def register() -> None:
         return
     for namespace in ("fastertransformer", "trtllm"):
         _fill(getattr(torch.ops, namespace), _weights(torch))
-    _fill(torch.ops.tensorrt_llm, _e4m3(torch))
     torch.ops._filled_by_irc = True
 
 
@@ -66,26 +64,3 @@ def _weights(torch: Any) -> dict[str, Operation]:
         "pack_int8_tensor_to_packed_int4": packed,
         "unpack_int4_packed_tensor_to_int8": codes_of,
     }
-
-
-def _e4m3(torch: Any) -> dict[str, Operation]:
-    """The operations on FP8, whose codes have the type i8.
-
-    There is a scale per row, per column, or one in all.
-    """
-
-    def quantize(x: Any, dims: tuple[int, ...]) -> Any:
-        scale = x.float().abs().amax(dims or tuple(range(x.ndim)), keepdim=True) / 448.0
-        scale = scale.clamp(min=1 / (448.0 * 512)).to(x.dtype)
-        codes = (x.float() / scale.float()).clamp(-448.0, 448.0)
-        return codes.to(torch.float8_e4m3fn).view(torch.int8), scale
-
-    def dequantize(codes: Any, scale: Any) -> Any:
-        values = codes.view(torch.float8_e4m3fn).float() * scale.float()
-        return values.to(scale.dtype)
-
-    operations: dict[str, Operation] = {}
-    for name, dims in (("activation", (-1,)), ("weight", (-2,)), ("per_tensor", ())):
-        operations[f"quantize_e4m3_{name}"] = partial(quantize, dims=dims)
-        operations[f"dequantize_e4m3_{name}"] = dequantize
-    return operations
