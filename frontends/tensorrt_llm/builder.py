@@ -111,17 +111,12 @@ class TensorrtBuilder:
         """An empty profile."""
         return OptimizationProfile()
 
-    def create_builder_config(self, **_: Any) -> TensorrtConfig:
-        """A config whose flags have no effect."""
-        return TensorrtConfig()
-
-    def build_engine(
-        self, network: Network, config: TensorrtConfig | BuilderConfig
-    ) -> EngineBuffer:
-        """Bytes that name the engine of this rank."""
-        if isinstance(config, TensorrtConfig):
-            config = BuilderConfig(trt_builder_config=config)
-        return Builder().build_engine(network=network, builder_config=config)
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        raise ScriptError(
+            f"{name} of TensorRT's builder is not supported; use tensorrt_llm.Builder"
+        )
 
 
 @api("builder.get_engine_version")

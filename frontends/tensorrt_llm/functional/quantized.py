@@ -10,7 +10,6 @@ from ....ir.dtypes import dtype_of, numpy_dtype
 from ....weights import Ref
 from ... import functional as F
 from ...checkpoints.mixed_gemm import pack, unpack
-from ...tensor import Tensor
 from ..api import api
 from ..context import current_network
 from ..dtypes import as_array, irc_dtype
@@ -68,36 +67,16 @@ class PackedWeight(Parameter):
         return pack(codes, self.bits).view(self.stored)
 
 
-def owner_of(tensor: Tensor) -> Parameter | None:
-    """The parameter or constant whose tensor this is."""
-    value, named = tensor.value, current_network().tracer.weights
-    return next((cast("Weight", w).owner for w in named if named[w] is value), None)
-
-
-def code_tensor(weights: Tensor, bits: int) -> Tensor:
-    """The codes [outputs, inputs] of a parameter of a layer, or of an array of packed bytes."""
-    owner = owner_of(weights)
-    if isinstance(owner, PackedWeight):
-        return weights
-    if owner is None or not isinstance(owner.bound, np.ndarray):
-        raise ScriptError(f"expected a parameter of packed codes, found {weights.type}")
-    packed = PackedWeight(owner.bound.shape, bits, dtype_of(owner.bound))
-    packed.value = owner.bound
-    return packed.inner
-
-
 @api("quantization.functional.weight_only_quant_matmul", inner=True)
 def weight_only_quant_matmul(
     input: Any, weights: Any, scales: Any, weightTypeId: int, dtype: Any = None
 ) -> Any:
-    """input [..., K] times codes of 8 bits (weightTypeId 1) or 4 (2), times a scale per output.
-
-    Without the plugin codes of 8 bits, but for those of layers, are plain ones [K, N].
-    """
-    plain = not current_network().plugin_config.weight_only_quant_matmul_plugin
-    if plain and weightTypeId == 1 and not isinstance(owner_of(weights), PackedWeight):
-        codes = weights.transpose(0, 1)
-    else:
-        codes = code_tensor(weights, 8 // weightTypeId)
-    kind: Any = input.dtype
-    return F.linear(input, F.dequantize(codes, scales.reshape(-1, 1), dtype=kind))
+    """input [..., K] times the codes of a layer, times a scale per output."""
+    named = current_network().tracer.weights
+    owners = [cast("Weight", inner).owner for inner in named if named[inner] is weights.value]
+    if not any(isinstance(owner, PackedWeight) for owner in owners):
+        raise ScriptError(
+            f"weight_only_quant_matmul: expected the weight of a layer such as "
+            f"WeightOnlyQuantLinear, found {weights.type}"
+        )
+    return F.linear(input, F.dequantize(weights, scales.reshape(-1, 1), dtype=input.dtype))

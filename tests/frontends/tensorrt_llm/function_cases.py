@@ -231,6 +231,7 @@ f 4 5 6, i4 1 2, f 1 6
 F.masked_scatter(x, y, z) | x.masked_scatter(y, z) | X, b B 5 S 6, X
 F.masked_scatter(x, y, z) | x.masked_scatter(y, z) | f 4 6, b 6, f 24
 F.gather_last_token_logits(x, y + 1, False) | per_row(x, y[:, None])[:, 0] | f B 7 4, i7 B
+F.gather_last_token_logits(x, y * 0, False) | x[:, -1] | f B 7 4, i7 B
 F.gather_last_token_logits(x, y, False) | per_row(x, y) | f B 7 4, i7 B 3
 F.gather_last_token_logits(x, y, True) | x[y - 1] | f 20 4, i1:21 B
 F.gather_last_token_logits(x, None, True) | x | X

@@ -47,12 +47,6 @@ def test_an_installation_is_put_aside_and_put_back(installed: dict[str, ModuleTy
     assert "tensorrt_llm.layers.attention" not in left
 
 
-def test_without_an_installation_none_is_left() -> None:
-    with aliases():
-        run("from tensorrt_llm.functional import *\nimport tensorrt\nassert view and allreduce")
-    assert "tensorrt_llm.functional" not in sys.modules
-
-
 NAMES = """
 import tensorrt as trt
 import tensorrt_llm, tensorrt_llm.network

@@ -16,8 +16,7 @@ import irc
 from irc.errors import Error
 from irc.frontends.tensorrt_llm import layers
 from irc.frontends.tensorrt_llm.aliases import aliases
-from irc.frontends.tensorrt_llm.api import status
-from irc.frontends.tensorrt_llm.context import current_session, new_session
+from irc.frontends.tensorrt_llm.context import new_session
 from irc.frontends.tensorrt_llm.dtypes import DataType
 from irc.frontends.tensorrt_llm.functional import basic, convolution
 from irc.frontends.tensorrt_llm.network import Network, net_guard
@@ -110,18 +109,6 @@ def test_the_dtype_of_sizes(version: str, dtype: str) -> None:
         assert F.shape(Tensor("x", "float32", [5, 7])).dtype is DataType[dtype]
 
 
-def test_known_sizes_make_no_operations() -> None:
-    network = Network()
-    with net_guard(network):
-        x = Tensor("x", "float32", [-1, 12], OrderedDict(B=[(1, 4, 8)], n=[12]))
-        rows = F.shape(x, 0) * 2
-        shape = F.concat([rows, F.shape(x, 1) / 2, 1])
-        first, second, _ = F.unbind(F.slice(shape, [0], [3]).view([-1]))
-        F.view(x, F.concat([F.squeeze(F.unsqueeze(first, 0)), F.select(shape, 0, 1)]))
-    assert [op.opname for op in network.function] == ["reshape"]
-    assert second.content == (6,)
-
-
 def test_a_start_from_the_data_chooses_in_its_dimension_only() -> None:
     network = Network()
     with net_guard(network):
@@ -179,19 +166,6 @@ def test_what_is_refused(call: Any, message: str) -> None:
     assert "test_functional.py" in str(caught.value)
 
 
-REFUSED = """functional.Conditional functional.activation functional.broadcast_helper
-functional.constant_to_tensor_ functional.cuda_stream_sync functional.expand_dims_like
-functional.int_clip functional.meshgrid2d _common.precision _utils.dim_to_trt_axes"""
-
-
-@pytest.mark.parametrize("path", REFUSED.split())
-def test_names_that_are_refused(path: str) -> None:
-    module, _, name = path.rpartition(".")
-    with aliases(), new_session(), pytest.raises(Error) as caught:
-        getattr(import_module(f"tensorrt_llm.{module}"), name)(1)
-    assert status(path).kind == "refused" and status(path).why in caught.value.message
-
-
 def test_long_running_sums_of_floats_stay_exact(rng: np.random.Generator) -> None:
     x = rng.random((2, 50_001, 2)).astype(np.float32)
 
@@ -201,12 +175,6 @@ def test_long_running_sums_of_floats_stay_exact(rng: np.random.Generator) -> Non
     with new_session():
         sums = irc.evaluate(trace(build), {"x": x})["y"]
     np.testing.assert_allclose(sums, np.cumsum(x, 1, np.float64), rtol=1e-5, atol=1e-5)
-
-
-def test_what_has_no_effect_is_noted() -> None:
-    with new_session(), net_guard(Network()):
-        F.assertion(Tensor("x", "bool", [1]), "sizes agree")
-        assert "assertion('sizes agree') has no effect" in current_session().notes[0]
 
 
 def test_enumerations_of_tensorrt() -> None:
@@ -273,15 +241,6 @@ def test_a_layer(row: str, version: str, rng: np.random.Generator) -> None:
     y = run(build, {"x": x}, version=version)["y"]
     wanted = expected(torch.from_numpy(x)).detach().numpy()
     np.testing.assert_allclose(y, wanted, rtol=1e-4, atol=1e-4)
-
-
-def test_positional_arguments_of_rms_norm_depend_on_the_release() -> None:
-    make = any_layers.RmsNorm
-    with new_session("0.7"):
-        assert make(6, 1e-2).eps == 1e-2
-    with new_session("0.16"):
-        layer = make(6, 3, 1e-2)
-    assert (layer.num_groups, layer.eps) == (3, 1e-2)
 
 
 @pytest.mark.parametrize(

@@ -167,9 +167,6 @@ def test_unset_weights_are_shards_of_the_checkpoint() -> None:
         (lambda m: L.Linear(K, 10, tp_group=m.tp_group, tp_size=4), "features=10 is no multiple"),
         (lambda m: L.RowLinear(10, N, tp_group=m.tp_group, tp_size=4), "pad it to 12"),
         (lambda m: L.Linear(K, N, tp_group=[0, 1], tp_size=4), "of tp_size=4 ranks, found [0, 1]"),
-        (lambda m: L.RowLinear(K, N, biass=False), "no argument 'biass'; did you mean 'bias'"),
-        (lambda m: L.MLP(K, M, "relu", inner_layernorm=True), "inner_layernorm is not supported"),
-        (lambda m: L.Linear(K, N)(held(drawn(3, K), m), lora_runtime_params=1), "merge the adap"),
     ],
 )  # fmt: skip
 def test_messages(call: Any, message: str) -> None:

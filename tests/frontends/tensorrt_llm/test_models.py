@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
@@ -14,14 +13,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from safetensors.numpy import load_file, save_file
 
 import irc
 from irc.frontends.tensorrt_llm import layers
 from irc.frontends.tensorrt_llm.aliases import aliases
-from irc.frontends.tensorrt_llm.builder import BuildConfig, build
-from irc.frontends.tensorrt_llm.context import current_network, current_session, new_session
+from irc.frontends.tensorrt_llm.context import current_network, new_session
 from irc.frontends.tensorrt_llm.dtypes import data_type
 from irc.frontends.tensorrt_llm.functional import recv, send
 from irc.frontends.tensorrt_llm.mapping import Mapping
@@ -44,15 +41,12 @@ from .llamas import (
     ROWS,
     VOCAB,
     Llama,
-    Steps,
-    keywords,
     made,
     of_hugging_face,
     of_keywords,
     of_ranks,
     steps_of,
 )
-from .worlds import every_rank
 
 pytestmark = pytest.mark.oracle
 ONE = Conversion()
@@ -118,7 +112,7 @@ def test_folders_that_scripts_do_not_read(
 
 @pytest.mark.parametrize(
     ("name", "message"),
-    {"awq": "AWQ and GPTQ your copy of TensorRT", "int8 weights": "other scales than per_"}.items(),
+    {"awq": "makes no layers of ", "int8 weights": "other scales than per_"}.items(),
 )
 def test_quantized_folders_that_scripts_do_not_read(
     name: str, message: str, tmp_path: Path
@@ -152,76 +146,6 @@ def test_tensors_of_a_rank_that_do_not_fit(llama: Llama) -> None:
         steps_of(source, ONE)
 
 
-LAST: dict[str, Any] = {
-    "none": (None, lambda x: x),
-    "zeros": ([0, 0], lambda x: x[:, -1]),
-    "lengths": ([5, 2], lambda x: x[[0, 1], [4, 1]]),
-    "positions": ([[0, 4, 2], [1, 3, 0]], lambda x: x[[[0], [1]], [[0, 4, 2], [1, 3, 0]]]),
-}
-
-
-@pytest.mark.parametrize("form", LAST)
-def test_tokens_whose_logits_are_wanted(form: str, llama: Llama) -> None:
-    ids = drawn(5)
-    given, chosen = LAST[form]
-    build = of_hugging_face(llama, Conversion(tp=2))
-
-    def changed(mapping: Mapping) -> Any:
-        model = build(mapping)
-        inner = model.forward
-        ranges = OrderedDict([("batch_size_beam_width", [[1, 2, ROWS]]), ("wanted", [3])])
-
-        def forward(**inputs: Any) -> Any:
-            if np.ndim(given) == 2:
-                shape = {"shape": [-1, 3], "dim_range": ranges}
-                inputs["last_token_ids"] = Tensor("wanted_ids", "int32", **shape)
-            return inner(**inputs)
-
-        model.forward = forward
-        return model
-
-    run = steps_of(changed, Conversion(tp=2), gather_context_logits=given is None)
-    named = {} if given is None else {"last_token_ids": np.array(given)}
-    logits = run(ids, **named, wanted_ids=np.array(given))["logits"]
-    close(logits[..., :VOCAB], chosen(llama.states(ids)[-1]))
-
-
-def test_last_tokens_of_packed_states() -> None:
-    states, ends = fresh().standard_normal((9, 4), np.float32), np.array([3, 4, 9], np.int32)
-    given = {"x": states, "ends": ends}
-    ((rows,),) = every_rank(lambda mapping, x, ends: decoder.last_token(x, ends), given)
-    np.testing.assert_array_equal(rows, states[[2, 3, 8]])
-
-
-@pytest.mark.parametrize("version", ["0.7", "0.16"])
-@pytest.mark.parametrize("tp", [1, 2])
-def test_layers_and_models_alone(tp: int, version: Any, llama: Llama) -> None:
-    ids, how = drawn(6).astype(np.int32), Conversion(tp=tp)
-    folder, states = llama.ranks(how), llama.states(ids)
-
-    def build(mapping: Mapping, x: Any, ids: Any) -> Any:
-        current_network().plugin_config.set_gpt_attention_plugin(None)
-        given = keywords(llama.config, how, mapping)
-        if version == "0.7":
-            whole = classes.LLaMAModelOfKeywords(**given)
-            make: Any = classes.LLaMADecoderLayerOfKeywords
-            group = {"tp_group": mapping.tp_group, "tp_size": tp, "tp_rank": mapping.tp_rank}
-            more = {"rotary_base": 20000.0, "mlp_hidden_size": 40, "rms_norm_eps": 3e-6}
-            layer = make(1, 24, 4, 2, 64, "float32", **more, **group)
-        else:
-            config = LLaMAConfig.from_hugging_face(llama.folder, "float32", mapping)
-            whole, layer = classes.LLaMAModel(config), classes.LLaMADecoderLayer(config, 1)
-        file = load_file(folder / f"rank{mapping.rank}.safetensors")
-        for part, scope in ((whole, ""), (layer, "layers.1.")):
-            for name, parameter in part.named_parameters():
-                parameter.value = file[f"transformer.{scope}{name}"]
-        return layer(x), whole(ids)
-
-    for layer, whole in every_rank(build, {"x": states[1], "ids": ids}, tp, version):
-        close(layer, states[2])
-        close(whole, states[3])
-
-
 @pytest.mark.parametrize("plugin", [True, False])
 @pytest.mark.parametrize("version", ["0.7", "0.16"])
 def test_inputs_and_outputs_of_every_stage(version: Any, plugin: bool, llama: Llama) -> None:
@@ -246,30 +170,10 @@ def test_inputs_and_outputs_of_every_stage(version: Any, plugin: bool, llama: Ll
     assert ranges.items() <= dict(run.module.dims).items()
 
 
-def test_debug_outputs(llama: Llama, tmp_path: Path) -> None:
-    ids = drawn(4).astype(np.int32)
-    config = BuildConfig(max_batch_size=2, max_input_len=8, max_seq_len=8, enable_debug_output=True)
-    config.plugin_config.set_gpt_attention_plugin(None)
-    with new_session("0.16", options={"backend": "reference"}, output=tmp_path / "out"):
-        ranks = [Mapping(2, rank, tp_size=2) for rank in range(2)]
-        source = of_hugging_face(llama, Conversion(tp=2))
-        engine = [build(source(mapping), config) for mapping in ranks][-1]
-        assert engine is not None
-        module = engine.artifact.module
-        outputs = Steps(module, current_session())(ids)
-    states, layer = llama.states(ids), "transformer_layers_0_"
-    close(outputs["transformer_embd"], states[0])
-    close(states[0] + outputs[f"{layer}attn"] + outputs[f"{layer}mlp"], states[1])
-    weight = llama.torch.model.layers[0].input_layernorm.weight.detach().numpy()
-    norm = states[0] / np.sqrt((states[0] ** 2).mean(-1, keepdims=True) + 3e-6) * weight
-    close(outputs[f"{layer}norm0"], norm)
-    assert outputs[f"{layer}norm1"].shape == states[0].shape
-
-
 def test_an_old_layer_needs_no_mapping() -> None:
     with new_session("0.7"):
-        make: Any = classes.LLaMADecoderLayerOfKeywords
-        layer = make(0, 24, 4, tp_group=[0, 1], tp_size=2, tp_rank=1)
+        old: Any = classes.LLaMADecoderLayerOfKeywords
+        layer = old(0, 24, 4, tp_group=[0, 1], tp_size=2, tp_rank=1)
         assert layer.attention.qkv.weight.shape == (36, 24)
         assert layer.config.mapping.rank == 1
 
@@ -512,15 +416,6 @@ def test_inputs_of_older_scripts(plugin: bool) -> None:
             prepare(2, 1, 8, 8, 2, 8, 3, "float16", use_lora_plugin="float16")
 
 
-@pytest.mark.parametrize("plugin", [True, False])
-def test_a_model_without_caches(plugin: bool, llama: Llama) -> None:
-    run, ids = steps_of(of_hugging_face(llama, ONE), ONE, plugin, use_cache=False), drawn(5)
-    assert not any(name.startswith("past_key") for name in run.args)
-    outputs = run(ids)
-    assert list(outputs) == ["logits"]
-    close(outputs["logits"][:, :VOCAB], llama.states(ids)[-1][:, -1])
-
-
 def test_adapters_are_refused_where_they_are_on() -> None:
     assert layers.LoraParams(None, None).get_layer_params(0).is_off()
     with pytest.raises(irc.Error, match="LoRA weights at run time are not supported"):
@@ -530,27 +425,3 @@ def test_adapters_are_refused_where_they_are_on() -> None:
         with net_guard(Network()):
             ids = Tensor("input_ids", "int32", [1, 4])
             model(ids, lora_params=SimpleNamespace(lora_ranks=["ranks"]))
-
-
-@pytest.mark.parametrize("version", ["0.7", "0.16"])
-@pytest.mark.parametrize("how", [ONE, Conversion(tp=2, table_dim=0)])
-def test_prompt_tuning(how: Conversion, version: Any, llama: Llama) -> None:
-    ids, more = drawn(6), {"logits_dtype": "float16"}
-    if version == "0.7":
-        source = of_keywords(llama, how, use_prompt_tuning=True, **more)
-    else:
-        source = of_ranks(llama, how, **more)
-    run = steps_of(source, how, False, version, prompt_embedding_table_size=8)
-    ids[:, :3] = VOCAB + np.array([[0, 1, 2], [2, 3, 1]])
-    table, tasks = fresh(5).standard_normal((8, 24), np.float32), np.array([[1], [0]])
-    prompt = {"prompt_embedding_table": table, "tasks": tasks, "prompt_vocab_size": np.array([4])}
-    logits = run(ids, **prompt)["logits"]
-    embedded = llama.torch.get_input_embeddings()(torch.tensor(np.minimum(ids, VOCAB - 1)))
-    embedded = embedded.detach()
-    for row in range(ROWS):
-        rows = ids[row, :3] - VOCAB + 4 * int(tasks[row, 0])
-        embedded[row, :3] = torch.from_numpy(table[rows])
-    with torch.no_grad():
-        wanted = llama.torch(inputs_embeds=embedded).logits[:, -1].numpy()
-    assert logits.dtype == np.float16
-    np.testing.assert_allclose(logits[:, :VOCAB], wanted, rtol=1e-2, atol=1e-2)

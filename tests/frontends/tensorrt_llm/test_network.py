@@ -140,11 +140,6 @@ def test_modules_are_listed_by_path() -> None:
         assert str(t.default_net().get_outputs()[0].type) == "f16[b, 4]"
 
 
-def test_a_parameter_without_a_name_is_told_by_its_type() -> None:
-    with pytest.raises(irc.Error, match=r"the parameter f32\[4\] has the shape \[4\], but its new"):
-        Scale(4).weight.value = np.ones(3, np.float32)
-
-
 def test_the_network_of_tensorrt_is_read_only() -> None:
     with t.net_guard(t.Network()):
         t.default_trtnet().mark_output(source() + 1.0)

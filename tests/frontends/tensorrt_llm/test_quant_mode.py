@@ -142,22 +142,6 @@ def test_to_dict() -> None:
     assert on == {"use_smooth_quant", "per_channel", "per_token", "int8_kv_cache"}
 
 
-@pytest.mark.parametrize(
-    ("excluded", "name", "is_excluded"),
-    [
-        (None, "transformer.lm_head", True),
-        (None, "transformer.layers.0.mlp.router", True),
-        (None, "transformer.layers.0.mlp.fc", False),
-        ([], "lm_head", False),  # an empty list excludes nothing, also not the default
-        (["*.mlp.*"], "lm_head", False),
-        (["*.mlp.*"], "layers.0.mlp.fc", True),
-    ],
-)
-def test_excluded_modules(excluded: list[str] | None, name: str, is_excluded: bool) -> None:
-    config = QuantConfig("W8A16", exclude_modules=excluded)
-    assert config.is_module_excluded_from_quantization(name) is is_excluded
-
-
 def test_a_string_is_no_list_of_modules() -> None:
     """Each character would be a pattern: the first, `*`, would exclude every layer."""
     with pytest.raises(ValueError, match=r"expected a list .* found the string '\*lm_head'"):

@@ -12,17 +12,17 @@ import pytest
 import torch
 
 from irc.errors import Error
-from irc.frontends.checkpoints.mixed_gemm import pack, quantize_columns, unpack
+from irc.frontends.checkpoints.mixed_gemm import pack, unpack
 from irc.frontends.tensorrt_llm.aliases import aliases
-from irc.frontends.tensorrt_llm.context import current_network, new_session
-from irc.frontends.tensorrt_llm.functional import quantized as functions
+from irc.frontends.tensorrt_llm.context import new_session
+from irc.frontends.tensorrt_llm.functional.quantized import weight_only_quant_matmul
 from irc.frontends.tensorrt_llm.layers import MLP, MOE, ColumnLinear, GatedMLP, MoeConfig
 from irc.frontends.tensorrt_llm.layers import quantized as layers
 from irc.frontends.tensorrt_llm.mapping import Mapping as Ranks
 from irc.frontends.tensorrt_llm.module import Module, Parameter
 from irc.frontends.tensorrt_llm.quantization import QuantConfig, QuantMode
 from tests.fresh import fresh
-from tests.frontends.tensorrt_llm.worlds import Array, every_rank, module_of, parallel, shard
+from tests.frontends.tensorrt_llm.worlds import every_rank, module_of, parallel, shard
 
 K, N = 32, 16
 SMOOTH = QuantMode.use_smooth_quant
@@ -51,22 +51,6 @@ def test_weight_only_linear(bits: int, version: str, row: bool, tp: int) -> None
     want = x @ (codes * scales[:, None]).T + bias
     for (outputs,) in every_rank(build, {"x_": x}, tp, version):
         np.testing.assert_allclose(outputs, want, rtol=1e-3, atol=1e-3)
-
-
-@pytest.mark.parametrize("bits", [8, 4])
-def test_constants_of_packed_codes(bits: int) -> None:
-    """What scripts without layers give to weight_only_quant_matmul."""
-    weight, x = fresh(35).normal(size=(K, N)), fresh(36).normal(size=(3, K)).astype("float32")
-    codes, scales = quantize_columns(weight, bits)
-    for values in (codes, np.full_like(codes, 3)):
-
-        def build(mapping: Ranks, x: Any, values: Array = values) -> Any:
-            current_network().plugin_config.weight_only_quant_matmul_plugin = "auto"
-            packed = Parameter(pack(values, bits)).value
-            return functions.weight_only_quant_matmul(x, packed, Parameter(scales).value, 8 // bits)
-
-        ((y,),) = every_rank(build, {"x": x})
-        np.testing.assert_allclose(y, x @ (values * scales), rtol=1e-3, atol=1e-4)
 
 
 class Model(Module):
@@ -148,6 +132,9 @@ MESSAGES: dict[str, Any] = {
         lambda: set_floats(lambda: layers.WeightOnlyQuantLinear(K, N).weight)
     ),
     "holds codes of i8, .* floats of f32; quantize them first": lambda: set_floats(lambda: CODES),
+    "the weight of a layer such as WeightOnlyQuantLinear, found i8": (
+        lambda: weight_only_quant_matmul(CODES.value, CODES.value, CODES.value, 1)
+    ),
     "layers in FP8 are refused": lambda: MLP(K, N, "relu", quant_mode=QuantMode.FP8_QDQ),
     "irc compile FOLDER --quantize SCHEME": lambda: layers.quantize_model(Model(Ranks()), SMOOTH()),
     "two-level int4 is not": lambda: changed(quant_algo="W4A8_QSERVE_PER_GROUP"),

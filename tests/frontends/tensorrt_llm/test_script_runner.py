@@ -13,7 +13,6 @@ import pytest
 
 import irc
 from irc.cli.main import main
-from irc.frontends.main_memory import in_main_memory
 from irc.frontends.script import load_script
 from irc.frontends.tensorrt_llm.engines import find_artifact
 from irc.frontends.tensorrt_llm.lint import is_build_script
@@ -251,24 +250,6 @@ def test_arguments_of_a_factory_are_no_words_of_a_script(
     script.write_text("def build(): pass\n")
     printed = compile("-o", "x", *words.split(), status=1)
     assert f"{words.rstrip(' 02')} is for a build script" in printed
-
-
-def test_tensors_for_a_gpu_lie_in_main_memory() -> None:
-    torch = pytest.importorskip("torch")
-    if torch.cuda.is_available():
-        pytest.skip("this machine has a GPU")
-    with in_main_memory({"torch"}):
-        x = torch.ones(2, device="cuda").cuda()
-        layer = torch.nn.Linear(1, 1).cuda().to("cuda")
-        tensors = (x, layer.weight, torch.empty(3, device=0), torch.zeros(1).pin_memory())
-        assert {tensor.device.type for tensor in tensors} == {"cpu"}
-        assert x[:1].expand(3).cuda().is_contiguous()
-        torch.cuda.set_device(0)
-        torch.cuda.set_stream(stream := torch.cuda.Stream())
-        with torch.cuda.stream(stream) as current:
-            assert current is stream and current.query()
-        assert torch.cuda.Event(enable_timing=True).elapsed_time(torch.cuda.Event()) == 0
-        assert torch.cuda.current_stream().cuda_stream == torch.cuda.current_device() == 0
 
 
 def test_an_error_of_a_worker_is_one_of_the_script(tmp_path: Path) -> None:

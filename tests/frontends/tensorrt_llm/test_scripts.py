@@ -166,13 +166,3 @@ def test_one_engine_per_stage(script: str, dtype: str, tp: int, pp: int, tmp_pat
     assert len(artifact.manifest["program"]["ranks"]) == tp * pp
     graph = artifact.module
     assert {v.type.dtype for op in graph.ops() for v in op.results} > {dtype}
-
-
-@pytest.mark.needs_rtx
-def test_float8(tmp_path: Path) -> None:
-    script = "release_0_7/gpt.py"
-    given = arguments(script, 1, "bf16", tmp_path)
-    artifact = compiled(script, tmp_path, *given, quantize="fp8", **ENGINE)
-    assert engines(artifact) == ["rank0.engine"]
-    codes = [op for op in artifact.module.ops() if op.opname == "quantize"]
-    assert len(codes) >= 8

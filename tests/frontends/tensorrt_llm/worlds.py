@@ -118,12 +118,9 @@ def every_rank(
     """The outputs of every rank, which get the same inputs."""
     with new_session(version):
         module = module_of(build, inputs, tp, **sizes)
-        return [list(outputs.values()) for outputs in run_ranks(module, used(module, inputs))]
-
-
-def run_ranks(module: irc.Module, inputs: Mapping[str, Array]) -> list[dict[str, Array]]:
-    """The outputs of every rank by name."""
-    return evaluate_ranks(module, inputs) if module.local else [irc.evaluate(module, inputs)]
+        given = used(module, inputs)
+        ranks = evaluate_ranks(module, given) if module.local else [irc.evaluate(module, given)]
+        return [list(outputs.values()) for outputs in ranks]
 
 
 def shard(array: Array, dim: int, mapping: Ranks) -> Array:
