@@ -90,11 +90,12 @@ def world(release: str) -> Iterator[None]:
         yield
 
 
-def session(release: str) -> Any:
+def session(release: str, backend: str = "onnx") -> Any:
     """A session of irc in which tests of this release run, with its sources."""
     from irc.frontends.tensorrt_llm.context import new_session
 
-    return new_session(release, sources=(SOURCES / release / "tensorrt_llm").resolve())
+    sources = (SOURCES / release / "tensorrt_llm").resolve()
+    return new_session(release, sources=sources, options={"backend": backend})
 
 
 class Plugin:
@@ -171,7 +172,9 @@ def places(error: BaseException) -> str:
     return ", ".join(inner.values())
 
 
-def run_tests(release: str, files: list[str], cases: int, as_json: bool, more: list[str]) -> None:
+def run_tests(
+    release: str, files: list[str], cases: int, as_json: bool, backend: str, more: list[str]
+) -> None:
     """Run files of tests of one folder in this process, and print rows."""
     import pytest
 
@@ -180,7 +183,7 @@ def run_tests(release: str, files: list[str], cases: int, as_json: bool, more: l
     class Sessions:
         @pytest.hookimpl(wrapper=True)
         def pytest_runtest_protocol(self, item: Any) -> Any:
-            with session(release):
+            with session(release, backend):
                 return (yield)
 
     root = SOURCES / release / "tests"
@@ -300,7 +303,8 @@ def rows_of_tests(own: argparse.Namespace) -> Iterator[Row]:
         files = [file for file in files if file.startswith(own.name)]
         while files:
             command = ["-m", _MODULE, "test", own.release, ",".join(files), "--json"]
-            done = in_child([*command, "--cases", str(own.cases), "--tb=no"], own.release, 6)
+            command += ["--cases", str(own.cases), "--backend", own.backend, "--tb=no"]
+            done = in_child(command, own.release, 6)
             printed = [
                 json.loads(line[5:]) for line in done.stdout.splitlines() if line[:5] == "@row "
             ]
@@ -322,6 +326,9 @@ def main() -> None:
     add("name", nargs="?", default="", help="a file of tests, or the begin of names of scripts")
     add("--cases", type=int, default=CASES, help="of a parameterized test (0: all)")
     add("--output", type=Path, default=Path(), help="where tables, models and engines go")
+    add(
+        "--backend", default="onnx", help="of the engines of a test (reference rounds every result)"
+    )
     add("--json", action="store_true", help=argparse.SUPPRESS)
     add("--model", type=Path, help=argparse.SUPPRESS)
     own, options = parser.parse_known_args()
@@ -336,7 +343,8 @@ def main() -> None:
     elif not (SOURCES / own.release).is_dir():
         parser.error(f"set IRC_TENSORRT_LLM_SOURCES to a folder that has {own.release}")
     elif own.kind == "test":
-        run_tests(own.release, own.name.split(","), own.cases, own.json, options)
+        files = own.name.split(",")
+        run_tests(own.release, files, own.cases, own.json, own.backend, options)
     else:
         _write(own)
 

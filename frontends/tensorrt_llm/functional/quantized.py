@@ -72,11 +72,11 @@ def weight_only_quant_matmul(
     input: Any, weights: Any, scales: Any, weightTypeId: int, dtype: Any = None
 ) -> Any:
     """input [..., K] times the codes of a layer, times a scale per output."""
-    named = current_network().tracer.weights
-    owners = [cast("Weight", inner).owner for inner in named if named[inner] is weights.value]
+    value, named = weights.value, current_network().tracer.weights
+    owners = [cast("Weight", inner).owner for inner in named if named[inner] is value]
     if not any(isinstance(owner, PackedWeight) for owner in owners):
         raise ScriptError(
-            f"weight_only_quant_matmul: expected the weight of a layer such as "
+            "weight_only_quant_matmul: expected the weight of a layer such as "
             f"WeightOnlyQuantLinear, found {weights.type}"
         )
     return F.linear(input, F.dequantize(weights, scales.reshape(-1, 1), dtype=input.dtype))
