@@ -80,7 +80,7 @@ def is_defined(path: str) -> bool:
     module, _, name = path.rpartition(".")
     if source_spec(path) is not None:
         return True
-    return is_read(module) and Definitions(module, str, str).defines(name)
+    return is_read(module) and Definitions(module, str, lambda *_: None).defines(name)
 
 
 @contextmanager

@@ -186,11 +186,6 @@ def test_enumerations_of_tensorrt() -> None:
         assert x.location == 1 and trt.BuilderFlag.TF32 == 6 and trt.MemoryPoolType.WORKSPACE == 0
 
 
-def test_names_of_activations() -> None:
-    assert F.is_gated_activation("swiglu") and not F.is_gated_activation("silu")
-    assert F.non_gated_version("geglu") == "gelu" and F.non_gated_version("relu") == "relu"
-
-
 # -- norms and convolutions as layers of both generations
 
 
