@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from irc.ir.core import Module, Value
 from irc.ops import Linear, Mul
 from irc.pipeline import Stats
-from irc.rewrite import erase_dead, permit, report_failure
+from irc.rewrite import permit, report_failure
 
-from ..shared.edit import insert_before, used_once
+from ..shared.edit import used_once
 from ..shared.parameters import Segment, Slicer, segments_of, slice_refusal
 
 
@@ -30,7 +30,9 @@ def separate_merged(module: Module, name: str, acts: frozenset[str], stats: Stat
             if isinstance(found, str):
                 report_failure(name, op, found)
             elif found is not None and permit(name, op):
-                _separate(found, slicer)
+                x, *parameters = found.linear.operands
+                parts = [(parameter, 0) for parameter in parameters]
+                slicer.separate(found.linear.result, x, parts, found.halves)
                 stats.count("merged projections")
     slicer.finish()
 
@@ -61,18 +63,3 @@ def _whole(value: Value) -> Value | None:
     """The value of which a split or a slice takes this one."""
     op = value.producer
     return op.operands[0] if op is not None and op.opname in ("split", "slice") else None
-
-
-def _separate(found: Merged, slicer: Slicer) -> None:
-    linear, takers = found.linear, list(found.linear.result.users)
-    x = linear.x
-    for number, (value, begin, end) in enumerate(found.halves):
-        weight, *bias = [
-            slicer.features(parameter, (begin, end), number, linear)
-            for parameter in linear.operands[1:]
-        ]
-        new = insert_before(Linear(x, weight, bias=bias[0] if bias else None), linear)
-        new.result.name = value.name
-        value.replace_by(new.result)
-    for op in takers:
-        erase_dead(op)

@@ -22,10 +22,10 @@ from irc.quantization.statistics import check_observer
 from irc.rewrite import permit
 
 from ..shard.place import grouped
-from ..shard.plan import DEFAULT, plan_of, plan_rows
+from ..shard.plan import DEFAULT, Plan, plan_of
 from ..shared.edit import free_name
 from . import auto, awq, gptq, smoothquant  # noqa: F401  # pyright: ignore[reportUnusedImport]
-from .algorithms import CHOOSE, RESCALE, Array, Context, check_algorithms, check_statistics
+from .algorithms import RESCALE, Array, Context, check_algorithms, check_statistics
 from .assignment import HEAD, Assigner, Assignment, Row, Selection, is_head, read_caches, read_table
 from .rewriting import (
     Activation,
@@ -228,8 +228,9 @@ class QuantizeModule(Pass):
                 stats.explain(f"{site.name}, a head: {row.scheme.name}")
         if self.scheme == AUTO:
             open = [site for site in sites if site.name in rows and rows[site.name].scheme is None]
-            rows |= _chosen(open, context)
-        assigner = Assigner(module, plan_rows(self.plan, module), stats)
+            chosen = auto.choose_schemes(open, context)
+            rows |= {name: Row(name, scheme) for name, scheme in chosen.items()}
+        assigner = Assigner(Plan.of(self.plan, module, stats))
         found: list[Assignment] = []
         for site in _apart([site for site in sites if site.name in rows], module):
             row = rows[site.name]
@@ -255,13 +256,6 @@ def _check_view(module: Module) -> None:
                 "the gated feed-forwards are fused already; compile the source anew, or put "
                 'expand{ops=["gated_mlp"]} before quantize'
             ).at(op)
-
-
-def _chosen(sites: list[Site], context: Context) -> dict[str, Row]:
-    """The rows that the algorithm of `auto` chooses."""
-    found = CHOOSE[AUTO](sites, context)
-    names = {name: scheme for name, scheme in found.items() if scheme}
-    return {name: Row(name, scheme_called(scheme)) for name, scheme in names.items()}
 
 
 def _apart(sites: list[Site], module: Module) -> list[Site]:

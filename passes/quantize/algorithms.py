@@ -69,12 +69,9 @@ class Context:
 Rescale: TypeAlias = Callable[[Sequence[Assignment], Context], Array | None]
 # The references of the parts of one quantized weight: codes, scales, and zeros or tensor_scale.
 Encode: TypeAlias = Callable[[Assignment, Context], Mapping[str, Ref]]
-# The name of the scheme of every site, "" to leave it as it is.
-Choose: TypeAlias = Callable[[Sequence[Site], Context], Mapping[str, str]]
 
 RESCALE: dict[str, Rescale] = {}
 ENCODE: dict[str, Encode] = {}
-CHOOSE: dict[str, Choose] = {}
 
 
 def check_algorithms(assigned: Sequence[Assignment], context: Context) -> None:

@@ -17,15 +17,13 @@ from irc.ir.core import Module, Op, Value, Weight
 from irc.ir.dtypes import dtype
 from irc.json_files import read_object
 from irc.ops import Attention, Embedding, Linear, Matmul, Topk
-from irc.pipeline import Stats
 from irc.quantization.formats import FORMATS, Format, grid_shape
 from irc.quantization.schemes import Scheme, scheme_called
 from irc.quantization.sites import Site
 
 from ..shard.pad_blocks import can_pad
 from ..shard.pad_heads import Block as AttentionBlock
-from ..shard.place import planned_axes
-from ..shard.plan import Row as PlanRow
+from ..shard.plan import Plan
 from ..shared.parameters import segments_of
 
 _WHAT, _CACHES = "the table of schemes", "kv_cache_quant_algo"
@@ -252,9 +250,9 @@ class Assignment:
 class Assigner:
     """Finds blocks that divide weights, and the shards that the rows of a plan make of them."""
 
-    def __init__(self, module: Module, rows: list[PlanRow], stats: Stats) -> None:
-        self.module, self.rows, self.stats = module, rows, stats
-        self.heads = _head_sizes(module)
+    def __init__(self, plan: Plan) -> None:
+        self.plan, self.stats = plan, plan.stats
+        self.heads = _head_sizes(plan.module)
 
     def assign(self, site: Site, scheme: Scheme, group: int = 0) -> Assignment:
         """The blocks of a scheme at a site, with another group where one is given."""
@@ -279,7 +277,7 @@ class Assigner:
             return wanted
         size, fixed = site.shape[dim], bool(FORMATS[scheme.weight[0]].scales)
         shard = self._shard(site.weight, dim, size)
-        ranks, zeros = self._ranks(site.weight, dim), self._zeros(site, dim, fixed)
+        ranks, zeros = self.plan.group_size(site.weight.name, dim), self._zeros(site, dim, fixed)
 
         def fits(block: int) -> bool:
             return size % block == 0 and (shard % block == 0 or -size % (block * ranks) <= zeros)
@@ -309,12 +307,9 @@ class Assigner:
         size = site.shape[dim]
         return (size if fixed else size // MOST_ZEROS) if can_pad(site.op, dim) else -1
 
-    def _ranks(self, weight: Weight, dim: int) -> int:
-        return self.module.mesh.group_size(planned_axes(self.module, self.rows, weight.name, dim))
-
     def _shard(self, weight: Weight, dim: int, size: int) -> int:
         """The elements of a dimension that a rank gets; of a head, where heads are rearranged."""
-        count = self._ranks(weight, dim)
+        count = self.plan.group_size(weight.name, dim)
         head, kv_heads = self.heads.get((weight, dim), (size, count))
         uneven = size // head % count or kv_heads % count
         return head if uneven and (weight, dim) in self.heads else -(-size // count)

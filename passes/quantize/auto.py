@@ -18,8 +18,8 @@ from irc.quantization.rounding import as_f32
 from irc.quantization.schemes import Scheme, scheme_called
 from irc.quantization.sites import Site
 
-from ..shard.plan import plan_rows
-from .algorithms import CHOOSE, Array, Context
+from ..shard.plan import Plan
+from .algorithms import Array, Context
 from .assignment import Assigner, Assignment
 from .awq import Weights, output_error, sampled, search
 from .gptq import Compensation, compensation, gptq
@@ -134,10 +134,10 @@ def _saving(before: Choice, after: Choice) -> float:
     return (before.noise - after.noise) / (after.bits - before.bits)
 
 
-def _choose(sites: Sequence[Site], context: Context) -> Mapping[str, str]:
-    """The scheme of every site by its name, for the budget of the pass."""
+def choose_schemes(sites: Sequence[Site], context: Context) -> dict[str, Scheme]:
+    """The schemes by the names of sites, for the budget of the pass; others stay as they are."""
     budget = Budget.parse(context.budget)
-    assigner = Assigner(context.module, plan_rows(context.plan, context.module), Stats())
+    assigner = Assigner(Plan.of(context.plan, context.module, Stats()))
     distinct = {site.name: site for site in sites}
     if not distinct:
         raise Error("auto: no site is left to choose a scheme for")
@@ -151,7 +151,7 @@ def _choose(sites: Sequence[Site], context: Context) -> Mapping[str, str]:
             "or decibels"
         )
     context.stats.explain(f"auto: {bits:.3f} bits per weight, {noise:.1f} dB")
-    return {name: choice.scheme for name, choice in chosen.items()}
+    return {name: scheme_called(c.scheme) for name, c in chosen.items() if c.scheme}
 
 
 def _choices(site: Site, assigner: Assigner, context: Context) -> list[Choice]:
@@ -198,6 +198,3 @@ def _error(
 def _bits(assigned: Assignment) -> float:
     """The bits of codes and scales."""
     return sum(dtype(kind).bits * prod(shape) for kind, shape in assigned.parts.values())
-
-
-CHOOSE["auto"] = _choose

@@ -15,7 +15,7 @@ from .make_divisible import make_divisible
 from .pad_blocks import pad_blocks, smaller_blocks
 from .pad_heads import pad_heads
 from .place import grouped, place, share_of_weights
-from .plan import DEFAULT, plan_of, plan_rows
+from .plan import DEFAULT, Plan, plan_of
 from .segments import cut_segments
 from .solve import Solver
 
@@ -56,22 +56,22 @@ class ShardModule(Pass):
 
     def run(self, module: Module, stats: Stats) -> None:
         self._check(module)
-        rows = plan_rows(self.plan, module)
+        found = Stats()
+        plan = Plan.of(self.plan, module, found)
         if self.mesh:
             module.mesh = _merged(module.mesh, Mesh.parse(self.mesh))
         if all(size == 1 for axis, size in module.mesh.axes if axis != "pp"):
             return
-        found = Stats()
-        origins = cut_segments(module, rows, found)
-        pad_heads(module, rows, origins, found)
-        pad_blocks(module, rows, origins, found)
-        smaller_blocks(module, rows, origins, found)
-        placement = place(module, rows, origins, found)
+        cut_segments(plan)
+        pad_heads(plan)
+        pad_blocks(plan)
+        smaller_blocks(plan)
+        placement = place(plan)
         make_divisible(module, found, self.sequence)
         for function in module.functions.values():
             Solver(module, function, placement, found, self.sequence).run()
         found.notes = grouped(found.notes)
-        found.summary = share_of_weights(module, rows, origins, self.plan == DEFAULT)
+        found.summary = share_of_weights(plan, self.plan == DEFAULT)
         stats.update(found)
 
     def _check(self, module: Module) -> None:

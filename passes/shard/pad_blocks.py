@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from math import gcd, lcm
 
-from irc.ir.core import Function, Module, Op, Value, Weight
+from irc.ir.core import Function, Op, Value, Weight
 from irc.ir.sharding import parse_rule
 from irc.ir.types import TensorType
 from irc.ops import Attention, CacheUpdate, Dequantize, DynamicScale, Linear
@@ -15,27 +15,24 @@ from irc.weights import Pad, RepeatedRef, pinned
 
 from ..shared.edit import retype, used_once
 from ..shared.parameters import Product, is_shared, rounded, weights_of
-from .place import planned_axes
-from .plan import Row
+from .plan import Plan
 from .segments import Projection
 
 
-def pad_blocks(module: Module, rows: list[Row], origins: dict[str, str], stats: Stats) -> None:
+def pad_blocks(plan: Plan) -> None:
     """Make the features between products a multiple of whole blocks for each rank.
 
     Rounded features become a multiple of the ranks: kernels multiply codes only where nothing is
     between them and the product. Features that more than products, elementwise operations and
     quantization compute stay; shards of them that cut a block are an Error of `shard`.
     """
-    for function in module.functions.values():
+    for function in plan.module.functions.values():
         for op in function:
             product = Product.of(op)
             if product is None:
                 continue
-            name = origins.get(product.name, product.name)
             for dim in (product.inputs, product.outputs):
-                axes = planned_axes(module, rows, name, dim)
-                _pad(function, product, dim, module.mesh.group_size(axes), stats)
+                _pad(function, product, dim, plan.group_size(product.name, dim), plan.stats)
 
 
 def can_pad(op: Op, dim: int) -> bool:
@@ -160,16 +157,15 @@ def _is_finite_at_zero(op: Op) -> bool:
 # -- scales of weights whose blocks shards would cut, as imported checkpoints have them
 
 
-def smaller_blocks(module: Module, rows: list[Row], origins: dict[str, str], stats: Stats) -> None:
+def smaller_blocks(plan: Plan) -> None:
     """Let every shard of a weight hold complete blocks, where blocks of `LEAST_BLOCK` allow it."""
-    for op in module.ops():
+    for op in plan.module.ops():
         if not isinstance(op, Dequantize) or not isinstance(op.x, Weight):
             continue
-        name = origins.get(op.x.name, op.x.name)
         for dim, size in enumerate(op.x.type.shape):
-            ranks = module.mesh.group_size(planned_axes(module, rows, name, dim))
+            ranks = plan.group_size(op.x.name, dim)
             if isinstance(size, int) and ranks > 1:
-                _fit(op, dim, -(-size // ranks), stats)
+                _fit(op, dim, -(-size // ranks), plan.stats)
 
 
 def blocks_within_heads(op: Attention, heads: int, kv_heads: int, stats: Stats) -> bool:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from irc.errors import Error
-from irc.ir.core import Function, Module, Op, Value, Weight
+from irc.ir.core import Function, Op, Value, Weight
 from irc.ir.types import TensorType
 from irc.ops import (
     Attention,
@@ -29,67 +29,59 @@ from irc.ops import (
     Slice,
     Split,
 )
-from irc.pipeline import Stats
 from irc.weights import ConcatRef, Ref, RepeatedRef, ZerosRef, pinned
 from irc.weights import Slice as SliceStep
 
 from ..shared.edit import change, insert_before, retype, used_once
 from ..shared.parameters import has_one_scale, is_shared, rounded, weights_of
 from .pad_blocks import blocks_within_heads
-from .place import mesh_axes, planned_axes
-from .plan import Row
+from .plan import Plan
 from .segments import Projection
 
 
-def pad_heads(module: Module, rows: list[Row], origins: dict[str, str], stats: Stats) -> None:
+def pad_heads(plan: Plan) -> None:
     """Rewrite weights and caches of every attention whose heads do not divide."""
-    for function in module.functions.values():
+    for function in plan.module.functions.values():
         blocks = [op for op in function if isinstance(op, Attention)]
-        changed = [_pad(module, op, rows, origins, stats) for op in blocks]
+        changed = [_pad(plan, op) for op in blocks]
         if not any(changed):
             continue
         for op in function:
             retype(op)
 
 
-def _pad(
-    module: Module, op: Attention, rows: list[Row], origins: dict[str, str], stats: Stats
-) -> bool:
+def _pad(plan: Plan, op: Attention) -> bool:
     features, kv_heads = op.q.type.shape[2], op.key_heads
     if not isinstance(features, int) or not isinstance(kv_heads, int):
         return False
     heads = features // op.head_dim
     block = Block.of(op, heads, kv_heads)
-    group_size = _group_size(module, rows, origins, block)
+    group_size = _group_size(plan, block)
     if heads % group_size == 0 and kv_heads % group_size == 0:
         return False
-    if block is None and blocks_within_heads(op, heads, kv_heads, stats):
+    if block is None and blocks_within_heads(op, heads, kv_heads, plan.stats):
         block = Block.of(op, heads, kv_heads)
     name = op.loc.scope if op.loc is not None and op.loc.scope else "attention"
     what = f"{name}: {heads} query and {kv_heads} key-value heads"
     assignment = assign_heads(heads, kv_heads, group_size)
     if block is None or not block.allows(assignment):
-        stats.explain(
+        plan.stats.explain(
             f"{what} do not divide over {group_size} ranks, and an operation that makes or uses "
             "them is shared, is no plain projection, or has scales that two heads share; attention "
             "is replicated"
         )
         return False
     block.rewrite(assignment)
-    stats.count("heads")
-    stats.explain(f"{what} over {group_size} ranks: {assignment.reason(group_size)}")
+    plan.stats.count("heads")
+    plan.stats.explain(f"{what} over {group_size} ranks: {assignment.reason(group_size)}")
     return True
 
 
-def _group_size(
-    module: Module, rows: list[Row], origins: dict[str, str], block: Block | None
-) -> int:
+def _group_size(plan: Plan, block: Block | None) -> int:
     """The number of ranks over which the plan shards the query projection; 1 if it does not."""
     if block is None:
-        return module.mesh.group_size(mesh_axes(module, ("tp",)))
-    name = block.query.weight.name
-    axes = planned_axes(module, rows, origins.get(name, name), block.query.split)
-    return module.mesh.group_size(axes)
+        return plan.module.mesh.group_size(plan.mesh_axes(("tp",)))
+    return plan.group_size(block.query.weight.name, block.query.split)
 
 
 # -- which heads each rank gets

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from irc.analysis.places import value_name
@@ -14,10 +13,8 @@ from irc.ir.dims import Dim, product
 from irc.ir.dtypes import dtype
 from irc.ir.mesh import AXES
 from irc.ir.types import Axes
-from irc.ops import Embedding
-from irc.pipeline import Stats
 
-from .plan import Row, find_row
+from .plan import Plan, Row
 
 BATCH = "dp"  # data-parallel replicas
 
@@ -34,39 +31,30 @@ class Placement:
         return value not in self.fixed and (dim > 0 or value not in self.batched)
 
 
-def place(module: Module, rows: list[Row], origins: dict[str, str], stats: Stats) -> Placement:
-    """Shard the values that the plan names; `origins` has the old names of renamed weights."""
-    placement = Placement()
-    for name, weight in module.weights.items():
-        row = find_row(rows, origins.get(name, name), looked_up=only_looked_up(weight))
+def place(plan: Plan) -> Placement:
+    """Shard the values that the plan names."""
+    placement, module = Placement(), plan.module
+    args = [arg for function in module.functions.values() for arg in function.args]
+    for value in (*module.weights.values(), *args):
+        row = plan.row_of(value)
         if row is not None:
-            placement.fixed.add(weight)
-            _split(module, weight, row, stats)
-    for function in module.functions.values():
-        for arg in function.args:
-            row = find_row(rows, str(arg.name))
-            if row is not None:
-                placement.fixed.add(arg)
-                _split(module, arg, row, stats)
-        if BATCH in module.mesh.names:
-            _place_batch(module, function, rows, placement, stats)
-    _check_rows(module, rows, origins, stats)
-    _check_axes(module, rows, stats)
+            placement.fixed.add(value)
+            _split(plan, value, row)
+    if BATCH in module.mesh.names:
+        for function in module.functions.values():
+            _place_batch(plan, function, placement)
+    _check_rows(plan)
+    _check_axes(plan)
     return placement
 
 
-def only_looked_up(weight: Weight) -> bool:
-    """Whether only lookups use a weight."""
-    uses = {name for op in weight.users for name, v in op.named_operands() if v is weight}
-    return all(isinstance(op, Embedding) for op in weight.users) and uses == {"table"}
-
-
-def _check_rows(module: Module, rows: list[Row], origins: dict[str, str], stats: Stats) -> None:
+def _check_rows(plan: Plan) -> None:
     """An Error about a row that matches nothing, or names an unknown axis."""
-    names = [origins.get(name, name) for name in module.weights]
+    module = plan.module
+    names = [plan.origin(name) for name in module.weights]
     names += [str(arg.name) for function in module.functions.values() for arg in function.args]
     shown = f"they are called {', '.join(names[:3])} and so on"
-    for row in rows:
+    for row in plan.rows:
         if row.must_fit and not any(row.fits(name) for name in names):
             raise Error(f"{row.source}: {row} fits no weight and no input of this module; {shown}")
         strange = [axis for axis in row.axes if axis not in (*module.mesh.names, *AXES)]
@@ -75,13 +63,13 @@ def _check_rows(module: Module, rows: list[Row], origins: dict[str, str], stats:
                 f"{row.source}: {row} names the axis {strange[0]}, which the mesh ({module.mesh}) "
                 f"does not have{did_you_mean(strange[0], module.mesh.names)}"
             )
-    _check_entries(rows, names, shown, stats)
+    _check_entries(plan, names, shown)
 
 
-def _check_entries(rows: list[Row], names: list[str], shown: str, stats: Stats) -> None:
+def _check_entries(plan: Plan, names: list[str], shown: str) -> None:
     """An Error about a tp_plan without a matching entry; a note about each unmatched entry."""
-    source = {row.entry: row.source.rpartition(": ")[0] for row in rows if row.entry}
-    used = {row.entry for row in rows if row.entry and any(row.fits(name) for name in names)}
+    source = {row.entry: row.source.rpartition(": ")[0] for row in plan.rows if row.entry}
+    used = {row.entry for row in plan.rows if row.entry and any(row.fits(name) for name in names)}
     if source and not used:
         first, path = next(iter(source.items()))
         more = f", nor do its {len(source) - 1} others" if len(source) > 1 else ""
@@ -91,21 +79,19 @@ def _check_entries(rows: list[Row], names: list[str], shown: str, stats: Stats) 
         )
     for entry, path in source.items():
         if entry not in used:
-            stats.explain(f"{path}: the entry {entry} of the tp_plan fits no weight")
+            plan.stats.explain(f"{path}: the entry {entry} of the tp_plan fits no weight")
 
 
-def _place_batch(
-    module: Module, function: Function, rows: list[Row], placement: Placement, stats: Stats
-) -> None:
+def _place_batch(plan: Plan, function: Function, placement: Placement) -> None:
     """Shard over dp all arguments that begin with the dimension of the first symbolic one."""
     sized = _sized(function)
     for arg in sized:
-        row = find_row(rows, str(arg.name))
+        row = plan.row_of(arg)
         decided = row is not None and (not row.splits or BATCH in row.axes or arg.type.axes[0])
         if arg.type.shape[0] == sized[0].type.shape[0] and not decided:
             placement.batched.add(arg)
             batch = Row(str(arg.name), ((0, (BATCH,)),), "the batch goes over dp")
-            _split(module, arg, batch, stats)
+            _split(plan, arg, batch)
 
 
 def _sized(function: Function) -> list[Value]:
@@ -113,25 +99,25 @@ def _sized(function: Function) -> list[Value]:
     return [arg for arg in function.args if arg.type.ndim and isinstance(arg.type.shape[0], Dim)]
 
 
-def _check_axes(module: Module, rows: list[Row], stats: Stats) -> None:
+def _check_axes(plan: Plan) -> None:
     """An Error where the plan has an axis of the mesh, but shards nothing over it."""
+    module = plan.module
     args = [arg for function in module.functions.values() for arg in function.args]
     values = [*module.weights.values(), *args]
     used = {axis for value in values for axes in value.type.axes for axis in axes}
-    planned = row_axes(rows)
     for axis, size in module.mesh.axes:
         if size == 1 or axis in used or axis == "pp":
             continue
         if axis == BATCH and not any(_sized(function) for function in module.functions.values()):
             raise Error(_no_batch(module))
-        if axis in planned:
-            raise Error(_no_weight(module, rows, axis))
+        if axis in plan.axes:
+            raise Error(_no_weight(module, plan.rows, axis))
         if axis not in AXES:
             raise Error(
                 f"nothing is sharded over the mesh axis {axis}{did_you_mean(axis, AXES)}; write a "
                 "plan that names it, or leave it out"
             )
-        stats.explain(f"nothing is sharded over {axis}: its {size} ranks do the same")
+        plan.stats.explain(f"nothing is sharded over {axis}: its {size} ranks do the same")
 
 
 def _no_batch(module: Module) -> str:
@@ -153,11 +139,11 @@ def _no_weight(module: Module, rows: list[Row], axis: str) -> str:
     )
 
 
-def _split(module: Module, value: Value, row: Row, stats: Stats) -> None:
+def _split(plan: Plan, value: Value, row: Row) -> None:
     """Apply one row to one value."""
     axes: list[Axes] = list(value.type.axes)
     for dim, wanted in row.splits:
-        over = mesh_axes(module, wanted, axes)
+        over = plan.mesh_axes(wanted, axes)
         if not over:
             continue
         if dim >= len(axes):
@@ -176,38 +162,7 @@ def _split(module: Module, value: Value, row: Row, stats: Stats) -> None:
         axes[dim] = (*axes[dim], *over)
     if tuple(axes) != value.type.axes:
         value.type = value.type.replace(axes=tuple(axes))
-        stats.explain(f"{value_name(value)} is {value.type}: {row.source}")
-
-
-def row_axes(rows: list[Row]) -> set[str]:
-    """The axes that rows name; `tp` stands for ep.tp, see `mesh_axes`."""
-    axes = {axis for row in rows for axis in row.axes}
-    return axes | {"ep"} if "tp" in axes else axes
-
-
-def planned_axes(module: Module, rows: list[Row], name: str, dim: int) -> Axes:
-    """The axes of the mesh over which the plan shards a dimension of the weights of a name."""
-    row, used = find_row(rows, name), dict[int, Axes]()
-    for at, wanted in row.splits if row is not None else ():
-        used[at] = mesh_axes(module, wanted, list(used.values()))
-    return used.get(dim, ())
-
-
-def mesh_axes(module: Module, wanted: Axes, used: Sequence[Axes] = ()) -> Axes:
-    """The axes of the mesh that a row means.
-
-    `tp` means every rank that shares dense layers: ep.tp where the mesh has an ep and the value
-    does not use it otherwise. An axis that the mesh lacks splits nothing.
-    """
-    names = module.mesh.names
-    taken = {axis for group in used for axis in group}
-    found: list[str] = []
-    for axis in wanted:
-        if axis == "tp" and "ep" in names and "ep" not in taken and "ep" not in wanted:
-            found.append("ep")
-        if axis in names:
-            found.append(axis)
-    return tuple(axis for axis in found if module.mesh.size(axis) > 1)
+        plan.stats.explain(f"{value_name(value)} is {value.type}: {row.source}")
 
 
 # -- the share of the weights that is sharded, and why the rest is replicated
@@ -217,14 +172,13 @@ _SHOWN = 3  # kinds of replicated weights
 _UNNAMED = "no row of the plan names it"
 
 
-def share_of_weights(
-    module: Module, rows: list[Row], origins: dict[str, str], is_default: bool
-) -> str:
+def share_of_weights(plan: Plan, is_default: bool) -> str:
     """A sentence about a sharded module; "" where its mesh has no axis over which rows shard.
 
     `is_default`: the rows are those of the default plan.
     """
-    planned = row_axes(rows) - {BATCH}
+    module = plan.module
+    planned = plan.axes - {BATCH}
     axes = [axis for axis, size in module.mesh.axes if size > 1 and axis in planned]
     if not axes:
         return ""
@@ -232,9 +186,8 @@ def share_of_weights(
     total, rest = sum(sizes.values()), dict[tuple[str, str], int]()
     for name, weight in module.weights.items():
         if not weight.type.sharded and sizes[name]:
-            origin = origins.get(name, name)
-            row = find_row(rows, origin, looked_up=only_looked_up(weight))
-            key = general(origin), _UNNAMED if row is None else row.source
+            row = plan.row_of(weight)
+            key = general(plan.origin(name)), _UNNAMED if row is None else row.source
             rest[key] = rest.get(key, 0) + sizes[name]
     if not total:
         return ""

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from glob import escape
 from pathlib import Path
@@ -19,10 +19,11 @@ from typing import Any, NamedTuple, cast
 
 from irc.errors import Error, did_you_mean
 from irc.files import open_file
-from irc.ir.core import Module
+from irc.ir.core import Module, Value, Weight
 from irc.ir.types import Axes
 from irc.json_files import read_object
-from irc.pipeline import Compilation
+from irc.ops import Embedding
+from irc.pipeline import Compilation, Stats
 
 from ..shared.parameters import Product, weights_of
 
@@ -136,23 +137,77 @@ def _named(modules: str, weight: str, bias: str, source: str) -> list[Row]:
     ]
 
 
-def plan_rows(plan: str, module: Module) -> list[Row]:
-    """The rows of a plan, megatron or the path of a file, for a module.
+@dataclass
+class Plan:
+    """The rows of a plan for a module; `origins` has the old names of renamed weights."""
 
-    Names of modules decide about matrices [out, in]. One that a product takes as [in, out] gets a
-    row of its own, with these dimensions exchanged; rows that a user wrote are taken as they are.
-    """
-    rows, turned = read_plan(plan), dict[str, Row]()
-    for product in filter(None, map(Product.of, module.ops())):
-        if product.inputs > product.outputs:
-            continue
-        dims = {product.inputs: product.outputs, product.outputs: product.inputs}
-        for weight in weights_of(product.parameter) or ():
-            row = find_row(rows, weight.name)
-            if row and not row.must_fit and weight.type.ndim == product.parameter.type.ndim:
-                splits = tuple((dims.get(dim, dim), axes) for dim, axes in row.splits)
-                turned[weight.name] = replace(row, pattern=escape(weight.name), splits=splits)
-    return [*turned.values(), *rows]
+    module: Module
+    rows: list[Row]
+    stats: Stats
+    origins: dict[str, str] = field(default_factory=dict[str, str])
+
+    @staticmethod
+    def of(text: str, module: Module, stats: Stats) -> Plan:
+        """A plan for a module: megatron, or the path of a file.
+
+        Names of modules decide about matrices [out, in]. One that a product takes as [in, out] gets
+        a row of its own, with these dimensions exchanged; rows that a user wrote are taken as they
+        are.
+        """
+        rows, turned = read_plan(text), dict[str, Row]()
+        for product in filter(None, map(Product.of, module.ops())):
+            if product.inputs > product.outputs:
+                continue
+            dims = {product.inputs: product.outputs, product.outputs: product.inputs}
+            for weight in weights_of(product.parameter) or ():
+                row = find_row(rows, weight.name)
+                if row and not row.must_fit and weight.type.ndim == product.parameter.type.ndim:
+                    splits = tuple((dims.get(dim, dim), axes) for dim, axes in row.splits)
+                    turned[weight.name] = replace(row, pattern=escape(weight.name), splits=splits)
+        return Plan(module, [*turned.values(), *rows], stats)
+
+    def origin(self, name: str) -> str:
+        """The name that a weight had at first."""
+        return self.origins.get(name, name)
+
+    def row_of(self, value: Value) -> Row | None:
+        """The row of a weight, or of an argument."""
+        name = self.origin(value.name) if isinstance(value, Weight) else str(value.name)
+        return find_row(self.rows, name, isinstance(value, Weight) and _only_looked_up(value))
+
+    def group_size(self, name: str, dim: int) -> int:
+        """The number of ranks over which it shards a dimension of the weights of a name."""
+        row, used = find_row(self.rows, self.origin(name)), dict[int, Axes]()
+        for at, wanted in row.splits if row is not None else ():
+            used[at] = self.mesh_axes(wanted, list(used.values()))
+        return self.module.mesh.group_size(used.get(dim, ()))
+
+    def mesh_axes(self, wanted: Axes, used: Sequence[Axes] = ()) -> Axes:
+        """The axes of the mesh that a row means.
+
+        `tp` means every rank that shares dense layers: ep.tp where the mesh has an ep and the value
+        does not use it otherwise. An axis that the mesh lacks splits nothing.
+        """
+        mesh = self.module.mesh
+        taken = {axis for group in used for axis in group}
+        found: list[str] = []
+        for axis in wanted:
+            if axis == "tp" and "ep" in mesh.names and "ep" not in taken and "ep" not in wanted:
+                found.append("ep")
+            if axis in mesh.names:
+                found.append(axis)
+        return tuple(axis for axis in found if mesh.size(axis) > 1)
+
+    @property
+    def axes(self) -> set[str]:
+        """The axes that rows name; `tp` stands for ep.tp, see `mesh_axes`."""
+        axes = {axis for row in self.rows for axis in row.axes}
+        return axes | {"ep"} if "tp" in axes else axes
+
+
+def _only_looked_up(weight: Weight) -> bool:
+    uses = {name for op in weight.users for name, v in op.named_operands() if v is weight}
+    return all(isinstance(op, Embedding) for op in weight.users) and uses == {"table"}
 
 
 def read_plan(path: str) -> list[Row]:

@@ -7,15 +7,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from irc.ir.core import Module, Op, Value, Weight
+from irc.ir.core import Value, Weight
 from irc.ops import Add, Linear, Matmul
-from irc.pipeline import Stats
-from irc.rewrite import erase_dead
 
-from ..shared.edit import insert_before
-from ..shared.parameters import Segment, Slicer, segments_of, slice_refusal, weights_of
-from .place import planned_axes
-from .plan import Row
+from ..shared.parameters import Slicer, segments_of, slice_refusal, weights_of
+from .plan import Plan
 
 
 @dataclass(frozen=True)
@@ -80,19 +76,19 @@ def _of_add(op: Add) -> Projection | None:
     return None
 
 
-def cut_segments(module: Module, rows: list[Row], stats: Stats) -> dict[str, str]:
+def cut_segments(plan: Plan) -> None:
     """Separate every merged projection that the plan shards and whose segments are used apart.
 
-    Returns the names of the new weights, and the old weight of each.
+    The plan gets the names of the new weights, and the old weight of each.
     """
-    slicer = Slicer(module)
-    for function in module.functions.values():
+    slicer, stats = Slicer(plan.module), plan.stats
+    for function in plan.module.functions.values():
         for op in list(function):
             projection = Projection.of(op.results[0]) if len(op.results) == 1 else None
             if op.parent is None or projection is None:
                 continue
             name = projection.weight.name
-            if not planned_axes(module, rows, name, projection.split):
+            if plan.group_size(name, projection.split) == 1:
                 continue
             segments = segments_of(projection.result)
             if segments is None:
@@ -103,35 +99,10 @@ def cut_segments(module: Module, rows: list[Row], stats: Stats) -> dict[str, str
             if refusal is not None:
                 stats.explain(f"the segments of @{name} stay together: {refusal}")
                 continue
-            _cut(projection, segments, slicer)
+            slicer.separate(projection.result, projection.source, projection.parts, segments)
             stats.count("segments", len(segments))
             stats.explain(
                 f"@{name} holds {len(segments)} segments; each is cut over the mesh by itself"
             )
     slicer.finish()
-    return {part.name: merged.name for merged, parts in slicer.parts.items() for part in parts}
-
-
-def _cut(merged: Projection, segments: list[Segment], slicer: Slicer) -> None:
-    last = merged.result.producer
-    assert last is not None
-    for number, (value, begin, end) in enumerate(segments):
-        cut = (begin, end)
-        parts = [slicer.features(part, cut, number, last, dim) for part, dim in merged.parts]
-        value.replace_by(_projected(last, merged.source, parts, value.name))
-    for user in list(merged.result.users):
-        user.erase()
-    erase_dead(last)
-
-
-def _projected(last: Op, source: Value, parts: list[Value], name: str | None) -> Value:
-    """The projection of some of the features."""
-    weight, bias = parts[0], parts[1] if len(parts) > 1 else None
-    if isinstance(last, Linear):
-        op: Op = insert_before(Linear(source, weight, bias=bias), last)
-    else:
-        op = insert_before(Matmul(source, weight), last)
-        if bias is not None:
-            op = insert_before(Add(op.result, bias), last)
-    op.result.name = name
-    return op.result
+    plan.origins |= {p.name: merged.name for merged, parts in slicer.parts.items() for p in parts}

@@ -5,14 +5,15 @@ Slicing and joining rows keeps every scale: those of codes are sliced and joined
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
 from irc.ir.core import Module, Op, Value, Weight
 from irc.ir.dims import DimLike, exact_divide
 from irc.ir.types import TensorType
-from irc.ops import Dequantize, DynamicScale, Full, Linear, Matmul, Quantize, Transpose
+from irc.ops import Add, Dequantize, DynamicScale, Full, Linear, Matmul, Quantize, Transpose
+from irc.rewrite import erase_dead
 from irc.weights import Shard, Slice, pinned
 
 from .edit import free_name, insert_before, used_once
@@ -128,9 +129,42 @@ class Slicer:
         cut = TensorType(weight.type.dtype, (*shape[:dim], end - begin, *shape[dim + 1 :]))
         return Weight(cut, free_name(f"{weight.name}.{number}", self.module.weights), ref)
 
+    def separate(
+        self,
+        merged: Value,
+        source: Value,
+        parts: Iterable[tuple[Value, int]],
+        segments: Iterable[Segment],
+    ) -> None:
+        """A projection per segment in place of a merged one, which the segments alone use.
+
+        `parts` are its parameters, each with its dimension of output features.
+        """
+        last, parts = merged.producer, list(parts)
+        assert last is not None
+        for number, (value, begin, end) in enumerate(segments):
+            cut = [self.features(part, (begin, end), number, last, dim) for part, dim in parts]
+            value.replace_by(_projected(last, source, cut, value.name))
+        for user in list(merged.users):
+            user.erase()
+        erase_dead(last)
+
     def finish(self) -> None:
         """Put the new weights in the places of the old ones."""
         replace_weights(self.module, self.parts)
+
+
+def _projected(last: Op, source: Value, parts: list[Value], name: str | None) -> Value:
+    """The projection of some of the features of another one."""
+    weight, bias = parts[0], parts[1] if len(parts) > 1 else None
+    if isinstance(last, Linear):
+        op: Op = insert_before(Linear(source, weight, bias=bias), last)
+    else:
+        op = insert_before(Matmul(source, weight), last)
+        if bias is not None:
+            op = insert_before(Add(op.result, bias), last)
+    op.result.name = name
+    return op.result
 
 
 def replace_weights(module: Module, parts: Mapping[Weight, Sequence[Weight]]) -> None:
