@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from .ir.core import Function, Module, Op, Value, Weight
     from .ir.declare import Operand, Operands, OptionalOperand, operation, optional
     from .ir.types import TensorType
-    from .pipeline import Pass, Stats, register
+    from .pipeline import Pass, Stats, option, register
     from .rewrite import P, apply_rules, rule
     from .text import parse_module as parse
 
@@ -46,6 +46,7 @@ __all__ = [
     "evaluate_ranks",
     "load",
     "operation",
+    "option",
     "optional",
     "parse",
     "register",
@@ -64,7 +65,7 @@ _DEFINED_IN = {
     ".errors": ("Error",),
     ".frontends.trace": ("Spec", "trace"),
     ".ir.types": ("TensorType",),
-    ".pipeline": ("Pass", "Stats", "register"),
+    ".pipeline": ("Pass", "Stats", "option", "register"),
     ".rewrite": ("P", "apply_rules", "rule"),
     ".text": ("parse",),
 }

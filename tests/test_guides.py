@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 import irc
+import irc.backends
 import irc.passes
 from irc.backends.base import Backend
 from irc.extensions.user_files import forget, name_of
@@ -24,7 +25,7 @@ from irc.ir.verify import verify
 from irc.ops import Linear, Pad
 from irc.pipeline import PASSES, load_file
 from irc.text import print_module
-from tests.cli.runner import works
+from tests.cli.runner import refused, works
 from tests.fresh import fresh
 from tests.layout import LINKED, ROOT
 from tests.user_code import restored_registries
@@ -158,6 +159,39 @@ def test_the_passes_of_the_guide(
     x = fresh().normal(size=(3, 8)).astype(np.float32)
     before, after = (irc.evaluate(irc.parse(t), {"x": x})["y"] for t in (LAYER, answer.out))
     np.testing.assert_allclose(after, before, rtol=1e-4, atol=1e-5)
+
+
+def test_the_option_of_the_pass_of_the_guide_is_one_of_irc_compile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (block,) = re.findall(r'```python\n((?:(?!```).)*"separate-bias".*?)```', guide("passes"), re.S)
+    (command,) = re.findall(r"^    irc (compile .*my_walk.py.*)$", guide("passes"), re.M)
+    Path("examples").symlink_to(ROOT / "examples")
+    Path("my_walk.py").write_text(block)
+    with restored_registries():
+        passes = works(*shlex.split(command), "--json").json["passes"]
+        names = [each["pass"].partition("{")[0] for each in passes]
+        assert names[:2] == ["inline", "separate-bias"]
+        assert "{least=64}" in passes[1]["pass"] and "separated" in passes[1]["did"]
+        assert "--separate-biases" in works("passes", "separate-bias", "--load", "my_walk.py").out
+        said = refused(*shlex.split(command), "--pipeline", "cse")
+        assert "write separate-bias{least=...} there" in said
+
+
+def test_the_backend_of_the_guide_has_its_options(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (block,) = re.findall(r"```python\n(.*?class MyBackend.*?)```", guide("backends"), re.S)
+    (tmp_path / "guide_backend.py").write_text(f"{block}\n\nbackend = MyBackend()\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setitem(irc.backends.OWN, "mine", ("guide_backend", "backend"))
+    out = works("compile", "--help").out
+    assert "--backend mine:" in out and "--unroll N" in out
+    words = ("compile", ROOT / "examples" / "two_tower.py", "--dry-run", "--unroll")
+    assert "0 is less than 1" in refused(*words, "0", status=2)
+    said = refused(*words, "2", "--random-weights", "0")
+    assert "the backend onnx has no option unroll: --unroll is for --backend mine" in said
 
 
 def test_the_backend_of_the_guide_has_the_interface() -> None:
