@@ -23,7 +23,7 @@ PARTS = {
         # what compiles and runs artifacts, which no other frontend imports
         *(
             f"irc.frontends.tensorrt_llm.{name}"
-            for name in ("__main__", "builder", "engines", "runtime", "script")
+            for name in ("__main__", "builder", "engines", "runtime", "script", "trtllm_build")
         ),
     ),
     "backends": ("irc.backends",),

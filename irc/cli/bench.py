@@ -2,20 +2,31 @@
 
 from __future__ import annotations
 
+import time
 from argparse import ArgumentParser, Namespace
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
 
 from ..analysis.units import amount
 from ..errors import Error, did_you_mean
-from ..report import table
-from .arguments import Usage, add_dims, add_json, add_runtime, load_settings, whole_number, word_of
-from .arrays import add_inputs
-from .bench_artifact import time_artifact
-from .console import Progress, answer, print_json, warn
-from .ranks import Process, add_launcher, over_ranks
+from ..report import Report, Table, table
+from .arguments import (
+    Usage,
+    add_dims,
+    add_json,
+    add_runtime,
+    load_settings,
+    runtime_options,
+    whole_number,
+    word_of,
+)
+from .arrays import add_inputs, given_inputs
+from .console import Progress, answer, warn
+from .ranks import Process, add_launcher, of_rank, over_ranks, shared
 from .sources import read_module
 
 if TYPE_CHECKING:
@@ -23,6 +34,8 @@ if TYPE_CHECKING:
     from ..analysis.topology_fit import Measurement
     from ..backends.commands import Commands
     from ..backends.ranks.communicator import Communicator
+    from ..generation.model import Model
+    from .arrays import Arrays
 
 EXAMPLES = """
   irc bench build/llama                            (prefill and decode of random tokens)
@@ -171,18 +184,15 @@ def _report(args: Namespace, topology: Topology, found: list[Measurement], about
         source = f"irc bench collectives on {about}"
         renewed = topology.with_measured(link, fitted, source)
         write_topology(renewed.using(link) if own else renewed, args.output)
-    if args.json:
-        lines = {
-            kind: {size: [asdict(line) for line in lines] for size, lines in by_size.items()}
-            for kind, by_size in fitted.items()
-        }
-        measured = [asdict(each) for each in found]
-        print_json({"about": about, "measurements": measured, "fitted": lines})
-        return
-    print(f"{about}: microseconds, by bytes of the whole tensor")
-    print(table(_rows(found, fitted), ["ranks", "collective", *map(amount, args.sizes), "fit"]))
-    if args.output:
-        print(f"wrote {args.output}")
+    lines = {
+        kind: {size: [asdict(line) for line in lines] for size, lines in by_size.items()}
+        for kind, by_size in fitted.items()
+    }
+    measured = [asdict(each) for each in found]
+    header = ["ranks", "collective", *map(amount, args.sizes), "fit"]
+    text = [f"{about}: microseconds, by bytes of the whole tensor"]
+    text += [table(_rows(found, fitted), header), f"wrote {args.output}" if args.output else ""]
+    answer(args, Report({"about": about, "measurements": measured, "fitted": lines}, text))
 
 
 def _rows(found: list[Measurement], fitted: Measured) -> list[list[str]]:
@@ -230,3 +240,93 @@ def _measure_processes(
     if launched or args.on == "gpu":
         return measure_gpus(Plan(args.kinds, args.sizes, ranks), own, progress)
     return measure_processes(Plan(args.kinds, args.sizes, ranks, SINGLE), own, progress)
+
+
+RUNS, FIRST = 20, 2  # runs by default; those before, which are not counted
+_PERCENTILES = (50, 90, 99)
+
+
+def time_artifact(args: Namespace, communicator: Communicator | None) -> int:
+    """Load, run, and print latencies and throughput per phase; all ranks run, rank 0 prints."""
+    from ..driver import open_model
+
+    inputs = shared(communicator, lambda: given_inputs(args))
+    with Progress() as progress:
+        progress(f"loading {args.source}")
+        options = runtime_options(args) | of_rank(communicator)
+        model = open_model(args.artifact or args.source, args.backend, **options)
+        progress(f"timing {args.source}")
+        phases = _phases(model, inputs, args.runs or RUNS, args.inputs is not None)
+    found = [_facts(phase) for phase in phases]
+    return answer(args, Report({"artifact": args.source, "phases": found}, [Table(found, _TIMES)]))
+
+
+def _phase_of(row: Mapping[str, Any]) -> str:
+    count, unit = row["per_run"], row["unit"]
+    return f"{row['phase']} of {count} {unit.removesuffix('s') if count == 1 else unit}"
+
+
+_TIMES: dict[str, str | Callable[[Any], str]] = {
+    "milliseconds": _phase_of,
+    "runs": "{runs}",
+    **{f"p{each}": f"{{p{each}_ms:.2f}}" for each in _PERCENTILES},
+    "mean": "{mean_ms:.2f}",
+    "throughput": "{per_second:,.1f} {unit}/s",
+}
+
+
+class _Phase(NamedTuple):
+    """The seconds of each run, and what a run computes."""
+
+    name: str
+    seconds: list[float]
+    work: int
+    unit: str
+
+
+def _phases(model: Model, inputs: Arrays, runs: int, given: bool) -> list[_Phase]:
+    """A language model has two phases, unless its inputs are given; others have one."""
+    if not given and "input_ids" in inputs and model.program.ports.states:
+        return _generation(model, inputs["input_ids"][0].tolist(), runs)
+    lengths = {len(array) if array.ndim else 1 for array in inputs.values()}
+    rows, unit = (lengths.pop(), "rows") if len(lengths) == 1 else (1, "calls")
+    return [_Phase("run", _seconds(runs, lambda: model.run(inputs)), rows, unit)]
+
+
+def _generation(model: Model, prompt: list[int], runs: int) -> list[_Phase]:
+    """Prefill of one row of tokens, and decode of one token after them, as irc generate does."""
+    from ..generation.greedy import greedy
+    from ..generation.inputs import cache_range
+
+    program, dims, steps = model.program, model.dims, FIRST + runs
+    prefills = [greedy(program, prompt, 1, dims=dims).prefill_seconds for _ in range(steps)]
+    at: list[float] = []  # when each token was there
+    capacity = cache_range(program.ports.states, dims)[1] or len(prompt) + steps
+    before = prompt[: max(capacity - steps, 1)]
+    greedy(program, before, steps + 1, dims=dims, emit=lambda _: at.append(time.perf_counter()))
+    found = [_Phase("prefill", prefills[FIRST:], len(prompt), "tokens")]
+    decodes: list[float] = np.diff(at)[FIRST:].tolist()  # none where the cache is that small
+    return [*found, _Phase("decode", decodes, 1, "tokens")] if decodes else found
+
+
+def _seconds(runs: int, work: Callable[[], object]) -> list[float]:
+    """The seconds of each run, after the first ones."""
+    found: list[float] = []
+    for _ in range(FIRST + runs):
+        began = time.perf_counter()
+        work()
+        found.append(time.perf_counter() - began)
+    return found[FIRST:]
+
+
+def _facts(phase: _Phase) -> dict[str, Any]:
+    mean = float(np.mean(phase.seconds))
+    return {
+        "phase": phase.name,
+        "runs": len(phase.seconds),
+        **{f"p{p}_ms": float(np.percentile(phase.seconds, p)) * 1e3 for p in _PERCENTILES},
+        "mean_ms": mean * 1e3,
+        "per_run": phase.work,
+        "unit": phase.unit,
+        "per_second": phase.work / mean,
+    }

@@ -8,11 +8,11 @@ import sys
 import threading
 import time
 from argparse import Namespace
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Self, TextIO
 
 from ..errors import printable
-from ..report import Report, table
+from ..report import Report, Table
 
 _STYLES = {"red": "31;1", "green": "32", "yellow": "33", "dim": "2", "bold": "1"}
 
@@ -63,12 +63,17 @@ def answer(args: Namespace, report: Report) -> int:
     return report.status
 
 
-def print_options(title: str, options: Iterable[Mapping[str, Any]]) -> None:
+def option_lines(title: str, options: Sequence[Mapping[str, Any]]) -> list[str | Table]:
     """A title, and a line per option: its name, what it takes, its default, its flag if any."""
-    print(f"\n{title}:")
-    defaults = ((o, "required" if o["default"] is None else o["default"]) for o in options)
-    rows = [(f"  {o['name']}", o["takes"], text, o.get("flag") or "") for o, text in defaults]
-    print(table(rows))
+    return [f"\n{title}:", Table(options, _OPTIONS, headings=False)] if options else []
+
+
+_OPTIONS = {
+    "name": "  {name}",
+    "takes": "{takes}",
+    "default": lambda row: "required" if row["default"] is None else row["default"],
+    "flag": lambda row: row.get("flag") or "",
+}
 
 
 class Progress:

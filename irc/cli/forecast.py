@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from ..analysis.idle_axes import idle_axes
 from ..analysis.units import amount
-from ..report import table
+from ..report import Report, Table
 from .arguments import Parser, add_compilation, add_json, given_settings, whole_number
-from .console import Progress, paint, print_json
+from .console import Progress, answer, paint
 
 if TYPE_CHECKING:
     from ..analysis.communication import Message
@@ -52,11 +52,7 @@ def run(args: Namespace) -> int:
     with Progress() as progress:
         progress(f"forecasting {args.source}")
         found = forecast(args.source, topology, args.tokens, **given_settings(args, args.names))
-    if args.json:
-        print_json(_facts(found))
-    else:
-        _print(found)
-    return 0
+    return answer(args, Report(_facts(found), _lines(found)))
 
 
 def _facts(found: Forecast) -> dict[str, Any]:
@@ -106,30 +102,38 @@ def collective_rows(phase: Phase) -> list[dict[str, Any]]:
     return rows
 
 
-def _print(found: Forecast) -> None:
+def _lines(found: Forecast) -> list[str | Table]:
     mesh = found.module.mesh
     device = found.topology.device
     ranks = f"{mesh.ranks} ranks ({mesh})" if mesh.ranks > 1 else "1 rank"
-    print(f"{found.module.name} on {ranks} of {device.name}, {found.topology.within}")
+    lines: list[str | Table] = [
+        f"{found.module.name} on {ranks} of {device.name}, {found.topology.within}"
+    ]
     for phase in found.phases:
-        print(f"\n{paint(phase.name, 'bold')}: {_described(phase)}")
+        lines.append(f"\n{paint(phase.name, 'bold')}: {_described(phase)}")
         rows = [_memory_row(i, m, phase, device.memory_bytes) for i, m in enumerate(phase.memory)]
-        print(table(rows, _MEMORY))
-        if phase.messages:
-            print(table(map(_collective_cells, collective_rows(phase)), _COLLECTIVES))
-        print(_time(phase))
-    for note in idle_axes(found.module):
-        print(f"\n{note}")
+        lines.append(Table(rows, _MEMORY))
+        lines += [Table(collective_rows(phase), _COLLECTIVES)] if phase.messages else []
+        lines.append(_time(phase))
+    return [*lines, *(f"\n{note}" for note in idle_axes(found.module))]
 
 
-def _collective_cells(row: dict[str, Any]) -> tuple[str, ...]:
-    what, over = f"{row['count']} x {row['kind']}", f"{row['axis']}, {row['ranks']} ranks"
-    sizes = amount(row["bytes"]), amount(row["sent_per_token"])
-    return what, over, row["link"], *sizes, f"{row['us'] / 1e3:.2f} ms"
-
-
-_MEMORY = ("  memory per rank", "weights", "states", "activations", "workspace", "all")
-_COLLECTIVES = ("  collectives", "over", "link", "full tensor", "sent per rank and token", "time")
+_MEMORY = {
+    "  memory per rank": "{name}",
+    "weights": "{weights:bytes}",
+    "states": "{states:bytes}",
+    "activations": "{activations:bytes}",
+    "workspace": "{workspace:bytes}",
+    "all": "{all}",
+}
+_COLLECTIVES = {
+    "  collectives": "{count} x {kind}",
+    "over": "{axis}, {ranks} ranks",
+    "link": "{link}",
+    "full tensor": "{bytes:bytes}",
+    "sent per rank and token": "{sent_per_token:bytes}",
+    "time": lambda row: f"{row['us'] / 1e3:.2f} ms",
+}
 
 
 def _described(phase: Phase) -> str:
@@ -142,13 +146,12 @@ def _described(phase: Phase) -> str:
     return f"{count}{before} ({sizes})"
 
 
-def _memory_row(stage: int, memory: Memory, phase: Phase, most: int) -> list[str]:
+def _memory_row(stage: int, memory: Memory, phase: Phase, most: int) -> dict[str, Any]:
     name = f"  stage {stage}" if len(phase.memory) > 1 else ""
-    parts = (memory.weights, memory.states, memory.activations, memory.workspace)
     share = f"{amount(memory.total)} of {amount(most)}"
     if memory.total > most:
         share = paint(f"{share}: too much", "red")
-    return [name, *map(amount, parts), share]
+    return {**asdict(memory), "name": name, "all": share}
 
 
 def _time(phase: Phase) -> str:

@@ -4,41 +4,56 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 from importlib import import_module
-from typing import Any
+from types import FrameType
+from typing import Any, NoReturn
 
 from .. import __version__
 from ..errors import Error, did_you_mean, printable
 from .arguments import TRACEBACK, Parser, Usage, add_common
 from .console import error_line, warn
 from .ranks import Process
-from .signals import INTERRUPTED, TERMINATED, Signals
 
-# Every command is the module of its name here, with EXAMPLES, configure(parser) and run(args).
-COMMANDS = {
-    "compile": "write an artifact folder from a script, a checkpoint folder or a module",
-    "build": "compile a checkpoint folder with the flags of trtllm-build",
-    "calibrate": "gather statistics of activations for quantization: runs a model on data",
-    "run": "run an artifact on given or random arrays, and compare the results",
-    "generate": "continue a prompt with a compiled language model",
-    "quality": "measure the perplexity of a language model, and its difference from another",
-    "opt": "run passes over a module: text in, text out",
-    "show": "print the module of a file or an artifact, or one scope of it",
-    "diff": "compare two modules",
-    "lint": "check ONNX models for TensorRT, and scripts of TensorRT-LLM for irc",
-    "ops": "list the operations and the backends that have them",
-    "passes": "list the passes and their options",
-    "plugins": "list the plugins of engines, or describe one",
-    "cache": "list or delete the engines and kernels that are kept for later",
-    "forecast": "estimate memory, traffic and times per rank; nothing is built",
-    "bench": "time an artifact, or the collectives of this machine",
-    "doctor": "check the installation and the files of an artifact",
+# Every command is a module with EXAMPLES, configure(parser) and run(args): that of its name here.
+GROUPS = {
+    "compile and run": {
+        "compile": "write an artifact folder from a script, a checkpoint folder or a module",
+        "build": "compile a checkpoint folder with the flags of trtllm-build",
+        "run": "run an artifact on given or random arrays, and compare the results",
+        "generate": "continue a prompt with a compiled language model",
+        "bench": "time an artifact, or the collectives of this machine",
+    },
+    "quantize": {
+        "calibrate": "gather statistics of activations for quantization: runs a model on data",
+        "quality": "measure the perplexity of a language model, and its difference from another",
+    },
+    "read and edit modules": {
+        "opt": "run passes over a module: text in, text out",
+        "show": "print the module of a file or an artifact, or one scope of it",
+        "diff": "compare two modules",
+    },
+    "check before a build": {
+        "lint": "check ONNX models for TensorRT, and scripts of TensorRT-LLM for irc",
+        "forecast": "estimate memory, traffic and times per rank; nothing is built",
+        "doctor": "check the installation and the files of an artifact",
+    },
+    "what there is": {
+        "ops": "list the operations and the backends that have them",
+        "passes": "list the passes and their options",
+        "plugins": "list the plugins of engines, or describe one",
+        "cache": "list or delete the engines and kernels that are kept for later",
+    },
 }
+COMMANDS = {name: summary for group in GROUPS.values() for name, summary in group.items()}
+_ELSEWHERE = {"build": "irc.frontends.tensorrt_llm.trtllm_build"}
 _HELP = ("-h", "--help", "help")
 _INTERNAL = 70
+INTERRUPTED, TERMINATED = 130, 143
 # what numpy raises as ValueErrors for arrays beyond its own limits
 _TOO_BIG = re.compile(r"(array is too big|Maximum allowed (dimension|size) exceeded)")
 
@@ -130,7 +145,7 @@ def _options_elsewhere(message: str, command: str) -> list[str]:
 
 def _configured(name: str, words: Sequence[str] = ()) -> tuple[Any, Parser]:
     """The module of a command, and its parser."""
-    command: Any = import_module(f".{name}", __package__)
+    command: Any = import_module(_ELSEWHERE.get(name, f".{name}"), __package__)
     parser = Parser(name, COMMANDS[name], command.EXAMPLES, words)
     if files := parser.values_of("--load"):  # which may declare options
         from .. import passes  # noqa: F401  # pyright: ignore[reportUnusedImport]  (takes names)
@@ -171,14 +186,53 @@ def _dispatch(words: list[str], process: Process) -> int:
 def overview() -> str:
     """What `irc --help` prints."""
     width = max(map(len, COMMANDS))
-    lines = [f"  {name:{width}}  {summary}" for name, summary in COMMANDS.items()]
+    lines: list[str] = []
+    for title, group in GROUPS.items():
+        lines += ["", f"{title}:"]
+        lines += [f"  {name:{width}}  {summary}" for name, summary in group.items()]
     about = "A graph compiler for transformers and embedding models."
     more = (
         "irc compile --backend: onnx for CPUs; cuda, tensorrt-rtx or tensorrt for NVIDIA GPUs; "
         "reference for numpy.\nirc COMMAND --help lists options and examples. "
         "irc --version prints the version."
     )
-    return "\n".join(["usage: irc COMMAND ...", "", about, "", *lines, "", more])
+    return "\n".join(["usage: irc COMMAND ...", "", about, *lines, "", more])
+
+
+class Signals:
+    """The signal that arrived. `status` is the exit status that it requires, 0 if none came.
+
+    Python code that starts up inside an extension module may swallow the exception raised here, or
+    turn it into one of its own; the status tells even then.
+    """
+
+    def __init__(self) -> None:
+        self.status = 0
+
+    @contextmanager
+    def handled(self) -> Generator[None]:
+        """SIGINT raises KeyboardInterrupt and SIGTERM SystemExit inside."""
+        try:
+            before = {
+                signal.SIGINT: signal.signal(signal.SIGINT, self._interrupt),
+                signal.SIGTERM: signal.signal(signal.SIGTERM, self._terminate),
+            }
+        except ValueError:  # not the main thread, which alone may do this
+            yield
+            return
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _interrupt(self, number: int, frame: FrameType | None) -> NoReturn:
+        self.status = INTERRUPTED
+        raise KeyboardInterrupt
+
+    def _terminate(self, number: int, frame: FrameType | None) -> NoReturn:
+        self.status = TERMINATED
+        raise SystemExit(TERMINATED)
 
 
 def _drop_output() -> None:

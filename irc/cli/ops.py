@@ -7,9 +7,9 @@ from argparse import ArgumentParser, Namespace
 from typing import TYPE_CHECKING, Any
 
 from ..errors import Error, did_you_mean
-from ..report import markdown_table, table
+from ..report import Report, Table, markdown_table, table
 from .arguments import add_json
-from .console import answer, print_json, print_options
+from .console import answer, option_lines
 
 if TYPE_CHECKING:
     from ..ir.core import Op
@@ -48,16 +48,14 @@ def run(args: Namespace) -> int:
     chosen = sorted(REGISTRY) if args.name is None else [args.name]
     found = [described(REGISTRY[name]) for name in chosen]
     columns = list(found[0]["backends"])
-    if args.json:
-        print_json(found if args.name is None else found[0])
-    elif args.name is not None:
-        _print_one(found[0])
-    elif args.markdown:
-        print(markdown_table(grouped(found), ["group", "operations", *columns]))
+    if args.name is not None:
+        return answer(args, Report(found[0], _page(found[0])))
+    if args.markdown:
+        text = markdown_table(grouped(found), ["group", "operations", *columns])
     else:
         rows = [[each["name"], *each["backends"].values(), each["summary"]] for each in found]
-        print(table(rows, ["operation", *columns, "summary"]))
-    return 0
+        text = table(rows, ["operation", *columns, "summary"])
+    return answer(args, Report(found, [text]))
 
 
 def grouped(found: list[dict[str, Any]]) -> list[list[str]]:
@@ -118,15 +116,12 @@ def _repeats(cls: type[Op], name: str) -> bool:
     return cls.variadic and name == cls.operand_names[-1]
 
 
-def _print_one(found: dict[str, Any]) -> None:
+def _page(found: dict[str, Any]) -> list[str | Table]:
     operands = [f"%{name}" for name in found["operands"]]
     operands += [f"[{name}=%{name}]" for name in found["optional"]]
-    print(f"{found['name']} {', '.join(operands)}".rstrip())
-    print(f"\n{found['text']}")
-    if found["attributes"]:
-        print_options("attributes", found["attributes"])
-    for key in ("sharding", "facts"):
-        if found[key]:
-            print(f"\n{key}: {found[key]}")
+    head = f"{found['name']} {', '.join(operands)}".rstrip()
+    lines: list[str | Table] = [head, f"\n{found['text']}"]
+    lines += option_lines("attributes", found["attributes"])
+    lines += [f"\n{key}: {found[key]}" for key in ("sharding", "facts") if found[key]]
     backends = ", ".join(f"{name} {how}" for name, how in found["backends"].items())
-    print(f"\nbackends: {backends}")
+    return [*lines, f"\nbackends: {backends}"]

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import Error, did_you_mean
 from ..extensions.user_files import origin
-from ..report import table
+from ..report import Report, Table, table
 from .arguments import add_json
-from .console import print_json, print_options
+from .console import answer, option_lines
 
 if TYPE_CHECKING:
     from ..pipeline import Pass
@@ -41,17 +41,15 @@ def run(args: Namespace) -> int:
     chosen = sorted(PASSES) if args.name is None else [args.name]
     found = [described(PASSES[name]) for name in chosen]
     pipelines = {name: get(name).default_pipeline for name in names()}
-    if args.json:
-        print_json(
-            {"passes": found, "default_pipelines": pipelines} if args.name is None else found[0]
-        )
-    elif args.name is None:
-        print(table((each["name"], each["summary"]) for each in found))
-        print("\ndefault pipelines:")
-        print(table((f"  {name}", text or "(none)") for name, text in pipelines.items()))
-    else:
-        _print_one(found[0])
-    return 0
+    if args.name is not None:
+        return answer(args, Report(found[0], _page(found[0])))
+    listed = [{"name": name, "passes": text or "(none)"} for name, text in pipelines.items()]
+    text = [
+        Table(found, {"name": "{name}", "summary": "{summary}"}, headings=False),
+        "\ndefault pipelines:",
+        Table(listed, {"name": "  {name}", "passes": "{passes}"}, headings=False),
+    ]
+    return answer(args, Report({"passes": found, "default_pipelines": pipelines}, text))
 
 
 def described(cls: type[Pass]) -> dict[str, Any]:
@@ -73,12 +71,10 @@ def described(cls: type[Pass]) -> dict[str, Any]:
     }
 
 
-def _print_one(found: dict[str, Any]) -> None:
-    print(f"{found['name']}  ({found['module']})\n\n{found['text']}")
-    if found["options"]:
-        print_options("options", found["options"])
-    else:
-        print("\nIt has no options.")
+def _page(found: dict[str, Any]) -> list[str | Table]:
+    lines: list[str | Table] = [f"{found['name']}  ({found['module']})\n\n{found['text']}"]
+    lines += option_lines("options", found["options"]) or ["\nIt has no options."]
     for option, values in found["values"].items():
-        print(f"\n{option}:")
-        print(table((f"  {name}", what) for name, what in values.items()))
+        lines.append(f"\n{option}:")
+        lines.append(table((f"  {name}", what) for name, what in values.items()))
+    return lines

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 from ..analysis.units import amount
 from ..errors import Error
 from ..files import open_file
-from ..report import table
+from ..report import Report, table
 from .arguments import add_json, add_runtime, runtime_options, whole_number
-from .console import Progress, print_json
+from .console import Progress, answer
 
 if TYPE_CHECKING:
     from ..generation.model import Model
@@ -60,11 +60,9 @@ def run(args: Namespace) -> int:
             model, other, ids, length, lambda done: progress("predicting the text", done)
         )
     sizes = [_weight_bytes(each) for each in (args.source, args.against) if each is not None]
-    if args.json:
-        print_json({"artifact": args.source, "weight_bytes": sizes, **found.as_json()})
-    else:
-        print(table(_rows(found, sizes), ["", args.source, args.against or ""]))
-    return 0
+    facts = {"artifact": args.source, "weight_bytes": sizes, **found.as_json()}
+    text = table(_rows(found, sizes), ["", args.source, args.against or ""])
+    return answer(args, Report(facts, [text]))
 
 
 def _load(args: Namespace, folder: str, progress: Progress) -> Model:

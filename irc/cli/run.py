@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..npz import read_npz
-from ..report import table
+from ..report import Report, table
 from .arguments import Usage, add_json, add_runtime, real_number, runtime_options
 from .arrays import add_inputs, differences, given_inputs, plain, write_arrays
-from .console import Progress, paint, print_json
+from .console import Progress, answer, paint
 from .ranks import add_launcher, of_rank, over_ranks, shared
 
 if TYPE_CHECKING:
@@ -76,15 +76,10 @@ def _run(args: Namespace, communicator: Communicator | None) -> int:
     if args.outputs is not None:
         write_arrays(Path(args.outputs), outputs)
     shapes = {name: f"{array.dtype}{list(array.shape)}" for name, array in outputs.items()}
-    if args.json:
-        facts = {"outputs": shapes, "seconds": seconds, "file": args.outputs}
-        facts |= {"differences": [asdict(each) for each in found]} if args.compare else {}
-        print_json(facts)
-    elif args.compare:
-        print(table(map(_cells, found), _COLUMNS))
-    else:
-        print(table(shapes.items()))
-    return int(not all(each.ok for each in found))
+    facts = {"outputs": shapes, "seconds": seconds, "file": args.outputs}
+    facts |= {"differences": [asdict(each) for each in found]} if args.compare else {}
+    text = table(map(_cells, found), _COLUMNS) if args.compare else table(shapes.items())
+    return answer(args, Report(facts, [text], int(not all(each.ok for each in found))))
 
 
 def _compared(

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import irc
-from irc.cli.build import FLAGS, OFF
+from irc.frontends.tensorrt_llm.trtllm_build import FLAGS, OFF
 from tests.fresh import fresh
 from tests.frontends.checkpoints.rank_folders import Conversion, write_folder
 from tests.frontends.checkpoints.test_rank_folders import LLAMA, tensors_of

@@ -10,16 +10,8 @@ from pathlib import Path
 from typing import Any
 from warnings import catch_warnings, filterwarnings
 
-from ..artifact.manifest import add_facts
-from ..errors import Error, did_you_mean
-from ..frontends.models.config_reader import ConfigReader
-from ..frontends.tensorrt_llm.settings import BuildConfig, Setting, settings
-from ..ir.mesh import Mesh
-from ..json_files import read_object
-from ..pipeline.options import Setting as QuantizeSetting
-from ..pipeline.options import settings_of
-from ..report import table
-from .arguments import (
+from ...artifact.manifest import add_facts
+from ...cli.arguments import (
     Parser,
     Usage,
     add_settings,
@@ -28,6 +20,14 @@ from .arguments import (
     whole_number,
     word_of,
 )
+from ...errors import Error, did_you_mean
+from ...ir.mesh import Mesh
+from ...json_files import read_object
+from ...pipeline.options import Setting as Declared
+from ...pipeline.options import settings_of
+from ...report import table
+from ..models.config_reader import ConfigReader
+from .settings import BuildConfig, Setting, settings
 
 EXAMPLES = """
   irc build --checkpoint_dir llama_tp4 --output_dir build/llama --max_batch_size 8
@@ -77,16 +77,16 @@ def configure(parser: ArgumentParser) -> None:
         group(f"--{flag.name}", help=(note + flag.why).replace("%", "%%"), **options)
 
 
-def _quantize() -> dict[str, QuantizeSetting]:
+def _quantize() -> dict[str, Declared]:
     """The options of the pass `quantize`."""
-    from ..passes.quantize import QuantizeModule
+    from ...passes.quantize import QuantizeModule
 
     return settings_of(QuantizeModule)
 
 
 def run(args: Namespace) -> int:
     """Translate the flags into `irc compile`, run it, and print and store what they became."""
-    from . import compile
+    from ...cli import compile
 
     given = {name: value for name, value in vars(args).items() if name in FLAGS}
     if "build_config" in given:
@@ -120,7 +120,7 @@ def run(args: Namespace) -> int:
 
 def _is_own(source: Path) -> bool:
     """Whether irc itself has the model of a folder, or reads it as one of transformers."""
-    from ..frontends.checkpoints.tensorrt_llm import ARCHITECTURES
+    from ..checkpoints.tensorrt_llm import ARCHITECTURES
 
     architecture = read_object(source / "config.json").get("architecture")
     return architecture is None or architecture in ARCHITECTURES
@@ -128,7 +128,7 @@ def _is_own(source: Path) -> bool:
 
 def _build_from_sources(given: dict[str, Any], args: Namespace, source: Path) -> int:
     """Trace the model class of the user's copy of TensorRT-LLM, as trtllm-build does."""
-    from ..frontends.tensorrt_llm.script import build_folder
+    from .script import build_folder
 
     plugins = {name: given[name] for name in settings("plugin") if name in given}
     fields = {name: given[name] for name in settings("build") if name in given}
@@ -265,7 +265,7 @@ class _Request:
 
     def _quantization(self, source: Path) -> dict[str, Any]:
         """The options given, and the scheme where config.json wants float weights quantized."""
-        from ..frontends.checkpoints.tensorrt_llm import scheme_of_floats
+        from ..checkpoints.tensorrt_llm import scheme_of_floats
 
         found = given_settings(self.args, _quantize())
         if "quantize" in found or self.args.random_weights is not None:
