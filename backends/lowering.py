@@ -6,14 +6,13 @@ entry-point group `irc.lowerings`: the name is the backend's, the object is call
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import Generic, TypeVar
 
 from irc.backends.base import Unsupported
-from irc.backends.fallback import fallback_of
 from irc.extensions.entry_points import installed
-from irc.ir.core import Function, Module, Op, reached
+from irc.ir.core import Module, Op, reached
 from irc.ir.expansion import expansion
 
 GROUP = "irc.lowerings"
@@ -80,13 +79,13 @@ class Lowering(Generic[Lower]):
     def unsupported(self, module: Module) -> list[Unsupported]:
         """Every operation without a lowering or a covered expansion, in order.
 
-        Functions that neither the main function nor its fallback calls are not written.
+        Functions that the main function does not call are not written.
         """
         self._load()
         reasons: dict[object, str | None] = {}
         found: list[Unsupported] = []
         easy = {*self._table} - {*self._refusals}
-        for op in _written(module):
+        for op in reached(module.main, set()):
             if type(op) in easy or op.opname in STRUCTURE:
                 continue
             key = op.type_key()
@@ -121,10 +120,3 @@ class Lowering(Generic[Lower]):
         for entry in installed(GROUP):
             if entry.name == self.backend:
                 entry.load()(self)
-
-
-def _written(module: Module) -> Iterator[Op]:
-    """The operations of the main function and of its fallback."""
-    exact, seen = fallback_of(module), set[Function]()
-    for function in (module.main, *((exact,) if exact is not None else ())):
-        yield from reached(function, seen)

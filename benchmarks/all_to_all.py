@@ -33,7 +33,6 @@ SCHEMES = {  # rows of the second table: options of rewrite-embeddings
     "KD": "scheme=kd",
     "CD": "scheme=cd",
     "RSD": "scheme=rsd",
-    "KD, capacity that overflows": "scheme=kd, capacity=%d",
     "KD, capacity, hot rows": f"scheme=kd, capacity=%d, hot={HOT}",
 }
 

@@ -10,7 +10,6 @@ from irc.analysis.stages import stages_of
 from irc.artifact.manifest import Progress, silent
 from irc.backends.base import Backend, Emitted, Program, Unsupported, check_supported
 from irc.backends.commands import Commands
-from irc.backends.fallback import refuse_fallback
 from irc.backends.onnx.backend import check_module
 from irc.ir.core import Module, Op
 from irc.text.printer import print_module
@@ -89,7 +88,6 @@ class CudaBackend(Backend):
     def _check(self, module: Module) -> None:
         check_supported(self, module)
         check_module(module)
-        refuse_fallback(module, "this backend")
 
 
 def _notes(module: Module) -> list[str]:

@@ -10,9 +10,7 @@ from typing import Any, Literal
 from irc.argument_checks import MOST_THREADS, check_count
 from irc.artifact.manifest import Progress, silent
 from irc.backends.base import Backend, Emitted, Program, Unsupported, check_supported
-from irc.backends.fallback import FallbackProgram
 from irc.backends.lowering import STRUCTURE
-from irc.backends.ranks.communicator import Communicator
 from irc.errors import Error, did_you_mean
 from irc.ir.core import Module, Op
 from irc.pipeline import option
@@ -78,9 +76,7 @@ class OnnxBackend(Backend):
         self, module: Module, folder: Path, *, base: Path | None = None, progress: Progress = silent
     ) -> Emitted:
         """Write `rank{r}.onnx` for every rank, and weight files where bytes had to be converted:
-        `rank{r}.weights`, and `shared.weights` for what several ranks need. A function that is to
-        run where the capacity of the main one overflows becomes `rank{r}.exact.onnx` over the same
-        bytes. See facts.py.
+        `rank{r}.weights`, and `shared.weights` for what several ranks need. See facts.py.
         """
         from irc.backends.onnx.emission import write_program
 
@@ -114,7 +110,7 @@ class OnnxBackend(Backend):
         """The program on ONNX Runtime: of one rank in this thread, of several in a thread each.
 
         Options as OnnxRuntimeProgram has them: with a `communicator` this process runs one of
-        several ranks. Where there is a fallback, it gets the same options.
+        several ranks.
         """
         several = len(manifest["ranks"]) > 1
         threads = several and options.get("communicator") is None
@@ -127,22 +123,10 @@ class OnnxBackend(Backend):
                 )
         if options.get("threads") is not None:
             check_count("threads", options["threads"], most=MOST_THREADS)
-        program, fallback = _loaded(folder, manifest, **options), manifest.get("fallback")
-        if fallback is None:
-            return program
-        return FallbackProgram(
-            program, lambda: _loaded(folder, fallback, **options), fallback["again"]
-        )
+        from irc.backends.onnxruntime import OnnxRuntimeProgram
 
-
-def _loaded(
-    folder: Path, facts: Mapping[str, Any], communicator: Communicator | None = None, **options: Any
-) -> Program:
-    """One program of a folder; no rank talks to another one while it is loaded."""
-    from irc.backends.onnxruntime import OnnxRuntimeProgram
-
-    several = len(facts["ranks"]) > 1
-    return OnnxRuntimeProgram(folder, facts, communicator if several else None, **options)
+        communicator = options.pop("communicator", None)
+        return OnnxRuntimeProgram(folder, manifest, communicator if several else None, **options)
 
 
 def check_module(module: Module) -> None:

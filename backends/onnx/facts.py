@@ -16,7 +16,7 @@ from irc.backends.onnx.storage import Locations
 from irc.ir.core import Function, Module
 from irc.ir.types import Axes
 
-MODEL, EXACT_MODEL = "rank{}.onnx", "rank{}.exact.onnx"
+MODEL = "rank{}.onnx"
 
 
 class PortFact(TypedDict):
@@ -88,23 +88,11 @@ class ProgramFacts(TypedDict):
     base: str | None
 
 
-class ExactFacts(ProgramFacts):
-    """The function that runs where `capacity_overflow` is not 0, over the same weights.
-
-    `again`: whether it may do so over the states that a run has left.
-    """
-
-    ranks: list[RankFact]
-    stages: list[StageFact]
-    again: bool
-
-
 class OnnxFacts(ProgramFacts):
     """What the ONNX backend's `emit` returns."""
 
     ranks: list[RankFact]
     stages: list[StageFact]
-    fallback: ExactFacts | None
 
 
 def facts_of(
@@ -113,12 +101,8 @@ def facts_of(
     stages: Sequence[Stage],
     emitters: Sequence[Emitter],
     found: Locations,
-    model: str = MODEL,
 ) -> dict[str, Any]:
-    """The facts about a function whose stages are emitted, but for its fallback.
-
-    `model` is the name of a rank's file.
-    """
+    """The facts about a function whose stages are emitted."""
     numbers = {rank: i for i, stage in enumerate(stages) for rank in stage.ranks}
     return {
         "axes": [list(axis) for axis in module.mesh.axes],
@@ -128,7 +112,7 @@ def facts_of(
         "ranks": [
             {
                 "stage": numbers[rank],
-                "model": model.format(rank),
+                "model": MODEL.format(rank),
                 "weights": found.inside[rank],
                 "files": found.files[rank],
             }

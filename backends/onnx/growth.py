@@ -44,34 +44,6 @@ def growing(function: Function) -> str | None:
     return symbol if all(_independent(op, symbol) for op in function) else None
 
 
-def repeatable(first: Function, second: Function) -> bool:
-    """Whether the second of two functions may run over the states that the first has left.
-
-    It has to write the same positions of them, and none may be read before it is written.
-    """
-    written = _overwritten(first)
-    same = written is not None and written == _overwritten(second)
-    return same and growing(first) == growing(second)
-
-
-def _overwritten(function: Function) -> dict[str, tuple[str, str]] | None:
-    """By state {the input with the positions where it is written, tokens}; None where one
-    changes in another way."""
-    aliases, found = function.aliases(), dict[str, tuple[str, str]]()
-    for result, at in aliases.items():
-        state, value = function.args[at], function.returned[result]
-        if value is state:
-            continue
-        op = value.producer
-        if op is None or op.opname != "cache_update" or state.users != {op: 1}:
-            return None
-        _, new, past = op.operands
-        if not _is_arg(past) or past.index in aliases.values():
-            return None
-        found[str(state.name)] = (str(past.name), str(new.type.shape[1]))
-    return found
-
-
 def _mentions(thing: Any, symbol: str) -> bool:
     """Whether a symbol occurs in the type of a value, or in the value of an attribute."""
     if isinstance(thing, Value):

@@ -160,11 +160,6 @@ class OnnxRuntimeStream:
         )
         return program.joined(self._names, found, sizes)
 
-    def share(self, other: OnnxRuntimeStream) -> None:
-        """Keep the states in the memory of another stream, which has the same ones."""
-        for rank, stream in self.ranks.items():
-            stream.share(other.ranks[rank])
-
 
 def threads_per_rank(ranks: int, stages: int, cores: int) -> int:
     """How many threads the operations of each rank of a host use; pipeline stages take turns."""

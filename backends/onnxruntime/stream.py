@@ -54,10 +54,6 @@ class RankStream:
         """The present value of a state."""
         return self._memory[name]
 
-    def share(self, other: RankStream) -> None:
-        """Keep the states in the memory of another stream, which has the same ones."""
-        self.capacity, self._memory = other.capacity, dict(other._memory)
-
     def _make_room(self, arrays: Mapping[str, np.ndarray], sizes: Sizes) -> None:
         grows = self._model.grows
         for write in self._model.writes if grows is not None else ():

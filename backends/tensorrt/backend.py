@@ -12,7 +12,6 @@ from irc.artifact.manifest import Progress, silent
 from irc.backends.base import Backend, Emitted, Program, Unsupported, check_supported
 from irc.backends.commands import Commands
 from irc.backends.cuda.runtime import capability
-from irc.backends.fallback import refuse_fallback
 from irc.backends.lowering import STRUCTURE
 from irc.backends.onnx.backend import check_module
 from irc.backends.tensorrt.options import EngineOptions, LoadOptions
@@ -133,7 +132,6 @@ class TensorRTBackend(Backend):
 
         check_supported(self, module)
         check_module(module)
-        refuse_fallback(module, "engines")
         return Emission(module, folder, base, progress, self.options, self.target)
 
     def load(self, folder: Path, manifest: Mapping[str, Any], **options: Any) -> Program:

@@ -21,7 +21,7 @@ def exchanged(op: Collective, operands: Sequence[Layout], mesh: Mesh) -> Layout:
     if not axes:
         return x
     kind: str | None = getattr(op, "op", None)
-    if x.relative & {*axes}:
+    if x.relative & {*axes} and (kind != "max" or (*axes, Mark.LARGEST) not in x.dims):
         raise Error(f"its operand counts from the first element of each rank of {_over(axes)}")
     x = _from_root(op, x, axes)
     if kind is not None:
@@ -55,7 +55,8 @@ def _reduced(x: Layout, axes: Axes, kind: str, group_size: int) -> Layout:
     over = frozenset(axes)
     if kind == "max" and (*axes, Mark.LARGEST) in x.dims:
         largest = (*axes, Mark.LARGEST)
-        return replace(x, dims=tuple([WHOLE if d == largest else d for d in x.dims]))
+        dims = tuple([WHOLE if d == largest else d for d in x.dims])
+        return replace(x, dims=dims, relative=x.relative - over)  # the largest of all counts
     if x.numbered and over >= {*x.numbered}:
         x, over = replace(x, numbered=()), over - {*x.numbered}
     if over & (x.placed | {*x.numbered}):

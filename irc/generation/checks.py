@@ -7,23 +7,17 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from ..backends.base import Program
-from ..backends.fallback import FallbackProgram
 from ..errors import Error
 from ..ir.result_names import OUT_OF_RANGE, OVERFLOW, UNKNOWN
 
 Array: TypeAlias = np.ndarray[Any, Any]
 
 
-def checked(
-    program: Program, results: Mapping[str, Array], inputs: Container[str]
-) -> dict[str, Array]:
-    """The results without the error counts; an Error if a count is not zero.
+def checked(results: Mapping[str, Array], inputs: Container[str]) -> dict[str, Array]:
+    """The results without the numbers about errors; an Error if one of them is not zero.
 
-    The counts are out-of-range indices of `inputs` and capacity overflow. A FallbackProgram has
-    repeated overflowing lookups, so its overflow count is a result.
+    They are the counts of out-of-range indices of `inputs`, and the capacity that lookups need.
     """
-    recovers = isinstance(program, FallbackProgram)
     kept: dict[str, Array] = {}
     for name, array in results.items():
         source = name.removesuffix(OUT_OF_RANGE)
@@ -37,11 +31,12 @@ def checked(
                     "not less than the number of rows of the model's table, such as its "
                     "vocabulary; correct them"
                 )
-        elif name == OVERFLOW and not recovers:
+        elif name == OVERFLOW:
             if array:
                 raise Error(
-                    f"capacity overflow: {int(array)} embedding lookups were dropped; compile with "
-                    "a larger capacity in rewrite-embeddings, or without one, which drops none"
+                    f"capacity overflow: the embedding lookups of this call need a capacity of "
+                    f"{int(array)}; compile with capacity={int(array)} in rewrite-embeddings, or "
+                    "without one, which is no limit"
                 )
         else:
             kept[name] = array

@@ -50,7 +50,7 @@ class Model:
         arrays = complete(ports, inputs, cache_range(ports.states, self.dims))
         given = [port for port in ports.states if port.name in inputs]
         check_ranges([*ports.inputs, *given], arrays, self.dims)
-        results = checked(self.program, self.program.run(arrays), arrays)
+        results = checked(self.program.run(arrays), arrays)
         outputs = {port.name for port in ports.outputs}
         if any(state.name in inputs for state in ports.states):
             return results

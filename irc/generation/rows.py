@@ -125,7 +125,7 @@ class Rows:
 
     def _followed(self, found: Iterator[Arrays], inputs: Arrays) -> Iterator[Array]:
         for each in found:
-            results = checked(self.program, each, inputs)
+            results = checked(each, inputs)
             self.past = self.past + 1
             yield results[NEXT_TOKENS][:, -1]
 
@@ -155,7 +155,7 @@ class Rows:
         every = {**inputs, **self.caches}
         stream = self.stream
         results = self.program.run(every) if stream is None else stream.step(every)
-        results = checked(self.program, results, inputs)
+        results = checked(results, inputs)
         for name in self.caches:
             result = name if name in results else name.replace("past_", "present_")
             if result not in results:

@@ -6,5 +6,4 @@ NEXT_TOKENS = "next_tokens"  # i32 [B, T]: the likeliest token after each positi
 TOP_TOKENS, TOP_LOGITS = "top_tokens", "top_logits"  # [B, T, k]: the likeliest ones, best first
 OUT_OF_RANGE = "_out_of_range"  # NAME_out_of_range, i32: out-of-range ids of the input NAME
 UNKNOWN = "computed_ids"  # NAME where the ids come from no single input
-OVERFLOW = "capacity_overflow"  # i32: ids beyond the capacity; other results are right if it is 0
-EXACT = "exact"  # the function without a capacity, for a call that overflowed
+OVERFLOW = "capacity_overflow"  # i32: the capacity that a call needs, where it is exceeded, else 0

@@ -19,7 +19,7 @@ Array: TypeAlias = Any  # a numpy array
 
 @operation("cyclic_embedding")
 class CyclicEmbedding(OverAxes):
-    """Rows of a table that is distributed cyclically over `axis`, and how many ids overflowed.
+    """Rows of a table that is distributed cyclically over `axis`, and the capacity that they need.
 
     ids [...]; an id outside 0 to `rows` - 1 gives zeros. table [N*R@axis, D]: shard r of the N =
     `parts` has the R rows r, r + N, r + 2*N, ..., as the weight step `.cyclic` orders them.
@@ -28,10 +28,10 @@ class CyclicEmbedding(OverAxes):
     Ids that are sharded over `axis` go to the ranks that have their rows, which send the rows back:
     the result is sharded alike. Replicated ids give a result that is replicated, or sharded in the
     dimension `scatter`. `capacity` is the number of rows per pair of ranks (0: no limit); ids
-    beyond it, in order, give zeros and are counted by the second result. `queues` has the number of
-    shards of every dimension of the ids, as they are sharded and the result is scattered: the
-    capacity holds for each of them. With `distinct` equal ids of a shard need only one row of the
-    capacity. Only in the global view.
+    beyond it, in order, give zeros, and the second result is the capacity that all of them need,
+    0 where they fit. `queues` has the number of shards of every dimension of the ids, as they are
+    sharded and the result is scattered: the capacity holds for each of them. Only in the global
+    view.
     """
 
     ids: Operand
@@ -42,7 +42,6 @@ class CyclicEmbedding(OverAxes):
     scatter: int = -1
     capacity: int = 0
     queues: tuple[int, ...] = ()
-    distinct: bool = False
 
     @property
     def split(self) -> int | None:
@@ -88,8 +87,6 @@ class CyclicEmbedding(OverAxes):
             )
         if self.capacity < 0:
             raise Error("cyclic_embedding: capacity cannot be negative; 0 is no limit")
-        if self.distinct and not self.capacity:
-            raise Error("cyclic_embedding: distinct saves rows of a capacity, and there is none")
         if self.queues and (len(self.queues) != ids.ndim or min(self.queues) < 1):
             raise Error(
                 f"cyclic_embedding: queues is {list(self.queues)}, but {ids} needs a number of "
@@ -117,26 +114,15 @@ class CyclicEmbedding(OverAxes):
         known = (ids >= 0) & (ids < self.rows)
         some = np.where(known, ids, 0)
         owner, row = some % self.parts, some // self.parts
-        fits = known & self._fitting(some, known)
-        found = np.zeros((*ids.shape, table.shape[1]), table.dtype)
-        found[fits] = table[(owner * (len(table) // self.parts) + row)[fits]]
-        return found, np.int32(np.count_nonzero(known & ~fits))
-
-    def _fitting(self, ids: Array, known: Array) -> Array:
-        """Which ids are among the first `capacity` of their shard with one owner."""
-        fits = np.ones(ids.shape, np.bool_)
+        fits, needed = known.copy(), 0
         for place in self._blocks(ids.shape) if self.capacity else ():
-            flat, counted = ids[place].reshape(-1), known[place].reshape(-1)
-            first = np.arange(len(flat))
-            if self.distinct:
-                _, at, inverse = np.unique(
-                    np.where(counted, flat, -1), return_index=True, return_inverse=True
-                )
-                first, counted = at[inverse], counted & (at[inverse] == first)
-            mine = counted[:, None] & (flat[:, None] % self.parts == range(self.parts))
-            slot = np.sum(mine * (np.cumsum(mine, axis=0) - 1), axis=1)[first]
-            fits[place] = (slot < self.capacity).reshape(fits[place].shape)
-        return fits
+            mine = known[place].reshape(-1, 1) & (owner[place].reshape(-1, 1) == range(self.parts))
+            slot = np.sum(mine * (np.cumsum(mine, axis=0) - 1), axis=1)
+            fits[place] &= (slot < self.capacity).reshape(fits[place].shape)
+            needed = max(needed, int(np.sum(mine, axis=0).max()))
+        rows = np.zeros((*ids.shape, table.shape[1]), table.dtype)
+        rows[fits] = table[(owner * (len(table) // self.parts) + row)[fits]]
+        return rows, np.int32(needed if needed > self.capacity else 0)
 
     def _blocks(self, shape: tuple[int, ...]) -> Iterator[tuple[slice, ...]]:
         counts = self.queues or (1,) * len(shape)

@@ -16,9 +16,8 @@ from irc.analysis.topology import Topology, sent
 from irc.ir.core import Module
 from irc.ir.dtypes import dtype
 
-from .schemes import scheme_name
-from .sites import Layout, Site, Wanted
-from .tables import Versions, rank_bytes
+from .schemes import Layout, Site, Wanted, scheme_name
+from .tables import Versions, bytes_per_rank
 
 ACCESS = 64  # bytes of one memory access
 UNKNOWN = (1, 64, 8192)  # tokens where the module gives a symbol no range
@@ -49,7 +48,7 @@ class Lookups:
 
 
 @dataclass(frozen=True)
-class Load:
+class Work:
     """Kernels, bytes to and from memory, and messages."""
 
     kernels: int
@@ -57,12 +56,12 @@ class Load:
     messages: tuple[Message, ...] = ()
 
 
-def load(layout: Layout, wanted: Wanted, x: Lookups) -> Load:
-    """The load of one lookup in a table of some layout."""
+def lookup_work(layout: Layout, wanted: Wanted, x: Lookups) -> Work:
+    """The work of one lookup in a table of some layout."""
     scattered, sharded = wanted == "scattered", wanted == "sharded"
     mine = x.part if scattered else x.tokens  # rows that a rank ends with
     if layout == "replicated":
-        return Load(1, 2 * mine * x.row)
+        return Work(1, 2 * mine * x.row)
     if layout == "cyclic":
         return _cyclic(wanted, x, mine)
     every = x.tokens * (x.group_size if sharded else 1)  # ids that each rank looks up
@@ -74,23 +73,23 @@ def load(layout: Layout, wanted: Wanted, x: Lookups) -> Load:
         end = ("all_reduce", x.summed or result)
         if wanted != "replicated":
             end = ("reduce_scatter", mine * x.group_size * x.row)
-        return Load(3 if x.checked else 2, moved, (*ids, end))
+        return Work(3 if x.checked else 2, moved, (*ids, end))
     # each rank reads and writes its columns of all rows; the merge reads and writes the result
     result = mine * x.group_size * x.width
     read = max(x.width, ACCESS) if x.width else 0  # a shard of a row
     moved = every * (read + x.width) + 2 * result
-    return Load(
+    return Work(
         2, moved, (*ids, ("all_gather" if wanted == "replicated" else "all_to_all", result))
     )
 
 
-def _cyclic(wanted: Wanted, x: Lookups, mine: int) -> Load:
+def _cyclic(wanted: Wanted, x: Lookups, mine: int) -> Work:
     places = (x.capacity or mine) * x.group_size
     rows = places * x.row
     if wanted == "replicated":
-        return Load(8, 2 * rows / x.group_size + 2 * mine * x.row, (("all_gather", rows),))
+        return Work(8, 2 * rows / x.group_size + 2 * mine * x.row, (("all_gather", rows),))
     ids = (("all_to_all", places * 4),) if wanted == "sharded" else ()
-    return Load(12 if ids else 8, 2 * rows + 2 * mine * x.row, (*ids, ("all_to_all", rows)))
+    return Work(12 if ids else 8, 2 * rows + 2 * mine * x.row, (*ids, ("all_to_all", rows)))
 
 
 @dataclass(frozen=True)
@@ -105,7 +104,7 @@ class Candidate:
     messages: int
     memory: int
     extra: int
-    refused: str = ""
+    rejection: str = ""
 
     def mean(self, weights: Sequence[float]) -> float:
         """Microseconds of a call, the batch sizes weighted."""
@@ -113,7 +112,7 @@ class Candidate:
 
 
 @dataclass(frozen=True)
-class Setting:
+class CostContext:
     """What the cost of a candidate depends on, but for the site."""
 
     module: Module
@@ -137,53 +136,53 @@ def _tokens(site: Site, module: Module) -> list[tuple[int, int, int]]:
     symbols = {name for dim in type.shape if not isinstance(dim, int) for name in dim.symbols()}
     if not symbols <= module.dims.keys():
         return [(n, -(-n // group_size), 0) for n in UNKNOWN]
-    found: list[tuple[int, int, int]] = []
+    batches: list[tuple[int, int, int]] = []
     for i in range(3):
         given = {name: sizes[i] for name, sizes in module.dims.items()}
         sizes = LocalSizes(module.mesh, given)
         shape = sizes.shape(type)
         parts = (-(-n // group_size) if at == site.dim else n for at, n in enumerate(shape))
         summed = prod(sizes.shape(site.chain[-1].result.type)) if site.chain else 0
-        found.append((prod(shape), prod(parts), summed))
-    return found
+        batches.append((prod(shape), prod(parts), summed))
+    return batches
 
 
 def candidate(
-    site: Site, layout: Layout, table: Versions, tied: bool, setting: Setting
+    site: Site, layout: Layout, table: Versions, tied: bool, context: CostContext
 ) -> Candidate:
     """The cost of a layout for one site; `tied` where the table is there for others anyway."""
     shape, pieces = table.shape, len(table.rows(layout))
     item = max(1, dtype(site.table.type.dtype).bits // 8)
     own = tied and layout == site.layout
-    spare = (layout == "cyclic" or (setting.sentinel and layout != "replicated")) and not own
+    spare = (layout == "cyclic" or (context.sentinel and layout != "replicated")) and not own
     us, bytes_sent, count = list[float](), list[float](), 0
-    for tokens, part, summed in _tokens(site, setting.module):
+    for tokens, part, summed in _tokens(site, context.module):
         lookups = Lookups(
             tokens=tokens,
             part=part,
             row=shape[1] * item,
-            width=-(-shape[1] // setting.group_size) * item,
-            group_size=setting.group_size,
+            width=-(-shape[1] // context.group_size) * item,
+            group_size=context.group_size,
             index=dtype(site.ids.type.dtype).bits // 8,
-            capacity=setting.capacity,
+            capacity=context.capacity,
             checked=layout == "rows" and not spare,
             summed=summed * item,
         )
-        found = load(layout, site.wanted, lookups)
-        count = len(found.messages) * pieces
-        us.append(pieces * _time(found, setting))
-        bytes_sent.append(pieces * sum(sent(k, setting.group_size, n) for k, n in found.messages))
+        work = lookup_work(layout, site.wanted, lookups)
+        count = len(work.messages) * pieces
+        us.append(pieces * _time(work, context))
+        bytes_sent.append(pieces * sum(sent(k, context.group_size, n) for k, n in work.messages))
     hot = table.hot_rows(layout)
     cold = (shape[0] - hot, shape[1])
-    memory = rank_bytes(layout, cold, setting.group_size, item, spare) + hot * shape[1] * item
+    memory = bytes_per_rank(layout, cold, context.group_size, item, spare) + hot * shape[1] * item
     name = scheme_name(layout, site.wanted)
     extra = 0 if own else memory
     return Candidate(name, layout, tuple(us), tuple(bytes_sent), count, memory, extra)
 
 
-def _time(load: Load, setting: Setting) -> float:
-    device = setting.topology.device
-    total = load.kernels * device.kernel_us + load.bytes / device.hbm_gb_s / 1e3
-    for kind, size in load.messages:
-        total += setting.topology.time(kind, setting.group_size, size, setting.link)
+def _time(work: Work, context: CostContext) -> float:
+    device = context.topology.device
+    total = work.kernels * device.kernel_us + work.bytes / device.hbm_gb_s / 1e3
+    for kind, size in work.messages:
+        total += context.topology.time(kind, context.group_size, size, context.link)
     return total

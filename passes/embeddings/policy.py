@@ -1,15 +1,38 @@
-"""The result of out-of-range ids: zeros, the nearest row, a fixed row, or a counted error."""
+"""The result of out-of-range ids: zeros, the nearest row, a fixed row, or a counted error.
+
+And the results of a rewritten model that its callers check.
+"""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal, TypeAlias, cast
 
 from irc.errors import Error
-from irc.ir.core import Op, Value
-from irc.ops import And, Constant, Ge, Lt, SlotIds, Where
+from irc.ir.core import Function, Op, Result, Value
+from irc.ir.mesh import Mesh
+from irc.ir.result_names import OUT_OF_RANGE, OVERFLOW, UNKNOWN
+from irc.ops import (
+    Add,
+    AllReduce,
+    And,
+    Cast,
+    Constant,
+    Embedding,
+    Ge,
+    Lt,
+    Maximum,
+    Not,
+    ReduceSum,
+    SlotIds,
+    Where,
+)
 from irc.ops.table_rows import LARGEST
+
+from ..shared.edit import named_results, set_results
+from .tables import table_of, table_shape
 
 Kind: TypeAlias = Literal["zero", "clamp", "row", "error"]
 
@@ -36,7 +59,7 @@ class Policy:
         """Whether out-of-range ids are replaced by ids in range."""
         return self.kind in ("clamp", "row")
 
-    def kept_inside(self, ids: Value, rows: int, name: str) -> Value:
+    def replaced(self, ids: Value, rows: int, name: str) -> Value:
         """Ids that are all in range of a table of `rows`, as a new expression."""
         self.check(rows, name)
         op = ids.producer
@@ -71,3 +94,70 @@ def between(ids: Value, rows: int) -> Op:
     if rows > LARGEST[kind]:
         return low
     return And(low, Lt(ids, Constant(values=(rows,), dtype=kind)))
+
+
+def add_result(function: Function, name: str, value: Value) -> None:
+    """Return one more value, under a name that is not taken."""
+    set_results(function, [*function.returned, value], [*named_results(function), Result(name)])
+
+
+def count_out_of_range(function: Function, ops: Iterable[Embedding], mesh: Mesh) -> int:
+    """Count out-of-range ids, per argument they come from, as results of the function.
+
+    Returns how many results were added.
+    """
+    counts: dict[str, Value] = {}
+    taken = function.result_names()
+    for op in ops:
+        name = f"{source_name(function, op.ids)}{OUT_OF_RANGE}"
+        if name in taken:
+            continue
+        count = _count(op, mesh)
+        count = Add(counts[name], count) if name in counts else count
+        counts[name] = _insert(function, count)
+    for name, count in counts.items():
+        add_result(function, name, count)
+    return len(counts)
+
+
+def source_name(function: Function, ids: Value) -> str:
+    """The argument that ids are computed from, UNKNOWN where it is not a single one."""
+    found = {ids}
+    pending = [ids]
+    while pending:
+        op = pending.pop().producer
+        new = {*op.operands} - found if op is not None else set[Value]()
+        found |= new
+        pending += new
+    names = [arg.name for arg in function.args if arg in found]
+    return names[0] if len(names) == 1 and names[0] is not None else UNKNOWN
+
+
+def _count(op: Embedding, mesh: Mesh) -> Op:
+    """i32[]: how many ids of a lookup are out of range, on all ranks together."""
+    ids, gather = op.ids, op.ids.producer
+    if gather is not None and gather.opname == "all_gather":
+        ids = gather.operands[0]  # every rank counts its own
+    inside = between(ids, table_shape(table_of(op.table))[0])
+    count: Op = Cast(Not(inside), dtype="i32")
+    if ids.type.ndim:
+        count = ReduceSum(count, dims=tuple(range(ids.type.ndim)))
+    over = tuple(axis for axis in mesh.names if axis in count.result.type.partial)
+    return AllReduce(count, axis=".".join(over)) if over else count
+
+
+def _insert(function: Function, root: Op) -> Value:
+    """The result of a new expression, inserted at the end, operands first."""
+    for value in root.operands:
+        if value.producer is not None and value.producer.parent is None:
+            _insert(function, value.producer)
+    function.insert(root, function.last)
+    return root.result
+
+
+def return_overflow(function: Function, needed: list[Value]) -> None:
+    """Return the largest capacity that lookups need beyond the one they have, or 0."""
+    largest = needed[0]
+    for value in needed[1:]:
+        largest = _insert(function, Maximum(largest, value))
+    add_result(function, OVERFLOW, largest)

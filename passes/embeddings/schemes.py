@@ -1,4 +1,4 @@
-"""The schemes: the sharding of a table, and the collectives that bring each rank its rows.
+"""Lookups in sharded tables, and their schemes: the collectives that bring each rank its rows.
 
 | scheme | table | collectives |
 |---|---|---|
@@ -14,13 +14,138 @@ of its own ids.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal, TypeAlias
 
 from irc import ops
 from irc.ir.core import Op, Value, Weight
 from irc.ir.dims import DimLike
+from irc.ir.types import Axes
+from irc.ops.collective import Exchange
 from irc.ops.table_rows import ROUND
 
-from .sites import Layout, Site, Wanted
+from ..shared.edit import only_user
+
+Wanted: TypeAlias = Literal["replicated", "scattered", "sharded"]
+Layout: TypeAlias = Literal["replicated", "rows", "columns", "cyclic"]
+NOT_SHARDED = "its table is not sharded"
+
+
+@dataclass(frozen=True)
+class Site:
+    """One lookup whose table is sharded over `axes`, or will be.
+
+    `ids` are those that a rank has before any are gathered. The result is needed `replicated`;
+    `scattered`, sharded in `dim` though the ids are replicated; or `sharded` in `dim` as the ids
+    are. `chain` are additive operations on the way to `end`, the collective that completes the
+    result. Where they move rows, the lookup itself is needed `replicated`, and what `end` scatters
+    is sliced.
+    """
+
+    op: ops.Embedding
+    table: Weight
+    axes: Axes
+    ids: Value
+    wanted: Wanted
+    dim: int = 0
+    chain: tuple[Op, ...] = ()
+    end: Op | None = None
+
+    @property
+    def axis(self) -> str:
+        """The axes as collectives have them."""
+        return ".".join(self.axes)
+
+    @property
+    def layout(self) -> Layout:
+        """How the table is sharded now."""
+        return layout_of(self.table)
+
+
+def layout_of(table: Weight) -> Layout:
+    """How a table [V, D] is sharded."""
+    rows, columns = table.type.axes
+    return "rows" if rows else "columns" if columns else "replicated"
+
+
+def find_site(op: ops.Embedding, axes: Axes | None, other: bool = False) -> Site | str:
+    """The site of a lookup, or why it is kept. `axes` are for a replicated table.
+
+    With `other` the table gets another layout, even where its columns are used as they are sharded.
+    """
+    table = op.table
+    assert isinstance(table, Weight)
+    rows, columns = table.type.axes
+    if rows and columns:
+        return "its rows and its columns are sharded"
+    if not rows and not columns:
+        return _replicated(op, table, axes) if axes else NOT_SHARDED
+    walked = _walk_sum(op, rows) if rows else _walk_columns(op, columns)
+    if isinstance(walked, str):
+        return Site(op, table, columns, op.ids, "replicated") if other and columns else walked
+    chain, end, dim = walked
+    if dim is None or any(each.result.type is not op.result.type for each in chain):
+        return Site(op, table, rows or columns, op.ids, "replicated", 0, chain, end)
+    if dim >= op.ids.type.ndim:
+        return "its result is sharded in the columns of the table"
+    gather = op.ids.producer
+    if isinstance(gather, ops.AllGather) and gather.axes == (rows or columns):
+        rank = gather.x.type.ndim
+        if gather.dim % rank == dim and gather.x.type.axes[dim] == gather.axes:
+            return Site(op, table, gather.axes, gather.x, "sharded", dim, chain, end)
+    return Site(op, table, rows or columns, op.ids, "scattered", dim, chain, end)
+
+
+def _replicated(op: ops.Embedding, table: Weight, axes: Axes) -> Site | str:
+    """A site whose result is replicated, or sharded as its ids are."""
+    for dim, over in enumerate(op.ids.type.axes):
+        if over == axes:
+            return Site(op, table, axes, op.ids, "sharded", dim)
+        if set(over) & set(axes):
+            return f"its ids are {op.ids.type}"
+    return Site(op, table, axes, op.ids, "replicated")
+
+
+Walk: TypeAlias = tuple[tuple[Op, ...], Op, int | None]
+
+
+def _walk_sum(op: ops.Embedding, axes: Axes) -> Walk | str:
+    """(additive operations, the collective that completes the sum, the dimension it scatters)."""
+    chain: list[Op] = []
+    value = op.result
+    while True:
+        user = only_user(value)
+        if user is None:
+            return "its partial sum is used in several places"
+        if isinstance(user, ops.AllReduce) and user.axes == axes:
+            return tuple(chain), user, None
+        if isinstance(user, ops.ReduceScatter) and user.axes == axes:
+            return tuple(chain), user, user.dim % value.type.ndim
+        if not _is_additive(user, value, axes):
+            return f"its partial sum is an operand of {user.opname}"
+        chain.append(user)
+        value = user.results[0]
+
+
+def _walk_columns(op: ops.Embedding, axes: Axes) -> Walk | str:
+    """The same for columns, which an all_gather or an all_to_all joins."""
+    user, last = only_user(op.result), op.result.type.ndim - 1
+    if user is None:
+        return "its columns are used in several places"
+    if isinstance(user, ops.AllGather) and user.axes == axes and user.dim % (last + 1) == last:
+        return (), user, None
+    if isinstance(user, ops.AllToAll) and user.axes == axes and user.concat % (last + 1) == last:
+        return (), user, user.split % (last + 1)
+    return f"{user.opname} takes its columns as they are sharded"
+
+
+def _is_additive(op: Op, value: Value, axes: Axes) -> bool:
+    """Whether the sum of an operation's results over the ranks is its result for their sum."""
+    if len(op.results) != 1 or isinstance(op, (Exchange, ops.Call)):
+        return False
+    others = [v for v in op.operands if v is not value]
+    waits = set(axes) <= set(op.result.type.partial)
+    return waits and not any(set(axes) & set(v.type.partial) for v in others)
+
 
 LETTERS: dict[Layout, str] = {"replicated": "R", "rows": "R", "columns": "C", "cyclic": "K"}
 ENDS: dict[Wanted, str] = {"replicated": "A", "scattered": "S", "sharded": "D"}
@@ -41,7 +166,7 @@ class Lookup:
     """A lookup to write: the ids of the site, and the table in pieces of rows.
 
     `inside` says that all ids are in range; `sentinel` that rows of zeros may follow the table.
-    `capacity`, `queues` and `distinct` are those of cyclic_embedding, `group_size` the number of
+    `capacity` and `queues` are those of cyclic_embedding, `group_size` the number of
     ranks over the axes. `hot` are the first rows, which every rank has, so that the pieces begin
     behind them.
     """
@@ -57,7 +182,6 @@ class Lookup:
     capacity: int = 0
     queues: tuple[int, ...] = ()
     hot: Weight | None = None
-    distinct: bool = False
 
     @property
     def keeps_end(self) -> bool:
@@ -66,34 +190,34 @@ class Lookup:
         return self.layout == "rows" and adds and self.hot is None
 
 
-def written(lookup: Lookup) -> tuple[Value, list[Value]]:
-    """The rows of a site as a new expression, and the counts of ids beyond the capacity."""
-    site, lost = lookup.site, list[Value]()
+def write_lookup(lookup: Lookup) -> tuple[Value, list[Value]]:
+    """The rows of a site as a new expression, and the capacities that its ids need."""
+    site, needed = lookup.site, list[Value]()
     if lookup.keeps_end:
-        return _pieced(lookup, site.op.ids, lost), lost
+        return _pieced(lookup, site.op.ids, needed), needed
     if lookup.hot is None:
-        return _complete(lookup, lookup.ids, lost), lost
+        return _complete(lookup, lookup.ids, needed), needed
     count = lookup.hot.type.shape[0]
     assert isinstance(count, int)
-    cold, ids = _behind(lookup.ids, count)
-    rows = _complete(lookup, ids, lost)
+    cold, ids = _from_row(lookup.ids, count)
+    rows = _complete(lookup, ids, needed)
     ids, cold = _placed(lookup, lookup.ids), _placed(lookup, cold.result)
     hot = ops.Embedding(ids, lookup.hot)
-    return ops.Where(ops.Unsqueeze(cold, dims=(-1,)), rows, hot).result, lost
+    return ops.Where(ops.Unsqueeze(cold, dims=(-1,)), rows, hot).result, needed
 
 
-def _complete(lookup: Lookup, ids: Value, lost: list[Value]) -> Value:
+def _complete(lookup: Lookup, ids: Value, needed: list[Value]) -> Value:
     """The rows that the ranks need, by the collectives of the scheme."""
     site, wanted = lookup.site, lookup.site.wanted
     if lookup.layout == "cyclic":
-        return _pieced(lookup, ids, lost)
+        return _pieced(lookup, ids, needed)
     if lookup.layout == "replicated":
         if wanted == "scattered":
             ids = ops.ShardSlice(ids, axis=site.axis, dim=site.dim).result
-        return _pieced(lookup, ids, lost)
+        return _pieced(lookup, ids, needed)
     if wanted == "sharded":
         ids = ops.AllGather(ids, axis=site.axis, dim=site.dim).result
-    rows = _pieced(lookup, ids, lost)
+    rows = _pieced(lookup, ids, needed)
     return _finished(rows, site, lookup.layout).result
 
 
@@ -121,13 +245,13 @@ def _finished(rows: Value, site: Site, layout: Layout) -> Op:
     return ops.AllToAll(rows, axis=site.axis, split=site.dim, concat=last)
 
 
-def _pieced(lookup: Lookup, ids: Value, lost: list[Value]) -> Value:
+def _pieced(lookup: Lookup, ids: Value, needed: list[Value]) -> Value:
     """The rows from every piece of the table; each id is in one of them."""
-    found = _rows(lookup, 0, ids, lost)
+    found = _rows(lookup, 0, ids, needed)
     begin = lookup.rows[0]
     for number in range(1, len(lookup.pieces)):
-        here, own = _behind(ids, begin)
-        rows = _rows(lookup, number, own, lost)
+        here, own = _from_row(ids, begin)
+        rows = _rows(lookup, number, own, needed)
         place = here.result
         if lookup.layout == "cyclic":
             place = _placed(lookup, place)
@@ -136,7 +260,7 @@ def _pieced(lookup: Lookup, ids: Value, lost: list[Value]) -> Value:
     return found
 
 
-def _behind(ids: Value, begin: int) -> tuple[Op, Value]:
+def _from_row(ids: Value, begin: int) -> tuple[Op, Value]:
     """(which ids are rows from `begin` on, the ids relative to it, -1 for all before)."""
     start = ops.Constant(values=(begin,), dtype=ids.type.dtype)
     here = ops.Ge(ids, start)
@@ -153,7 +277,7 @@ def _placed(lookup: Lookup, value: Value) -> Value:
     return value
 
 
-def _rows(lookup: Lookup, number: int, ids: Value, lost: list[Value]) -> Value:
+def _rows(lookup: Lookup, number: int, ids: Value, needed: list[Value]) -> Value:
     table = lookup.pieces[number]
     if lookup.layout != "cyclic":
         # a piece gets the ids of all pieces
@@ -172,10 +296,9 @@ def _rows(lookup: Lookup, number: int, ids: Value, lost: list[Value]) -> Value:
         scatter=site.dim if site.wanted == "scattered" else -1,
         capacity=lookup.capacity,
         queues=lookup.queues if lookup.capacity else (),
-        distinct=lookup.distinct,
     )
     if lookup.capacity:
-        lost.append(found.results[1])
+        needed.append(found.results[1])
     return found.results[0]
 
 

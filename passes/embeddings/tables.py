@@ -11,8 +11,7 @@ from irc.ops.table_rows import with_spare
 from irc.weights import Cyclic, Slice, pinned
 
 from ..shared.edit import free_name
-from .schemes import piece_rows
-from .sites import Layout, layout_of
+from .schemes import Layout, layout_of, piece_rows
 
 LIMIT = 2**31  # elements that a 32-bit index reaches
 
@@ -31,7 +30,7 @@ def table_shape(table: Weight) -> tuple[int, int]:
     return rows, width
 
 
-def shared(table: Weight, lookups: list[Op]) -> bool:
+def has_other_uses(table: Weight, lookups: list[Op]) -> bool:
     """Whether other operations use a table, such as a tied lm_head."""
     return any(user not in lookups for user in table.users)
 
@@ -121,7 +120,7 @@ def _cut(layout: Layout, shape: tuple[int, int], group_size: int) -> tuple[int, 
     return piece_rows(rows, width, 1 if layout == "replicated" else group_size, LIMIT)
 
 
-def rank_bytes(
+def bytes_per_rank(
     layout: Layout, shape: tuple[int, int], group_size: int, item: int, spare: bool
 ) -> int:
     """Bytes of a table on one rank, with rows of zeros where `spare`."""

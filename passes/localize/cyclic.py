@@ -1,9 +1,8 @@
 """Lookups in cyclically distributed tables: sends ids to the owners of rows, and rows back.
 
 Row i is on rank i % N, as its row i // N. Per rank there is a queue of `capacity` ids; the slot of
-an id in its queue is the number of ids before it with the same owner; with `distinct` an id that
-is repeated has the slot of its first occurrence. Ids without a slot of their own are written behind
-the queues, each to an element of its own.
+an id in its queue is the number of ids before it with the same owner. Ids without a slot are
+written behind the queues, each to an element of its own.
 """
 
 from __future__ import annotations
@@ -20,19 +19,18 @@ from .builder import Builder
 
 
 class Queued(NamedTuple):
-    """Per id [queues, ids of each]: whether it is in range, its row on its owner, owner, slot,
-    whether it has a slot, and whether no id before it has this slot."""
+    """Per id [queues, ids of each]: whether it is in range, its row on its owner, owner, slot, and
+    whether it is in range and has a slot."""
 
     known: Value
     row: Value
     owner: Value
     slot: Value
     fits: Value
-    own: Value
 
 
 def cyclic_embedding(builder: Builder, op: Op) -> tuple[Value, ...]:
-    """The rows, by way of their owners, and the count of ids beyond the capacity."""
+    """The rows, by way of their owners, and the capacity that the ids need, 0 where they fit."""
     assert isinstance(op, ops.CyclicEmbedding)
     ids = _real(builder, op)
     shape = local_shape(op.results[0].type, builder.mesh)
@@ -82,31 +80,15 @@ def _queued(builder: Builder, op: ops.CyclicEmbedding, ids: Value) -> Queued:
     row = builder.add(ops.FloorDiv(some, parts))
     owner = builder.add(ops.Sub(some, ops.Mul(row, parts)))
     row, owner = (_i32(builder, value) for value in (row, owner))
-    counted, first = known, None
-    if op.distinct:
-        counted, first = _first(builder, ids, known)
-    hits = ops.Where(counted, owner, builder.constant(-1, "i32"))
+    hits = ops.Where(known, owner, builder.constant(-1, "i32"))
     hits = ops.OneHot(hits, size=op.parts, dtype="i32")
     before = ops.Cumsum(hits, dim=1, exclusive=True)
     slot = builder.add(ops.ReduceSum(ops.Mul(hits, before), dims=(2,)))
-    if first is not None:
-        slot = builder.add(ops.GatherElements(slot, first, dim=1))
     fits = known
     if op.capacity:
         free = ops.Lt(slot, builder.constant(op.capacity, "i32"))
         fits = builder.add(ops.And(known, free))
-    own = fits if first is None else builder.add(ops.And(fits, counted))
-    return Queued(known, row, owner, slot, fits, own)
-
-
-def _first(builder: Builder, ids: Value, known: Value) -> tuple[Value, Value]:
-    """(which ids in range [queues, n] no id before equals, the place of the first equal one)."""
-    ids = builder.add(ops.Where(known, ids, builder.constant(-1, ids.type.dtype)))
-    count = ids.type.shape[1]
-    equal = ops.Eq(ops.Unsqueeze(ids, dims=(2,)), ops.Unsqueeze(ids, dims=(1,)))
-    first = builder.add(ops.Argmax(ops.Cast(equal, dtype="i32"), dim=2))
-    place = ops.Reshape(ops.Iota(size=count), shape=(1, count))
-    return builder.add(ops.And(known, ops.Eq(first, place))), first
+    return Queued(known, row, owner, slot, fits)
 
 
 def _i32(builder: Builder, value: Value) -> Value:
@@ -116,7 +98,7 @@ def _i32(builder: Builder, value: Value) -> Value:
 def _by_request(builder: Builder, op: ops.CyclicEmbedding, queued: Queued, size: DimLike) -> Value:
     """Every rank sends its ids to their owners and gets the rows back, in the same slots."""
     index = _index(builder, queued.owner, queued.slot, size)
-    keys = _queues(builder, op, index, queued.row, queued.own, size * op.parts)
+    keys = _queues(builder, op, index, queued.row, queued.fits, size * op.parts)
     keys = builder.add(ops.AllToAll(keys, axis=op.axis, split=0, concat=0, group_size=op.parts))
     return _picked(builder, _exchanged_rows(builder, op, keys), index, queued.fits)
 
@@ -124,7 +106,7 @@ def _by_request(builder: Builder, op: ops.CyclicEmbedding, queued: Queued, size:
 def _by_owner(builder: Builder, op: ops.CyclicEmbedding, queued: Queued, size: DimLike) -> Value:
     """Every rank has all ids, so owners send every rank the rows of its shard unrequested."""
     rank = builder.rank(op.axes)
-    mine = builder.add(ops.And(queued.own, ops.Eq(queued.owner, rank)))
+    mine = builder.add(ops.And(queued.fits, ops.Eq(queued.owner, rank)))
     receiver = builder.add(ops.Reshape(ops.Iota(size=op.parts), shape=(op.parts, 1)))
     target = _index(builder, receiver, queued.slot, size)
     keys = _queues(builder, op, target, queued.row, mine, size * op.parts)
@@ -139,7 +121,7 @@ def _by_owner(builder: Builder, op: ops.CyclicEmbedding, queued: Queued, size: D
 def _to_all(builder: Builder, op: ops.CyclicEmbedding, queued: Queued, size: DimLike) -> Value:
     """Owners send their rows, without gaps, to all ranks."""
     own = ops.Eq(queued.owner, builder.rank(op.axes))
-    mine = builder.add(ops.And(queued.own, own))
+    mine = builder.add(ops.And(queued.fits, own))
     keys = _queues(builder, op, queued.slot, queued.row, mine, size)
     rows = ops.Embedding(keys, builder.local(op.table), inside=True)
     rows = builder.add(ops.AllGather(rows, axis=op.axis, dim=0, group_size=op.parts))
@@ -182,14 +164,18 @@ def _picked(builder: Builder, rows: Value, index: Value, fits: Value) -> Value:
 
 
 def _overflow(builder: Builder, op: ops.CyclicEmbedding, queued: Queued) -> Value:
-    """How many ids of all ranks exceeded the capacity."""
+    """The capacity that the ids of all ranks need; 0 where it is not more than there is."""
     if not op.capacity:
         return builder.constant(0, "i32")
-    lost = ops.And(queued.known, ops.Not(queued.fits))
-    count = builder.add(ops.ReduceSum(ops.Cast(lost, dtype="i32"), dims=(0, 1)))
+    one, none = builder.constant(1, "i32"), builder.constant(0, "i32")
+    slots = ops.Where(queued.known, ops.Add(queued.slot, one), none)
+    needed = builder.add(ops.ReduceMax(slots, dims=(1,), keep=True))
     split = {axis for axes in op.ids.type.axes for axis in axes}
     over = tuple(axis for axis in builder.mesh.names if axis in split)
     group_size = builder.mesh.group_size(over)
-    if group_size == 1:
-        return count
-    return builder.add(ops.AllReduce(count, axis=".".join(over), group_size=group_size))
+    if group_size > 1:
+        axis = ".".join(over)
+        needed = builder.add(ops.AllReduce(needed, axis=axis, op="max", group_size=group_size))
+    needed = builder.add(ops.ReduceMax(needed, dims=(0, 1)))
+    exceeds = ops.Lt(builder.constant(op.capacity, "i32"), needed)
+    return builder.add(ops.Where(exceeds, needed, none))

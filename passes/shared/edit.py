@@ -82,17 +82,13 @@ def merge_equal(function: Function, name: str, key: Callable[[Op], object], stat
 
 
 def copy_before(
-    op: Op,
-    function: Function,
-    before: Op | None,
-    copies: MutableMapping[Value, Value],
-    **changes: Any,
+    op: Op, function: Function, before: Op | None, copies: MutableMapping[Value, Value]
 ) -> None:
     """Put a copy of an operation into a function, over `copies` of its operands.
 
-    The results are added to `copies`. `changes` are other attributes.
+    The results are added to `copies`.
     """
-    copy = op.rebuilt([copies.get(value, value) for value in op.operands], **changes)
+    copy = op.rebuilt([copies.get(value, value) for value in op.operands])
     function.insert(copy, before)
     for old, new in zip(op.results, copy.results, strict=True):
         new.name = old.name

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 
 from irc.backends.base import Arrays, Program
-from irc.backends.fallback import FallbackProgram
 from irc.backends.onnx import backend
 from irc.backends.onnxruntime import OnnxRuntimeProgram
 from irc.backends.onnxruntime.session import Part
@@ -29,17 +28,12 @@ Inputs_ = Mapping[str, "np.ndarray | list[np.ndarray]"]
 
 
 def loaded(module: Module, folder: Path, **options: Any) -> OnnxRuntimeProgram:
-    """The program of a module, which is emitted into `folder`/out and checked by ONNX.
-
-    Of two functions, the one with a capacity, which may overflow.
-    """
+    """The program of a module, which is emitted into `folder`/out and checked by ONNX."""
     out = folder / "out"
     out.mkdir(exist_ok=True)
     facts = emit_checked(module, out, base=folder)
     known = {"threads": 1} | ({"timeout": 100} if module.mesh.ranks > 1 else {})
     program = backend.load(out, facts, **(known | options))
-    if isinstance(program, FallbackProgram):
-        program = program.fast
     assert isinstance(program, OnnxRuntimeProgram)
     return program
 

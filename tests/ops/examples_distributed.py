@@ -115,7 +115,6 @@ LOOKUPS = [
             Bad("cannot be negative", (_ids(4), TABLE), CYCLIC | {"capacity": -1}),
             Bad("number of shards for each", (_ids(4), TABLE), CYCLIC | {"queues": (1, 2)}),
             Bad("number of shards for each", (_ids(4), TABLE), CYCLIC | {"queues": (0,)}),
-            Bad("saves rows of a capacity", (_ids(4), TABLE), CYCLIC | {"distinct": True}),
         ),
         (*FLOATS, "i32"),
         {"B": 3},
@@ -123,12 +122,6 @@ LOOKUPS = [
     ),
     Example("cyclic_embedding", (_ids(5, 7, dtype="i64"), TABLE), SCATTERED, mesh="tp=2"),
     Example("cyclic_embedding", (_ids(6, 3, axes=(TP, NONE)), TABLE), GATHERED, mesh="tp=2"),
-    Example(
-        "cyclic_embedding",
-        (_ids(6, 3, axes=(TP, NONE)), TABLE),
-        GATHERED | {"distinct": True},
-        mesh="tp=2",
-    ),
 ]
 
 SLOTTED = _ids(4, 3, 2)

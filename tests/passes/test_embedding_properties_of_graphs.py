@@ -19,9 +19,8 @@ from irc.ir.core import Module
 from irc.ops import ScatterElements
 from irc.ops.collective import Collective
 from irc.passes.embeddings import tables
-from irc.passes.embeddings.cost import Setting, candidate
-from irc.passes.embeddings.schemes import LAYOUTS
-from irc.passes.embeddings.sites import Site, find_site
+from irc.passes.embeddings.cost import CostContext, candidate
+from irc.passes.embeddings.schemes import LAYOUTS, Site, find_site
 from irc.pipeline import run_pipeline
 from irc.text import parse_module
 from irc.weights import FileRef
@@ -44,51 +43,43 @@ from tests.passes.embedding_lab import (
 
 
 def overflowing(
-    ids: Array, rows: int, group_size: int, capacity: int, wanted: str, once: bool
-) -> Array:
-    """Whether each id exceeds the capacity; a repeated id counts `once`, or each time."""
+    ids: Array, rows: int, group_size: int, capacity: int, wanted: str
+) -> tuple[Array, int]:
+    """Whether each id exceeds the capacity; the capacity that all ids need."""
     lost = np.zeros(ids.shape, bool)
     used: dict[tuple[int, int], int] = {}
-    known: dict[tuple[int, int], bool] = {}
     dim = {"replicated": None, "scattered": 1, "sharded": 0}[wanted]
     for place in np.ndindex(*ids.shape):
         if not 0 <= ids[place] < rows:
             continue
         part = 0 if dim is None else place[dim] // -(-ids.shape[dim] // group_size)
-        queue, same = (part, int(ids[place]) % group_size), (part, int(ids[place]))
-        if once and same in known:
-            lost[place] = known[same]
-            continue
-        known[same] = lost[place] = used.setdefault(queue, 0) >= capacity
+        queue = part, int(ids[place]) % group_size
+        lost[place] = used.setdefault(queue, 0) >= capacity
         used[queue] += 1
-    return lost
+    return lost, max(used.values(), default=0)
 
 
-@pytest.mark.parametrize("once", [False, True])
 @pytest.mark.parametrize(("wanted", "scheme"), CYCLIC)
-def test_capacity_overflow_gives_zeros_and_is_counted(
-    wanted: str, scheme: str, once: bool, tmp_path: Path
+def test_capacity_overflow_gives_zeros_and_names_the_capacity_needed(
+    wanted: str, scheme: str, tmp_path: Path
 ) -> None:
     rng = fresh(9)
     for group_size in GROUP_SIZES:
         for capacity in (1, 2, 5, 40):
             lab = Lab(tmp_path, distinct(13, 3), (5, 7), wanted, group_size)
             ids = drawn(rng, 13, (5, 7))
-            options = f", capacity={capacity}, distinct={str(once).lower()}"
-            module, _ = lab.rewritten(scheme, options)
-            lost = overflowing(ids, 13, group_size, capacity, wanted, once)
-            want = np.where(lost[..., None], 0, looked_up(lab.table, ids))
-            results = [evaluate(module, {"ids": ids})]
-            results.append(evaluate(localized(module), {"ids": ids}))
-            for found in results:
-                assert_same(found["y"], want.astype(np.float32), (lab, capacity))
-                assert found["capacity_overflow"] == np.count_nonzero(lost), (lab, capacity)
-            ranks = {int(found["capacity_overflow"]) for found in on_ranks(module, ids)}
+            module, _ = lab.rewritten(scheme, f", capacity={capacity}")
+            lost, needed = overflowing(ids, 13, group_size, capacity, wanted)
+            want = np.where(lost[..., None], 0, looked_up(lab.table, ids)).astype(np.float32)
+            local = localized(module)
+            for results in (evaluate(module, {"ids": ids}), evaluate(local, {"ids": ids})):
+                assert_same(results["y"], want, (lab, capacity))
+                assert results["capacity_overflow"] == (needed if needed > capacity else 0)
+            ranks = {int(each["capacity_overflow"]) for each in on_ranks(module, ids)}
             assert len(ranks) == 1, "all ranks agree"
-            exact = evaluate(module, {"ids": ids}, function="exact")
-            assert list(exact) == ["y"], "a function without a capacity counts nothing"
-            assert_same(exact["y"], looked_up(lab.table, ids), "exact")
-            assert capacity < 35 or not lost.any()
+            assert (needed > capacity) == lost.any() and needed <= 35
+            enough, _ = lab.rewritten(scheme, f", capacity={max(1, needed)}")
+            assert not evaluate(enough, {"ids": ids})["capacity_overflow"]
 
 
 @pytest.mark.parametrize(("wanted", "scheme"), CYCLIC)
@@ -105,11 +96,10 @@ def test_no_slot_is_written_twice(
 
     lab = Lab(tmp_path, distinct(13, 3), (6, 8), wanted, 2)
     ids = drawn(fresh(10), 5, (6, 8))
-    modules = [lab.local(scheme, f", capacity=4{more}") for more in ("", ", distinct=true")]
+    module = lab.local(scheme, ", capacity=4")
     monkeypatch.setattr(ScatterElements, "evaluate", watched)
-    for module in modules:
-        evaluate(module, {"ids": ids})
-    assert len(seen) == 4, "on two ranks, in two programs"
+    evaluate(module, {"ids": ids})
+    assert len(seen) == 2, "on two ranks"
 
 
 @pytest.mark.parametrize("policy", ["zero", "clamp", "row:1", "error"])
@@ -218,9 +208,9 @@ def test_bytes_agree_with_the_cost_model(wanted: str, scheme: str, tmp_path: Pat
         lab = Lab(tmp_path, distinct(40, 16), (8, 8), wanted, group_size, "i64")
         whole = lab.module()
         site, topology = site_of(whole), default_topology()
-        setting = Setting(whole, topology, topology.within, group_size, 0, True)
+        context = CostContext(whole, topology, topology.within, group_size, 0, True)
         versions = tables.Versions(whole, site.table, ("tp",), False)
-        found = [candidate(site, layout, versions, False, setting) for layout in LAYOUTS]
+        found = [candidate(site, layout, versions, False, context) for layout in LAYOUTS]
         model = next(each for each in found if each.scheme == scheme)
         module = lab.local(scheme)
         sent = messages(module.main, LocalSizes(module.mesh, {}), topology)

@@ -50,18 +50,18 @@ USERS = """module @m mesh(dp=2) dims(B=1:4:8, N=1:3:9) {
     return %a, %b, %c
   }
 }"""
-EARLIER = "but an earlier row decides for all of them; put it first"
+NO_TABLE = "but it decides for no table"
 NO_LOOKUP = "cyclic was requested, but no lookup can have it: @t: "
 ERRORS = [
-    (SHARDED, 'tables=["nothing* ca"]', r'"nothing\* ca", but no table .* those are @t$'),
-    (SHARDED, "memory=-1", "memory cannot be negative"),
-    (SHARDED, "price=-100", "price cannot be negative"),
-    (SHARDED, 'tables=["* ca@tp", "t kd"]', f'tables has "t kd", {EARLIER}'),
-    (SHARDED, 'tables=["t keep", "* keep"]', rf'tables has "\* keep", {EARLIER}'),
-    (SHARDED, 'scheme=ca, tables=["* keep"]', "ca was .* but rows of tables decide for every"),
-    (SHARDED.replace("y:", "capacity_overflow:"), "scheme=ka, capacity=1", "names is taken"),
+    (SHARDED, 'tables=["nothing* ca"]', rf'"nothing\* ca", {NO_TABLE} that is looked up \(@t\)'),
+    (SHARDED, "memory=-1", "memory cannot be negative; it is -1"),
+    (SHARDED, "hot=-1", "hot cannot be negative; it is -1"),
+    (SHARDED, 'tables=["* ca@tp", "t kd"]', f'tables has "t kd", {NO_TABLE}'),
+    (SHARDED, 'tables=["t keep", "* keep"]', rf'tables has "\* keep", {NO_TABLE}'),
+    (SHARDED, 'scheme=ca, tables=["* keep"]', "ca was .* none is left for it"),
+    (SHARDED.replace("y:", "capacity_overflow:"), "scheme=ka, capacity=1", "the name is taken"),
     (CALLING, "scheme=ka, capacity=1", "and @found has one; put inline in front"),
-    (NONE, "scheme=ca", "ca was requested, but this module looks nothing up"),
+    (NONE, "scheme=ca", "ca was .* looked up \\(none\\) none is left"),
     (USERS, "scheme=ca", "ca was requested.*@users: dimension 0 of its ids is sharded over dp"),
     (TWICE, "scheme=cyclic", f"{NO_LOOKUP}its partial sum is used in several places"),
     (TWICE, 'tables=["t cyclic"]', f"{NO_LOOKUP}its partial sum is used in several places"),

@@ -49,11 +49,8 @@ def after(module: Module, options: str = "") -> Stats:
     [
         ("replicated", 2, "", "CA"),
         ("replicated", 8, "", "CA"),
-        ("replicated", 8, "{price=0}", "R"),
-        ("replicated", 8, "{price=0, memory=0.5}", "CA"),
         ("scattered", 4, "", "CS"),
         ("scattered", 8, "", "CS"),
-        ("scattered", 8, "{price=0}", "R"),
         ("replicated", 4, "{memory=0}", "RA"),
         ("replicated", 4, "{scheme=columns}", "CA"),
         ("scattered", 4, "{scheme=columns}", "CS"),
@@ -338,14 +335,3 @@ CALLING = """module @m mesh(tp=2) {
     return %y
   }
 }"""
-
-
-def test_the_exact_function_stands_between_its_callees_and_the_main_function() -> None:
-    first, rest = CALLING.split("  func @found")
-    module = parse_module(first + "  func @main" + rest.partition("  func @main")[2])
-    after(module, "{scheme=ka, capacity=1}")
-    assert list(module.functions) == ["twice", "exact", "main"] and module.main.name == "main"
-    again = parse_module(str(module))
-    ids = {"ids": fresh(31).integers(0, 13, 6).astype(np.int32)}
-    wanted = evaluate(module, ids, function="exact")
-    assert_same(evaluate(again, ids, function="exact")["y"], wanted["y"], ids)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -200,33 +201,25 @@ def test_unique_lookup_gather_is_the_lookup(ranks: int, tmp_path: Path) -> None:
     same(found, looked_up(table, keys), ranks)
 
 
-def test_repeated_keys_share_a_row_of_the_capacity(tmp_path: Path) -> None:
-    rng = fresh(48)
-    table = drawn(rng, 200, 4)
-    layer = layer_for(table, 3)
-    module = bound(layer, layer.arrays(table), tmp_path)
-    spread(module, 3, "scheme=kd, capacity=8, distinct=true")
-    keys = rng.choice(table.keys[:8], 360)
-    found = irc.evaluate(module, {"keys": keys})
-    assert found["capacity_overflow"] == 0, "a rank has eight keys, each fifteen times"
-    same(found["result0"], looked_up(table, keys), "distinct")
-
-
 @pytest.mark.parametrize("ranks", [2, 3])
-def test_hot_keys_beyond_the_capacity_take_the_exact_function(ranks: int, tmp_path: Path) -> None:
+def test_keys_beyond_the_capacity_are_an_error_that_names_it(ranks: int, tmp_path: Path) -> None:
     rng = fresh(44)
     table = drawn(rng, 200, 4)
     layer = layer_for(table, ranks)
-    module = spread(bound(layer, layer.arrays(table), tmp_path), ranks, "scheme=kd, capacity=20")
     few, keys = table.keys[: 6 * ranks], asked(rng, table, 120 * ranks)
-    assert irc.evaluate(module, {"keys": few})["capacity_overflow"] == 0
-    assert irc.evaluate(module, {"keys": keys})["capacity_overflow"] > 0
-    exact = irc.evaluate(module, {"keys": keys}, function="exact")["result0"]
-    same(exact, looked_up(table, keys), ranks)
-    irc.compile(module, tmp_path / "out")
-    artifact = irc.load(tmp_path / "out")
-    for given in (few, keys):
-        same(artifact.run({"keys": given})["result0"], looked_up(table, given), ranks)
+
+    def compiled(capacity: int) -> irc.Artifact:
+        module = bound(layer, layer.arrays(table), tmp_path)
+        spread(module, ranks, f"scheme=kd, capacity={capacity}")
+        irc.compile(module, tmp_path / str(capacity))
+        return irc.load(tmp_path / str(capacity))
+
+    small = compiled(20)
+    same(small.run({"keys": few})["result0"], looked_up(table, few), ranks)
+    with pytest.raises(Error, match=r"need a capacity of \d+; compile with capacity=") as caught:
+        small.run({"keys": keys})
+    needed = int(re.findall(r"capacity=(\d+)", str(caught.value))[0])
+    same(compiled(needed).run({"keys": keys})["result0"], looked_up(table, keys), ranks)
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 8])

@@ -232,18 +232,11 @@ def test_a_dry_run_prints_errors_of_the_linter(
         assert "error: turn back [no-rope]" in error
 
 
-OVERFLOWING = (
-    'inline, static-capacity, shard{mesh="tp=2"}, rewrite-embeddings{scheme=ka, capacity=1}, '
-    "localize, dce"
-)
-
-
 @pytest.mark.parametrize(
     ("words", "message"),
     [
         (["--dims", "B=0"], "the range of B ends at 0"),
         (["--mesh", "tp=2", "--pipeline", "shard"], "add localize to the pipeline"),
-        (["--mesh", "tp=2", "--pipeline", OVERFLOWING], "which engines cannot do; leave it out"),
     ],
 )
 def test_a_dry_run_has_the_errors_of_a_compilation(

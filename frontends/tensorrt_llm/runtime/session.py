@@ -83,7 +83,7 @@ class Session:
         given = {port.name: _in_dtype(as_array(inputs[port.name]), port.dtype) for port in ports}
         arrays = {port.name: converted(port, given[port.name]) for port in ports}
         check_ranges(ports, arrays, self.artifact.manifest["dims"])
-        results = checked(program, program.run(arrays), arrays)
+        results = checked(program.run(arrays), arrays)
         first = next(iter(inputs.values()), None)
         if outputs is None:
             return {name: like(array, first) for name, array in results.items()}
