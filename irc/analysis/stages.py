@@ -90,10 +90,10 @@ def stages_of(module: Module, function: Function | None = None) -> list[Stage]:
         names = stage.function.result_names()
         makers |= {value: (number, name) for value, name in zip(call.results, names, strict=True)}
     for name, value in zip(main.result_names(), main.returned, strict=True):
-        stage, found = makers[value]
-        if stage < 0 or found != name:
+        stage, other = makers[value]
+        if stage < 0 or other != name:
             raise Error(
-                f"@{main.name} returns {found} as {name}; expected a result of a stage of that name"
+                f"@{main.name} returns {other} as {name}; expected a stage's result of that name"
             )
     return stages
 
@@ -168,10 +168,10 @@ def _check_beside(function: Function) -> None:
         if stage_of(op) >= 0 or op.opname == "return":
             continue
         for value in op.operands:
-            made = value.producer
-            if made is not None and stage_of(made) >= 0:
+            maker = value.producer
+            if maker is not None and stage_of(maker) >= 0:
                 raise Error(
-                    f"{named(op)} runs on every rank, but only those of stage {stage_of(made)} "
+                    f"{named(op)} runs on every rank, but only those of stage {stage_of(maker)} "
                     f"have %{value.name or '_'}; move it into the function of a stage",
                     op,
                 )

@@ -101,9 +101,9 @@ class Data:
         """The least and the largest size of a dimension."""
         if isinstance(dim, int):
             return dim, dim
-        found = multiple_of(dim)
-        low, _, high = self.module.dims.get(found[0], (1, 1, _LENGTH)) if found else (1, 1, 1)
-        return (max(1, low) * found[1], high * found[1]) if found else (low, high)
+        multiple = multiple_of(dim)
+        low, _, high = self.module.dims.get(multiple[0], (1, 1, _LENGTH)) if multiple else (1, 1, 1)
+        return (max(1, low) * multiple[1], high * multiple[1]) if multiple else (low, high)
 
     def batches(self) -> Iterator[Batch]:
         """The batches in order; an Error about the first array that does not fit."""
@@ -148,8 +148,8 @@ class Data:
     def _ids(self, rows: list[list[int]]) -> Arrays:
         """The inputs of a model whose tokens these are."""
         ids = np.array(rows, np.int64)
-        found = {IDS: ids, MASK: np.ones_like(ids), KINDS: np.zeros_like(ids)}
-        return {port.name: found[port.name] for port in self.ports.inputs if port.name in found}
+        arrays = {IDS: ids, MASK: np.ones_like(ids), KINDS: np.zeros_like(ids)}
+        return {port.name: arrays[port.name] for port in self.ports.inputs if port.name in arrays}
 
     def _check(self, arrays: Arrays) -> None:
         """An Error where an array is empty or has NaN, or a token is none of the model's."""
@@ -221,7 +221,7 @@ def _batches(
         raise Error(f"{path} has no arrays or an empty one; expected a row at least for each input")
     dims = {name: shapes[name][0] for name, m in members.items() if shapes.get(name) and m.shape}
     firsts = {name: ("", d, 0) if isinstance(d, int) else linear(d) for name, d in dims.items()}
-    symbol = next((found[0] for found in firsts.values() if found is not None), None)
+    symbol = next((first[0] for first in firsts.values() if first is not None), None)
     cut = {n: f[1] for n, f in firsts.items() if f is not None and (f[0], f[2]) == (symbol, 0)}
     if symbol == "":  # the model has a fixed number of rows
         cut, rows = {n: size for n, size in cut.items() if members[n].shape[0] != size}, 1

@@ -262,16 +262,16 @@ def groups(targets: Sequence[Target], sizes: Mapping[str, int], memory: int) -> 
 
     A target that needs more is a group of its own. `sizes` are the symbols of a batch.
     """
-    found: list[list[int]] = [[]]
+    chosen: list[list[int]] = [[]]
     free = memory
     for i, target in enumerate(targets):
         need = target.needed(sizes)
-        if need > free and found[-1]:
-            found.append([])
+        if need > free and chosen[-1]:
+            chosen.append([])
             free = memory
-        found[-1].append(i)
+        chosen[-1].append(i)
         free -= need
-    return found
+    return chosen
 
 
 class Observer:
@@ -302,9 +302,9 @@ class Observer:
 
     def add(self, batch: Batch) -> None:
         """Run the program, and count what it computes; an Error names a site that has NaN."""
-        found = self.program.run(batch.arrays)
+        results = self.program.run(batch.arrays)
         for target in self.targets:
-            array = found[self.results[target.value]]
+            array = results[self.results[target.value]]
             rows = array.reshape(-1, array.shape[-1])
             if batch.mask is not None and len(rows) == batch.mask.size:
                 rows = rows[batch.mask.ravel()]

@@ -149,14 +149,14 @@ def codes_of(
     tensor_scale: Array | None = None,
 ) -> Array:
     """The codes of values in blocks whose scales (and zeros) are known."""
-    found = np.empty(values.shape, np.uint8)
+    codes = np.empty(values.shape, np.uint8)
     steps = _steps(scales, tensor_scale)
     for place, index in _tiled(values, scales.shape):
         with np.errstate(over="ignore", under="ignore"):
             scaled = apart(as_f32(values[place]), steps[index].shape) / _spread(steps[index])
         zero = None if zeros is None else _spread(zeros[index])
-        found[place] = rounded_codes(scaled, format.codes, zero).reshape(found[place].shape)
-    return found.view(numpy_dtype(format.codes))
+        codes[place] = rounded_codes(scaled, format.codes, zero).reshape(codes[place].shape)
+    return codes.view(numpy_dtype(format.codes))
 
 
 def find_tensor_scale(parts: Parts, format: Format, ndim: int) -> Array:
@@ -165,8 +165,8 @@ def find_tensor_scale(parts: Parts, format: Format, ndim: int) -> Array:
     for _, values in parts():
         np.maximum(most, _ends(values, most.shape, False)[1], out=most)
     largest = np.float32(format.largest * float(_facts(numpy_dtype(format.scales)).max))
-    found = most / largest
-    return np.where(most > 0, np.maximum(found, _facts(np.float32).tiny), np.float32(1))
+    scale = most / largest
+    return np.where(most > 0, np.maximum(scale, _facts(np.float32).tiny), np.float32(1))
 
 
 def find_scales(
@@ -254,7 +254,7 @@ def _errors(
 ) -> Array:
     """The sums of the squared errors of every block: [number of scales that are tried, *grid]."""
     steps = np.stack([_steps(scales, tensor_scale) for scales, _ in tried])
-    found = np.zeros(steps.shape)
+    sums = np.zeros(steps.shape)
     for index, values in parts():
         for place, at in _tiled(values, steps[0][index].shape):
             wide = as_f32(values[place])
@@ -263,8 +263,8 @@ def _errors(
                 quotients = apart(wide, step.shape) / _spread(step)
                 zero = None if zeros is None else _spread(zeros[index][at])
                 quotients -= rounded(quotients, format.codes, zero)
-                found[number][index][at] += _squares(quotients) * step.astype(np.float64) ** 2
-    return found
+                sums[number][index][at] += _squares(quotients) * step.astype(np.float64) ** 2
+    return sums
 
 
 def _squares(cut: Array) -> Array:

@@ -41,11 +41,11 @@ PACKINGS = {
 
 def packing(name: str) -> Packing:
     """The packing called `name`; an Error names the nearest one."""
-    found = PACKINGS.get(name)
-    if found is None:
-        known = ", ".join(PACKINGS)
-        raise Error(f"no packing called {name!r}{did_you_mean(name, PACKINGS)}; there are {known}")
-    return found
+    row = PACKINGS.get(name)
+    if row is None:
+        names = ", ".join(PACKINGS)
+        raise Error(f"no packing called {name!r}{did_you_mean(name, PACKINGS)}; there are {names}")
+    return row
 
 
 def words_shape(name: str, dtype: str, shape: tuple[int, ...]) -> tuple[int, ...]:

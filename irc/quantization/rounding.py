@@ -59,48 +59,48 @@ def rounded(values: Array, name: str, zero: Array | None = None) -> Array:
     if name in _FLOATS:
         return _rounded_float(values, _FLOATS[name])
     low, high = _RANGES[name]
-    found = np.rint(values)
+    codes = np.rint(values)
     if zero is None:
-        return np.clip(found, low, high, out=found)
-    found += zero
-    np.clip(found, low, high, out=found)
-    found -= zero
-    return found
+        return np.clip(codes, low, high, out=codes)
+    codes += zero
+    np.clip(codes, low, high, out=codes)
+    codes -= zero
+    return codes
 
 
 def rounded_codes(values: Array, name: str, zero: Array | None = None) -> Array:
     """The bytes of the codes of f32 numbers, one byte per code also where it has four bits."""
-    found = rounded(values, name, zero)
+    codes = rounded(values, name, zero)
     if name in _FLOATS:
-        return _float_codes(found, values, name)
+        return _float_codes(codes, values, name)
     if zero is not None:
-        found += zero
-    return found.astype(np.int8 if dtype(name).kind == "int" else np.uint8).view(np.uint8)
+        codes += zero
+    return codes.astype(np.int8 if dtype(name).kind == "int" else np.uint8).view(np.uint8)
 
 
 def _rounded_float(values: Array, kind: _Float) -> Array:
     """To a multiple of the last place of each number's binade, by adding a large power of two."""
-    found = np.clip(values, -kind.largest, kind.largest)
-    bits = found.view(np.uint32) & 0x7F800000
+    rounded = np.clip(values, -kind.largest, kind.largest)
+    bits = rounded.view(np.uint32) & 0x7F800000
     np.maximum(bits, np.uint32((kind.least + 127) << 23), out=bits)
     bits += np.uint32((23 - kind.fraction) << 23)
     bits |= 0x00400000
     large = bits.view(np.float32)  # 1.5 * 2^n keeps the sign of the sum
-    found += large
-    found -= large
-    return found
+    rounded += large
+    rounded -= large
+    return rounded
 
 
-def _float_codes(found: Array, values: Array, name: str) -> Array:
+def _float_codes(rounded: Array, values: Array, name: str) -> Array:
     """The bits of rounded numbers; a number rounded to zero keeps its sign."""
     signs, kind = values.view(np.uint32) >> 24, _FLOATS[name]
     if name == "f4e2m1":
-        bits = (found.view(np.uint32) & 0x7FFFFFFF) >> 22  # 252 is 0.5, 254 is 1
+        bits = (rounded.view(np.uint32) & 0x7FFFFFFF) >> 22  # 252 is 0.5, 254 is 1
         codes = (np.maximum(bits, 251) - 251).astype(np.uint8)
         codes -= codes > 1
         return codes | (signs & 0x80).astype(np.uint8) >> 4
     # Scaled so that the exponent, and with it numbers below the least one, are those of f32.
-    bits = (found * np.float32(2.0 ** (-126 - kind.least))).view(np.uint32)
+    bits = (rounded * np.float32(2.0 ** (-126 - kind.least))).view(np.uint32)
     bits >>= 23 - kind.fraction
     bits &= 0x7F
     bits |= signs & 0x80

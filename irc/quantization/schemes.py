@@ -51,8 +51,8 @@ def register_scheme(scheme: Scheme) -> Scheme:
     """Add a scheme; an Error where one of its names is taken, or a format is not known."""
     for format in filter(None, (scheme.weight[0], scheme.activation_format)):
         format_called(format)
-    for known in SCHEMES.values():
-        for name in known.keys & scheme.keys:
+    for other in SCHEMES.values():
+        for name in other.keys & scheme.keys:
             raise Error(f"a quantization scheme called {name!r} is registered already")
     caller = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
     _MODULES[scheme.name] = str(caller.f_globals.get("__name__", ""))
@@ -62,13 +62,13 @@ def register_scheme(scheme: Scheme) -> Scheme:
 def scheme_called(name: str) -> Scheme:
     """The scheme of a name, or of one of TensorRT-LLM's; an Error names the nearest one."""
     key = _key(name)
-    found = next((scheme for scheme in SCHEMES.values() if key in scheme.keys), None)
-    if found is not None:
-        return found
+    named = next((scheme for scheme in SCHEMES.values() if key in scheme.keys), None)
+    if named is not None:
+        return named
     if key in _REFUSED:
         raise Error(f"no quantization scheme {name}: {_REFUSED[key]}")
-    known = ", ".join(SCHEMES)
-    raise Error(f"no quantization scheme {name!r}{did_you_mean(name, SCHEMES)}; known are {known}")
+    names = ", ".join(SCHEMES)
+    raise Error(f"no quantization scheme {name!r}{did_you_mean(name, SCHEMES)}; known are {names}")
 
 
 def _key(name: str) -> str:

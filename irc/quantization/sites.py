@@ -105,10 +105,10 @@ def _site(op: Op) -> Iterator[Site]:
     if not isinstance(op, (Linear, Matmul)):
         return
     x, operand = op.operands[:2]
-    found = _weight_behind(operand)
-    if found is None or isinstance(x, Weight):
+    stored = _weight_behind(operand)
+    if stored is None or isinstance(x, Weight):
         return
-    weight, order = found
+    weight, order = stored
     last = len(order) - 1
     inputs, outputs = (last, last - 1) if isinstance(op, Linear) else (last - 1, last)
     yield Site(site_name(weight), op, x, weight, operand, order[inputs], order[outputs])
@@ -163,8 +163,8 @@ class FakeQuantize:
         if self.tensor_scale is None:
             return result_before(DynamicScale(x, **options), before, "scales")
         whole = constant(self.tensor_scale, x.type.ndim, before)
-        found = result_before(DynamicScale(x, tensor_scale=whole, **options), before, "scales")
-        return result_before(Dequantize(found, whole, dtype="f32"), before, "scales")
+        scales = result_before(DynamicScale(x, tensor_scale=whole, **options), before, "scales")
+        return result_before(Dequantize(scales, whole, dtype="f32"), before, "scales")
 
 
 def constant(value: float, ndim: int, before: Op, dtype: str = "f32") -> Value:

@@ -77,10 +77,10 @@ class Statistics:
 
     def check_width(self, site: str, width: object) -> None:
         """An Error unless the values of a site have so many channels."""
-        found = self.largest(site).size
-        if found != width:
+        channels = self.largest(site).size
+        if channels != width:
             raise Error(
-                f"{self.folder} has statistics of {found} channels of {site}, not {width}; "
+                f"{self.folder} has statistics of {channels} channels of {site}, not {width}; "
                 f"{self._other_model()}"
             )
 

@@ -99,9 +99,9 @@ class ProductRef(ComputedRef, keyword="multiply"):
     def source_shape(self, shapes: Sequence[Sizes]) -> Sizes:
         shape, factor = shapes
         if not 0 <= self.dim < len(shape) or factor != (shape[self.dim],):
-            found = f"a factor of {[*factor]} for {[*shape]}"
+            shapes_text = f"a factor of {[*factor]} for {[*shape]}"
             raise Error(
-                f"{self} has {found}; expected a number per element of dimension {self.dim}"
+                f"{self} has {shapes_text}; expected a number per element of dimension {self.dim}"
             )
         return shape
 
@@ -191,8 +191,8 @@ class QuantizedRef(ComputedRef, keyword="quantized"):
             parts = self._parts(read, sizes, tuple(map(range, grid)))
             return find_tensor_scale(parts, self.kind, len(shape))
         dense = tuple(range(pick[0], pick[-1] + 1) for pick in picks)
-        found = self._scales(read, sizes, dense)[self.part == "zeros"]
-        return found[tuple(slice(None, None, pick.step) for pick in picks)]
+        values = self._scales(read, sizes, dense)[self.part == "zeros"]
+        return values[tuple(slice(None, None, pick.step) for pick in picks)]
 
     def _codes(self, read: Elements, sizes: Sizes, picks: Picks) -> Array:
         """The codes at `picks`; of the complete blocks around them where these are cut unevenly."""
@@ -292,8 +292,8 @@ class UnpackedRef(ComputedRef, keyword="unpacked"):
     def compute(self, read: Elements, picks: Picks) -> Array:
         row = packing(self.packing)
         words = row.words(picks[row.dim], self.dtype)
-        found = read.elements(self.source, (*picks[: row.dim], words, *picks[row.dim + 1 :]))
-        return unpack(np.ascontiguousarray(found), words[0], picks[row.dim], row, self.dtype)
+        packed = read.elements(self.source, (*picks[: row.dim], words, *picks[row.dim + 1 :]))
+        return unpack(np.ascontiguousarray(packed), words[0], picks[row.dim], row, self.dtype)
 
 
 @dataclass(frozen=True)
@@ -309,8 +309,8 @@ class RepeatedRef(ComputedRef, keyword="repeated"):
 
     def source_shape(self, shapes: Sequence[Sizes]) -> Sizes:
         pairs = zip(self.shape, self.counts, strict=False)
-        found = tuple(-(-size // max(1, count)) for size, count in pairs)
-        if found != shapes[0] or len(self.shape) != len(self.counts) or 0 in self.counts:
+        wanted = tuple(-(-size // max(1, count)) for size, count in pairs)
+        if wanted != shapes[0] or len(self.shape) != len(self.counts) or 0 in self.counts:
             raise Error(f"{self} does not fit {self.source}, which has {[*shapes[0]]}")
         return self.shape
 

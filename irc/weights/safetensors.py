@@ -115,13 +115,13 @@ def _header_bytes(read: Any, size: int, name: str) -> tuple[bytes, int]:
 
 def _parse(text: bytes, name: str) -> dict[str, Any]:
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        found: dict[str, Any] = {}
+        content: dict[str, Any] = {}
         for key, value in pairs:
-            if key in found:
+            if key in content:
                 raise Error(f"{name} has {key!r} twice in its header")
             key.encode()  # a ValueError for surrogates, which no text can hold
-            found[key] = value
-        return found
+            content[key] = value
+        return content
 
     try:
         header: object = json.loads(text.decode("utf-8"), object_pairs_hook=unique)

@@ -26,13 +26,13 @@ def separate_merged(module: Module, name: str, acts: frozenset[str], stats: Stat
     slicer = Slicer(module)
     for function in module.functions.values():
         for op in list(function):
-            found = _merged(op, acts) if isinstance(op, Mul) and op.parent is not None else None
-            if isinstance(found, str):
-                report_failure(name, op, found)
-            elif found is not None and permit(name, op):
-                x, *parameters = found.linear.operands
+            merged = _merged(op, acts) if isinstance(op, Mul) and op.parent is not None else None
+            if isinstance(merged, str):
+                report_failure(name, op, merged)
+            elif merged is not None and permit(name, op):
+                x, *parameters = merged.linear.operands
                 parts = [(parameter, 0) for parameter in parameters]
-                slicer.separate(found.linear.result, x, parts, found.halves)
+                slicer.separate(merged.linear.result, x, parts, merged.halves)
                 stats.count("merged projections")
     slicer.finish()
 

@@ -152,16 +152,16 @@ class QuantizeModule(Pass):
         if not (self.scheme or self.table or self.kv):
             return
         _check_view(module)
-        found = Stats()
-        context = Context(module, found, self.calibration, self.observer, self.budget, self.plan)
+        changes = Stats()
+        context = Context(module, changes, self.calibration, self.observer, self.budget, self.plan)
         if self.scheme or self.table:
             self._quantize(context)
         if self.caches:
-            found.count(
+            changes.count(
                 "caches", quantize_caches(self.caches, parse_scales(self.kv_scales or ()), context)
             )
-        found.notes = grouped(found.notes)
-        stats.update(found)
+        changes.notes = grouped(changes.notes)
+        stats.update(changes)
 
     def check(self) -> None:
         """An Error about options that are wrong, or that have no effect."""
@@ -231,12 +231,12 @@ class QuantizeModule(Pass):
             chosen = auto.choose_schemes(open, context)
             rows |= {name: Row(name, scheme) for name, scheme in chosen.items()}
         assigner = Assigner(Plan.of(self.plan, module, stats))
-        found: list[Assignment] = []
+        assigned: list[Assignment] = []
         for site in _apart([site for site in sites if site.name in rows], module):
             row = rows[site.name]
             if row.scheme is not None and permit(self.name, site.op):
-                found.append(assigner.assign(site, row.scheme, row.group))
-        return found
+                assigned.append(assigner.assign(site, row.scheme, row.group))
+        return assigned
 
     def _selection(self) -> Selection:
         scheme = scheme_called(self.scheme) if self.scheme not in ("", AUTO) else None
@@ -262,7 +262,7 @@ def _apart(sites: list[Site], module: Module) -> list[Site]:
     """The sites with weights of their own: one that others read too is two from now on."""
     ops = {site.op for site in sites}
     copies: dict[Weight, Weight] = {}
-    found: list[Site] = []
+    separate: list[Site] = []
     for site in sites:
         old = site.weight
         if old not in copies and not _readers(old) <= ops:
@@ -274,16 +274,16 @@ def _apart(sites: list[Site], module: Module) -> list[Site]:
             use_weight(site, copies[old])
             operand = site.op.operands[1]
             site = replace(site, weight=copies[old], weight_operand=operand)
-        found.append(site)
-    return found
+        separate.append(site)
+    return separate
 
 
 def _readers(weight: Weight) -> set[object]:
     """The operations that read a weight, as it is or transposed."""
-    found: set[object] = set()
+    readers: set[object] = set()
     for op in weight.users:
-        found |= set(op.result.users) if op.opname == "transpose" else {op}
-    return found
+        readers |= set(op.result.users) if op.opname == "transpose" else {op}
+    return readers
 
 
 def _rescale(assigned: list[Assignment], context: Context) -> dict[str, Array]:
@@ -296,7 +296,7 @@ def _rescale(assigned: list[Assignment], context: Context) -> dict[str, Array]:
         group = [by_site[site.op] for site in sites]
         for algorithm in dict.fromkeys(each.scheme.algorithm for each in group):
             same = [each for each in group if each.scheme.algorithm == algorithm]
-            found = RESCALE[algorithm](same, context)
-            if found is not None:
-                factors |= {each.site.name: found for each in same}
+            scaled = RESCALE[algorithm](same, context)
+            if scaled is not None:
+                factors |= {each.site.name: scaled for each in same}
     return factors

@@ -87,16 +87,16 @@ def check_algorithms(assigned: Sequence[Assignment], context: Context) -> None:
             continue
         context.calibrated(scheme.name)
         if scheme.algorithm not in (*RESCALE, *ENCODE):
-            known = ", ".join(("round", *RESCALE, *ENCODE))
-            raise Error(f"{scheme.name}: no algorithm called {scheme.algorithm}; known are {known}")
+            names = ", ".join(("round", *RESCALE, *ENCODE))
+            raise Error(f"{scheme.name}: no algorithm called {scheme.algorithm}; known are {names}")
 
 
 def check_statistics(assigned: Sequence[Assignment], context: Context) -> None:
     """An Error where the statistics are those of other inputs."""
-    known = context.statistics
+    statistics = context.statistics
     for site in {one.site.key: one.site for one in assigned}.values():
-        if known is not None and site.key in known.facts.sites:
-            known.check_width(site.key, site.shape[site.inputs])
+        if statistics is not None and site.key in statistics.facts.sites:
+            statistics.check_width(site.key, site.shape[site.inputs])
 
 
 # -- rows of weights as f32 arrays [N, K] of K inputs each, read a block at a time
@@ -116,18 +116,18 @@ def row_blocks(reader: Reader, site: Site) -> Iterator[tuple[Ranges, Array]]:
 
 def sample(reader: Reader, site: Site) -> Array:
     """Some runs of rows, evenly spaced, by which choices for the weight are made."""
-    found = list(_regions(site, LENGTH))
-    if len(found) > RUNS:
-        found = [found[i * len(found) // RUNS] for i in range(RUNS)]
-    return np.concatenate([_rows(reader, site, ranges) for ranges in found])
+    regions = list(_regions(site, LENGTH))
+    if len(regions) > RUNS:
+        regions = [regions[i * len(regions) // RUNS] for i in range(RUNS)]
+    return np.concatenate([_rows(reader, site, ranges) for ranges in regions])
 
 
 def largest_weights(reader: Reader, site: Site) -> Array:
     """The largest magnitude per input."""
-    found = np.zeros(site.shape[site.inputs], np.float32)
+    largest = np.zeros(site.shape[site.inputs], np.float32)
     for _, rows in row_blocks(reader, site):
-        np.maximum(found, np.abs(rows).max(axis=0), out=found)
-    return found
+        np.maximum(largest, np.abs(rows).max(axis=0), out=largest)
+    return largest
 
 
 def _regions(site: Site, step: int) -> Iterator[Ranges]:
@@ -204,8 +204,8 @@ def _inputs(group: Sequence[Assignment], context: Context, settings: object) -> 
 
 
 def _version(path: str) -> tuple[int, int]:
-    found = os.stat(path)
-    return found.st_size, found.st_mtime_ns
+    status = os.stat(path)
+    return status.st_size, status.st_mtime_ns
 
 
 # -- factors of inputs: weights are multiplied by them, the inputs divided by them
@@ -280,7 +280,7 @@ def _scaling(value: Value, users: Collection[Op]) -> list[Weight]:
             return [each for each in weights if isinstance(each, Weight)] if own else []
         case Mul():
             sides = (each for each in op.operands if each.type.shape == value.type.shape)
-            found = (_scaling(each, {op}) for each in sides if used_once(each))
-            return next(filter(None, found), list[Weight]())
+            scaling = (_scaling(each, {op}) for each in sides if used_once(each))
+            return next(filter(None, scaling), list[Weight]())
         case _:
             return []

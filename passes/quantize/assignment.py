@@ -66,8 +66,8 @@ def _read(table: str) -> Mapping[str, Any]:
         raise Error(f"{_WHAT} is not JSON: {error}") from None
 
 
-def _rows(found: Mapping[str, Any], source: str) -> list[Row]:
-    globs = {key: value for key, value in found.items() if key != _CACHES}
+def _rows(table: Mapping[str, Any], source: str) -> list[Row]:
+    globs = {key: value for key, value in table.items() if key != _CACHES}
     rows = globs.get("quantized_layers", globs)
     if not isinstance(rows, dict) or not rows:
         raise Error(f'{source} has no rows; write some, such as {{"*.mlp.*": "w4a16", "*": null}}')
@@ -122,8 +122,8 @@ class Selection:
     def rows(self, sites: Sequence[Site], weights: Sequence[str]) -> dict[str, Row]:
         """The row of every site to quantize, by name; a glob has to match one of the weights."""
         self._check_globs(sites, weights)
-        found = {site.name: self._row(site) for site in sites}
-        return {name: row for name, row in found.items() if row is not None}
+        rows = {site.name: self._row(site) for site in sites}
+        return {name: row for name, row in rows.items() if row is not None}
 
     def why_not(self, site: Site) -> str:
         """Why a site stays as it is."""
@@ -236,15 +236,15 @@ class Assignment:
         """(dtype, shape) of codes, scales, and zeros and tensor_scale where there are some."""
         site, format = self.site, self.format
         grid = grid_shape(site.shape, self.block)
-        found = {
+        parts = {
             "codes": (format.codes, site.shape),
             "scales": (format.scales or site.weight.type.dtype, grid),
         }
         if format.zeros:
-            found["zeros"] = format.zeros, grid
+            parts["zeros"] = format.zeros, grid
         if format.tensor_scale:
-            found["tensor_scale"] = "f32", (1,) * len(grid)
-        return found
+            parts["tensor_scale"] = "f32", (1,) * len(grid)
+        return parts
 
 
 class Assigner:
@@ -283,8 +283,8 @@ class Assigner:
             return size % block == 0 and (shard % block == 0 or -size % (block * ranks) <= zeros)
 
         fitting = [n for n in range(1, min(wanted, max(size, 1)) + 1) if fits(n)]
-        found = max([n for n in fitting if n % SMALLEST == 0] or fitting)
-        if found == wanted:
+        largest = max([n for n in fitting if n % SMALLEST == 0] or fitting)
+        if largest == wanted:
             return wanted
         what = f"{site.name}: {'outputs' if dim == site.outputs else 'inputs'}"
         where = f"{size}" if shard == size else f"{size} in shards of {shard}"
@@ -294,11 +294,11 @@ class Assigner:
                 "exclude the layer, choose another scheme such as w8a16, or another mesh"
             )
         default = 0 if dim == site.inputs else 1
-        if found < min(SMALLEST, wanted):
-            found = default
-        how = f"blocks of {found}" if found > 1 else "one scale per row"
+        if largest < min(SMALLEST, wanted):
+            largest = default
+        how = f"blocks of {largest}" if largest > 1 else "one scale per row"
         self.stats.explain(f"{what}: blocks of {wanted} do not divide {where}; {how}")
-        return found
+        return largest
 
     def _zeros(self, site: Site, dim: int, fixed: bool) -> int:
         """How many features `shard` may add to make blocks whole; -1 where it cannot add any."""
@@ -327,7 +327,7 @@ def _group(scheme: Scheme, group: int) -> int:
 
 def _head_sizes(module: Module) -> dict[tuple[Value, int], tuple[int, int]]:
     """(size of a head, key-value heads) of the dimensions of weights that hold heads."""
-    found: dict[tuple[Value, int], tuple[int, int]] = {}
+    sizes: dict[tuple[Value, int], tuple[int, int]] = {}
     for op in module.ops():
         if not isinstance(op, Attention):
             continue
@@ -340,8 +340,8 @@ def _head_sizes(module: Module) -> dict[tuple[Value, int], tuple[int, int]]:
         parts = [(part, path.heads) for path in block.paths for part in path.projection.parts]
         parts.append(((block.output, block.inputs), features // op.head_dim))
         for (weight, dim), heads in parts:
-            found[weight, dim] = _size_of_head(weight, dim, heads), kv_heads
-    return found
+            sizes[weight, dim] = _size_of_head(weight, dim, heads), kv_heads
+    return sizes
 
 
 def _size_of_head(weight: Value, dim: int, heads: int) -> int:

@@ -50,11 +50,11 @@ class Budget:
     @classmethod
     def parse(cls, text: str) -> Budget:
         """A budget such as "4.5 bits", "30 dB" or "sqnr 30 dB"."""
-        found = re.fullmatch(r"\s*(?:sqnr\s+)?(\d+(?:\.\d+)?)\s*(bits?|db)\s*", text, re.IGNORECASE)
-        if found is None:
+        match = re.fullmatch(r"\s*(?:sqnr\s+)?(\d+(?:\.\d+)?)\s*(bits?|db)\s*", text, re.IGNORECASE)
+        if match is None:
             raise Error(f'no budget: {text!r}; write bits per weight, as in "4.5 bits", or "30 dB"')
-        number = float(found[1])
-        return cls(decibels=number) if found[2].lower() == "db" else cls(bits=number)
+        number = float(match[1])
+        return cls(decibels=number) if match[2].lower() == "db" else cls(bits=number)
 
     def __str__(self) -> str:
         return f"{self.decibels:g} dB" if self.bits == inf else f"{self.bits:g} bits"
@@ -157,11 +157,11 @@ def choose_schemes(sites: Sequence[Site], context: Context) -> dict[str, Scheme]
 def _choices(site: Site, assigner: Assigner, context: Context) -> list[Choice]:
     """The schemes of a site, and none, with what each costs."""
     kind = dtype(site.weight.type.dtype)
-    found = [Choice("", prod(site.shape) * kind.bits, 0.0)]
-    known = context.statistics
+    choices = [Choice("", prod(site.shape) * kind.bits, 0.0)]
+    statistics = context.statistics
     gram = mean = by = None
-    if known is not None and known.has_gram(*site.keys):
-        gram, mean = known.gram(*site.keys), known.mean(site.key)
+    if statistics is not None and statistics.has_gram(*site.keys):
+        gram, mean = statistics.gram(*site.keys), statistics.mean(site.key)
         by = compensation(gram, site.name)
     for scheme in SCHEMES:
         assigned = assigner.assign(site, scheme_called(scheme))
@@ -170,8 +170,8 @@ def _choices(site: Site, assigner: Assigner, context: Context) -> list[Choice]:
         weights = sampled(assigned, context)
         noise = output_error(_error(weights, assigned.scheme, mean, gram, by), gram)
         signal = output_error(weights.values, gram)
-        found.append(Choice(scheme, _bits(assigned), noise / signal if noise else 0.0))
-    return found
+        choices.append(Choice(scheme, _bits(assigned), noise / signal if noise else 0.0))
+    return choices
 
 
 def _error(

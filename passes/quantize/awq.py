@@ -35,9 +35,9 @@ def search(weights: Sequence[Weights], mean: Array, gram: Array) -> tuple[Array,
     best, least = np.ones_like(mean), np.inf
     for step in range(GRID):
         factors = powers(mean, step / GRID)
-        found = total_error(weights, gram, factors)
-        if found < least:
-            best, least = factors, found
+        error = total_error(weights, gram, factors)
+        if error < least:
+            best, least = factors, error
     return best, least
 
 
@@ -68,8 +68,8 @@ class Weights:
     def error(self, factors: Array | np.float32 = ONE) -> Array:
         """What rounding changes if it rounds the weights times factors [K]."""
         scaled = self.values * factors
-        found = encode(scaled, self.format, self.block, self.scale_dtype, self.method)
-        return decode(found) / factors - self.values
+        encoded = encode(scaled, self.format, self.block, self.scale_dtype, self.method)
+        return decode(encoded) / factors - self.values
 
 
 def _rescale(group: Sequence[Assignment], context: Context) -> Array | None:
@@ -81,9 +81,9 @@ def _rescale(group: Sequence[Assignment], context: Context) -> Array | None:
         # that are worse than none with the scales that follow.
         weights, gram = [sampled(each, context) for each in group], statistics.gram(name)
         quick = [replace(each, method="absmax") for each in weights]
-        found = search(quick, statistics.mean(name), gram)[0]
-        better = total_error(weights, gram, found) < total_error(weights, gram, ONE)
-        return found if better else np.ones_like(found)
+        factors = search(quick, statistics.mean(name), gram)[0]
+        better = total_error(weights, gram, factors) < total_error(weights, gram, ONE)
+        return factors if better else np.ones_like(factors)
 
     return rescale(group, context, GRID, find)
 

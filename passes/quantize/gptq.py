@@ -64,11 +64,11 @@ def _inverse(upper: Array) -> Array:
     if size <= BLOCK:
         return np.linalg.inv(upper)
     half = size // 2
-    found = np.zeros_like(upper)
-    found[:half, :half] = _inverse(upper[:half, :half])
-    found[half:, half:] = _inverse(upper[half:, half:])
-    found[:half, half:] = -found[:half, :half] @ upper[:half, half:] @ found[half:, half:]
-    return found
+    inverse = np.zeros_like(upper)
+    inverse[:half, :half] = _inverse(upper[:half, :half])
+    inverse[half:, half:] = _inverse(upper[half:, half:])
+    inverse[:half, half:] = -inverse[:half, :half] @ upper[:half, half:] @ inverse[half:, half:]
+    return inverse
 
 
 def gptq(
@@ -89,9 +89,9 @@ def gptq(
             left[at + 1 : end] -= np.multiply.outer(upper[at, at + 1 : end], loss)
             left[at] = near
         left[end:] -= upper[begin:end, end:].T @ losses
-    found = np.empty(left.shape, np.uint8)
-    found[by.order] = rounded_codes(left / scales, codes, starts)
-    return found.T.view(numpy_dtype(codes))
+    result = np.empty(left.shape, np.uint8)
+    result[by.order] = rounded_codes(left / scales, codes, starts)
+    return result.T.view(numpy_dtype(codes))
 
 
 def _encode(assigned: Assignment, context: Context) -> Mapping[str, Ref]:
@@ -119,8 +119,8 @@ def _compute(assigned: Assignment, context: Context) -> dict[str, Array]:
         zeros = None
         if "zeros" in parts:
             zeros = as_rows(spread(parts["zeros"], site.shape, ranges), site)
-        found = gptq(weights, by, assigned.format.codes, scales, zeros)
-        as_rows(parts["codes"][tuple(slice(*span) for span in ranges)], site)[...] = found
+        codes = gptq(weights, by, assigned.format.codes, scales, zeros)
+        as_rows(parts["codes"][tuple(slice(*span) for span in ranges)], site)[...] = codes
     small = {part for part, (each, _) in assigned.parts.items() if dtype(each).bits < 8}
     return {part: packed(values) if part in small else values for part, values in parts.items()}
 

@@ -39,10 +39,10 @@ def _quantized(assigned: Sequence[Assignment], context: Context) -> list[Weight]
     parts = ENCODE.get(first.scheme.algorithm, _round)(first, context)
     weights = _new_weights(context.module, first, parts)
     for each in assigned:
-        found = _dequantized(weights, first, each.site.op)
+        value = _dequantized(weights, first, each.site.op)
         name = each.site.name.rpartition(".")[2]
-        found.name = f"_{name}_weight" if name[:1].isdigit() else f"{name}_weight"
-        use_weight(each.site, found)
+        value.name = f"_{name}_weight" if name[:1].isdigit() else f"{name}_weight"
+        use_weight(each.site, value)
     return list(weights.values())
 
 
@@ -65,12 +65,12 @@ def _new_weights(
     """The new weights by part. Codes have the name of the weight, so that plans match them."""
     old = assigned.site.weight
     scope, endings = site_name(old), {"scales": "scale", "zeros": "zero"}
-    found: dict[str, Weight] = {}
+    weights: dict[str, Weight] = {}
     for part, ref in parts.items():
         name = free_name(f"{scope}.{endings.get(part, part)}", module.weights)
         name = old.name if part == "codes" else name
-        found[part] = Weight(TensorType(*assigned.parts[part]), name, ref)
-    return found
+        weights[part] = Weight(TensorType(*assigned.parts[part]), name, ref)
+    return weights
 
 
 def _dequantized(parts: Mapping[str, Weight], assigned: Assignment, before: Op) -> Value:
@@ -81,8 +81,8 @@ def _dequantized(parts: Mapping[str, Weight], assigned: Assignment, before: Op) 
         wide = Dequantize(scales, parts["tensor_scale"], dtype="f32")
         scales = insert_before(wide, before).result
     asked: dict[str, Any] = {} if scales.type.dtype == kind else {"dtype": kind}
-    found = Dequantize(parts["codes"], scales, zero=parts.get("zeros"), **asked)
-    return insert_before(found, before).result
+    dequantize = Dequantize(parts["codes"], scales, zero=parts.get("zeros"), **asked)
+    return insert_before(dequantize, before).result
 
 
 def use_weight(site: Site, new: Value) -> None:
@@ -183,8 +183,8 @@ KINDS = ("int8", "fp8")
 def check_kind(kind: str) -> None:
     """An Error unless caches can be stored so."""
     if kind not in KINDS:
-        known = " or ".join(KINDS)
-        raise Error(f"no format of caches called {kind!r}{did_you_mean(kind, KINDS)}; give {known}")
+        names = " or ".join(KINDS)
+        raise Error(f"no format of caches called {kind!r}{did_you_mean(kind, KINDS)}; give {names}")
 
 
 def parse_scales(texts: Iterable[str]) -> dict[str, float]:

@@ -56,8 +56,8 @@ class ShardModule(Pass):
 
     def run(self, module: Module, stats: Stats) -> None:
         self._check(module)
-        found = Stats()
-        plan = Plan.of(self.plan, module, found)
+        changes = Stats()
+        plan = Plan.of(self.plan, module, changes)
         if self.mesh:
             module.mesh = _merged(module.mesh, Mesh.parse(self.mesh))
         if all(size == 1 for axis, size in module.mesh.axes if axis != "pp"):
@@ -67,12 +67,12 @@ class ShardModule(Pass):
         pad_blocks(plan)
         smaller_blocks(plan)
         placement = place(plan)
-        make_divisible(module, found, self.sequence)
+        make_divisible(module, changes, self.sequence)
         for function in module.functions.values():
-            Solver(module, function, placement, found, self.sequence).run()
-        found.notes = grouped(found.notes)
-        found.summary = share_of_weights(plan, self.plan == DEFAULT)
-        stats.update(found)
+            Solver(module, function, placement, changes, self.sequence).run()
+        changes.notes = grouped(changes.notes)
+        changes.summary = share_of_weights(plan, self.plan == DEFAULT)
+        stats.update(changes)
 
     def _check(self, module: Module) -> None:
         if module.local:
@@ -85,8 +85,8 @@ class ShardModule(Pass):
             raise Error("shard follows values through one function; put inline before it")
 
 
-def _merged(known: Mesh, asked: Mesh) -> Mesh:
+def _merged(mesh: Mesh, asked: Mesh) -> Mesh:
     """The requested mesh; an Error where the module has another."""
-    if known.axes and known != asked:
-        raise Error(f"the module is for the mesh ({known}), but shard has the mesh ({asked})")
+    if mesh.axes and mesh != asked:
+        raise Error(f"the module is for the mesh ({mesh}), but shard has the mesh ({asked})")
     return asked

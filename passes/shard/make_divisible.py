@@ -46,12 +46,12 @@ def _note(group_size: dict[str, dict[str, int]], dim: Dim, count: int, axes: str
 
 def _token_symbols(module: Module) -> list[str]:
     """The second dimension of the ids or activations that come in as [B, S, ...]."""
-    found: dict[str, None] = {}
+    symbols: dict[str, None] = {}
     for arg in module.main.args:
         if 2 <= arg.type.ndim <= 3 and isinstance(arg.type.shape[1], Dim):
-            found.update(dict.fromkeys(arg.type.shape[1].symbols()))
+            symbols.update(dict.fromkeys(arg.type.shape[1].symbols()))
             break
-    return list(found)
+    return list(symbols)
 
 
 def _replacement(module: Module, name: str, count: int, suffix: str) -> DimLike:

@@ -177,8 +177,8 @@ def path_of(value: Value, user: Op, heads: int) -> Path | None:
             return None
         projection = Projection.of(value) if value.type.ndim == 3 else None
         if projection is not None:
-            found = [_in_heads(parameter, dim, heads) for parameter, dim in projection.parts]
-            return Path(projection, tuple(ops), heads) if None not in found else None
+            weights = [_in_heads(parameter, dim, heads) for parameter, dim in projection.parts]
+            return Path(projection, tuple(ops), heads) if None not in weights else None
         if op is None or not _by_head(op, heads):
             return None
         ops.append(op)

@@ -190,13 +190,13 @@ class Plan:
         """
         mesh = self.module.mesh
         taken = {axis for group in used for axis in group}
-        found: list[str] = []
+        axes: list[str] = []
         for axis in wanted:
             if axis == "tp" and "ep" in mesh.names and "ep" not in taken and "ep" not in wanted:
-                found.append("ep")
+                axes.append("ep")
             if axis in mesh.names:
-                found.append(axis)
-        return tuple(axis for axis in found if mesh.size(axis) > 1)
+                axes.append(axis)
+        return tuple(axis for axis in axes if mesh.size(axis) > 1)
 
     @property
     def axes(self) -> set[str]:
@@ -293,14 +293,14 @@ _STACKED = {
 def tp_plan_in(config: dict[str, Any], path: str) -> dict[str, str] | None:
     """The tp_plan in the content of a config.json, if any; `path` is for messages."""
     for key in _KEYS:
-        found = config.get(key)
-        if found is not None and not isinstance(found, dict):
+        plan = config.get(key)
+        if plan is not None and not isinstance(plan, dict):
             raise Error(
-                f"{path}: {key} is {found!r}, but it must be a table from modules to styles, such "
+                f"{path}: {key} is {plan!r}, but it must be a table from modules to styles, such "
                 'as {"layers.*.mlp.down_proj": "rowwise"}'
             )
-        if found:
-            return cast("dict[str, str]", found)
+        if plan:
+            return cast("dict[str, str]", plan)
     return None
 
 

@@ -38,19 +38,19 @@ class Projection:
     @staticmethod
     def of(value: Value) -> Projection | None:
         """The projection that makes a value, if there is one."""
-        found = None
+        projection = None
         match value.producer:
             case Linear() as op:
-                found = _of_linear(op)
+                projection = _of_linear(op)
             case Matmul() as op:
-                found = _of_matmul(op)
+                projection = _of_matmul(op)
             case Add() as op:
-                found = _of_add(op)
+                projection = _of_add(op)
             case _:
                 pass
-        if found is None or not all(len(part.users) == 1 for part, _ in found.parts):
+        if projection is None or not all(len(part.users) == 1 for part, _ in projection.parts):
             return None
-        return found
+        return projection
 
 
 def _of_linear(op: Linear) -> Projection | None:
@@ -70,9 +70,9 @@ def _of_add(op: Add) -> Projection | None:
         product = value.producer
         if not isinstance(product, Matmul) or len(value.users) != 1:
             continue
-        found = _of_matmul(product)
-        if found is not None and isinstance(bias, Weight) and bias.type.ndim == 1:
-            return Projection(op.result, product.x, (*found.parts, (bias, 0)))
+        unbiased = _of_matmul(product)
+        if unbiased is not None and isinstance(bias, Weight) and bias.type.ndim == 1:
+            return Projection(op.result, product.x, (*unbiased.parts, (bias, 0)))
     return None
 
 

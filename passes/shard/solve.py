@@ -299,8 +299,8 @@ def _axes(chosen: dict[str, Axes], names: Words, value: Value) -> tuple[Axes, ..
     """The axes of every dimension; one of size 1 that is repeated has none."""
     sizes = zip(names, value.type.shape, strict=True)
     repeated = [name == "1" or (size == 1 and name.startswith(".")) for name, size in sizes]
-    found = zip(names, repeated, strict=True)
-    return tuple(() if alone else chosen.get(name, ()) for name, alone in found)
+    pairs = zip(names, repeated, strict=True)
+    return tuple(() if alone else chosen.get(name, ()) for name, alone in pairs)
 
 
 def chosen_axes(op: Op, rule: Rule, words: list[Words], placed: set[Value]) -> dict[str, Axes]:

@@ -85,9 +85,9 @@ class Transfers:
         self, op: Op, value: Value, kind: type[Op], why: str, **attributes: str | int
     ) -> Value:
         key = (value, kind.opname, *attributes.values())
-        known = self._made.get(key)
-        if known is not None:
-            return known
+        inserted = self._made.get(key)
+        if inserted is not None:
+            return inserted
         new = kind(value, **attributes, loc=value.producer.loc if value.producer else op.loc)
         suffix = "full" if kind in (AllReduce, AllGather) else "part"
         new.result.name = _name(value, suffix)
@@ -216,7 +216,7 @@ def queue_apart(slots: MoeSlots, module: Module, stats: Stats) -> None:
 
 def _users(slots: MoeSlots) -> list[Routed] | None:
     """The users of the slots, if they only lead to a sum over experts."""
-    found: list[Routed] = []
+    users: list[Routed] = []
     for op in slots.result.users:
         if not isinstance(op, (MoeDispatch, MoeCombine)) or op.slots is not slots.result:
             return None
@@ -224,8 +224,8 @@ def _users(slots: MoeSlots) -> list[Routed] | None:
             return None
         if isinstance(op, MoeDispatch) and (op.capacity != 0 or not _combined(op, slots)):
             return None
-        found.append(op)
-    return found
+        users.append(op)
+    return users
 
 
 def _combined(dispatch: MoeDispatch, slots: MoeSlots) -> bool:

@@ -51,11 +51,11 @@ def change(op: Op, **attributes: Any) -> None:
 
 def attribute_symbols(op: Op) -> set[str]:
     """The symbols in the attributes of an operation."""
-    found: set[str] = set()
+    symbols: set[str] = set()
     for value in op.attributes.values():
         items = cast("tuple[Any, ...]", value) if isinstance(value, tuple) else (value,)
-        found.update(name for item in items if isinstance(item, Dim) for name in item.symbols())
-    return found
+        symbols.update(name for item in items if isinstance(item, Dim) for name in item.symbols())
+    return symbols
 
 
 def retype(op: Op) -> None:
@@ -71,8 +71,8 @@ def merge_equal(function: Function, name: str, key: Callable[[Op], object], stat
     """
     seen: dict[object, Op] = {}
     for op in function:
-        found = key(op)
-        first = op if found is None else seen.setdefault(found, op)
+        op_key = key(op)
+        first = op if op_key is None else seen.setdefault(op_key, op)
         if first is op or not permit(name, op):
             continue
         for old, new in zip(op.results, first.results, strict=True):
@@ -115,16 +115,16 @@ def set_results(function: Function, values: Sequence[Value], results: Sequence[R
 
 def insert_functions(module: Module, new: Iterable[Function], before: Function) -> None:
     """Put functions before another one of a module, which calls them or is the main one."""
-    known = list(module.functions.values())
-    at = known.index(before)
-    ordered = [*known[:at], *new, *known[at:]]
+    functions = list(module.functions.values())
+    at = functions.index(before)
+    ordered = [*functions[:at], *new, *functions[at:]]
     module.functions.clear()
     module.functions.update((each.name, each) for each in ordered)
 
 
 def free_name(name: str, taken: Container[str]) -> str:
     """`name`, with a number from 2 on where it is taken."""
-    found, count = name, 2
-    while found in taken:
-        found, count = f"{name}_{count}", count + 1
-    return found
+    free, count = name, 2
+    while free in taken:
+        free, count = f"{name}_{count}", count + 1
+    return free

@@ -31,13 +31,13 @@ def weights_of(parameter: Value) -> list[Weight] | None:
     op = parameter.producer
     if not isinstance(op, Dequantize) or not used_once(parameter):
         return None
-    found: list[Weight] = []
+    weights: list[Weight] = []
     for operand in op.operands:
         inner = weights_of(operand)
         if inner is None:
             return None
-        found += inner
-    return found
+        weights += inner
+    return weights
 
 
 def same(x: Value, y: Value, depth: int = _DEEPEST) -> bool:
@@ -237,28 +237,28 @@ Segment = tuple[Value, int, int]  # what has it, its first feature, the end
 def segments_of(merged: Value) -> list[Segment] | None:
     """The segments of the features of a value, if its uses take them apart."""
     last = merged.type.ndim - 1
-    found: list[Segment] = []
+    segments: list[Segment] = []
     for user in merged.users:
         if user.opname not in ("split", "slice") or user.attributes["dim"] % (last + 1) != last:
             return None
         parts = _of_split(user) if user.opname == "split" else _of_slice(user)
         if parts is None:
             return None
-        found += parts
-    found.sort(key=lambda segment: segment[1])
-    apart = all(a[2] <= b[1] for a, b in pairwise(found))
-    return found if apart and len(found) > 1 else None
+        segments += parts
+    segments.sort(key=lambda segment: segment[1])
+    apart = all(a[2] <= b[1] for a, b in pairwise(segments))
+    return segments if apart and len(segments) > 1 else None
 
 
 def _of_split(op: Op) -> list[Segment] | None:
-    found: list[Segment] = []
+    segments: list[Segment] = []
     at = 0
     for value, size in zip(op.results, op.attributes["sizes"], strict=True):
         if not isinstance(size, int):
             return None
-        found.append((value, at, at + size))
+        segments.append((value, at, at + size))
         at += size
-    return found
+    return segments
 
 
 def _of_slice(op: Op) -> list[Segment] | None:

@@ -89,8 +89,8 @@ def _packed_region(packed: Array, tensor: Tensor, picks: tuple[range, ...]) -> A
     rows, columns = picks
     begin, end = columns.start // 2, -(-columns.stop // 2)
     halves = packed.reshape(tensor.shape[0], -1)[rows.start : rows.stop : rows.step, begin:end]
-    found = unpacked(halves, tensor.dtype)
-    return found[:, columns.start - 2 * begin : columns.stop - 2 * begin : columns.step]
+    elements = unpacked(halves, tensor.dtype)
+    return elements[:, columns.start - 2 * begin : columns.stop - 2 * begin : columns.step]
 
 
 def _packed_rows(packed: Array, tensor: Tensor, picks: tuple[range, ...]) -> Array:
@@ -99,6 +99,6 @@ def _packed_rows(packed: Array, tensor: Tensor, picks: tuple[range, ...]) -> Arr
     rows = range(rows[0], rows[-1] + 1, rows.step) if rows else range(0)  # not beyond the tensor
     inner = tensor.shape[1:]
     first, last = rows.start * prod(inner), rows.stop * prod(inner)
-    found = unpacked(packed[first // 2 : -(-last // 2)], tensor.dtype)
-    found = found[first % 2 :][: last - first].reshape(rows.stop - rows.start, *inner)
-    return found[:: rows.step] if picks else found.reshape(())
+    elements = unpacked(packed[first // 2 : -(-last // 2)], tensor.dtype)
+    elements = elements[first % 2 :][: last - first].reshape(rows.stop - rows.start, *inner)
+    return elements[:: rows.step] if picks else elements.reshape(())

@@ -131,8 +131,8 @@ class _Search:
             return
         size = self.shapes(ref)[len(steps) - 1]
         *before, step = steps
-        for inner, found in self._undo(step, size, request):
-            if found:
+        for inner, is_stored in self._undo(step, size, request):
+            if is_stored:
                 yield from self._before(ref, tuple(before), inner)
             elif not inner.empty:
                 yield Piece(inner.box, None)
@@ -209,13 +209,13 @@ def _canonical(picks: range) -> range:
 
 def _merged(pieces: Iterator[Piece]) -> tuple[Piece, ...]:
     """Merge adjacent pieces that are adjacent in their source."""
-    found: list[Piece] = []
+    merged: list[Piece] = []
     for piece in pieces:
-        while found and (both := _both(found[-1], piece)) is not None:
+        while merged and (both := _both(merged[-1], piece)) is not None:
             piece = both
-            found.pop()
-        found.append(piece)
-    return tuple(found)
+            merged.pop()
+        merged.append(piece)
+    return tuple(merged)
 
 
 def _both(first: Piece, second: Piece) -> Piece | None:

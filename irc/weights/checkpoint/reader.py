@@ -101,10 +101,10 @@ class Reader:
     def dtype(self, weight: Weight | Ref) -> str:
         """The dtype after all steps."""
         ref = self.complete(weight)
-        found = ref_dtype(ref, self.known)
-        if found is None:
+        dtype = ref_dtype(ref, self.known)
+        if dtype is None:
             raise Error(f"{ref} joins no references, so its dtype is unknown")
-        return found
+        return dtype
 
     def check(self, weight: Weight) -> None:
         """Raise an Error unless the checkpoint has the shape and dtype of the weight's type."""
@@ -137,19 +137,19 @@ class Reader:
         sole = parts[0] if len(parts) == 1 else None
         if sole is not None and isinstance(sole.source, STORED) and self._is_view(sole):
             return mapped(sole, self._opened)
-        found = np.empty([end - begin for begin, end in ranges], numpy_dtype(self.dtype(weight)))
-        self._fill(found, pieces, ranges)
+        array = np.empty([end - begin for begin, end in ranges], numpy_dtype(self.dtype(weight)))
+        self._fill(array, pieces, ranges)
         self._release()
-        return found
+        return array
 
     def elements(self, ref: Ref, picks: tuple[range, ...]) -> Array:
         """The elements of a reference without shards, at indices of every dimension."""
         if isinstance(ref, ComputedRef) and not ref.steps and all(picks):
             return self._source_elements(ref, picks)
-        found = np.empty([*map(len, picks)], numpy_dtype(self.dtype(ref)))
+        array = np.empty([*map(len, picks)], numpy_dtype(self.dtype(ref)))
         pieces = pieces_of(ref, self._module.mesh, 0, self._shapes, picks)
-        fill(found, pieces, self._opened, self._source_elements)
-        return found
+        fill(array, pieces, self._opened, self._source_elements)
+        return array
 
     def once(self, key: Hashable, compute: Callable[[], tuple[Array, ...]]) -> tuple[Array, ...]:
         """Arrays that several regions need, computed by the first of them."""
@@ -202,8 +202,8 @@ class Reader:
 
     def extent(self, weight: Weight | Ref, rank: int = 0) -> Extent | None:
         """The bytes in a file of one rank's tensor, None if scattered or converted."""
-        found = self.extents(weight, rank)
-        return replace(found[0], shape=self.shape(weight)) if len(found) == 1 else None
+        extents = self.extents(weight, rank)
+        return replace(extents[0], shape=self.shape(weight)) if len(extents) == 1 else None
 
     def extents(self, weight: Weight | Ref, rank: int = 0) -> list[Extent]:
         """The bytes in files of one rank's tensor in order, none if scattered or converted.
@@ -211,18 +211,18 @@ class Reader:
         There are several where tensors are joined by rows.
         """
         shape, done = self.shape(weight), 0
-        found: list[Extent] = []
+        extents: list[Extent] = []
         for piece in sorted(self.pieces(weight, rank), key=lambda piece: piece.box):
             run = self._run(piece)
             if run is None or done != _first(piece.box, shape):  # the order is not row-major
                 return []
             done += prod(run.shape)
-            last = found[-1] if found else run
+            last = extents[-1] if extents else run
             if (last.path, last.offset + last.nbytes) == (run.path, run.offset):
-                found[-1] = replace(last, nbytes=last.nbytes + run.nbytes)
+                extents[-1] = replace(last, nbytes=last.nbytes + run.nbytes)
             else:
-                found.append(run)
-        return found
+                extents.append(run)
+        return extents
 
     def narrowed(self, weight: Weight | Ref) -> Ref:
         """The reference without lossless widening casts at its end, which takes fewest bytes."""

@@ -20,19 +20,19 @@ class Results:
     def get(self, key: Hashable, compute: Callable[[], tuple[Array, ...]]) -> tuple[Array, ...]:
         """The result of a key, computed at first use."""
         with self._lock:
-            found = self._kept.pop(key, None)
-            known = found is not None
-            self._kept[key] = found = found or Future()
-        if known:
-            return found.result()
+            result = self._kept.pop(key, None)
+            is_kept = result is not None
+            self._kept[key] = result = result or Future()
+        if is_kept:
+            return result.result()
         try:
-            found.set_result(compute())
+            result.set_result(compute())
         except BaseException as error:
-            found.set_exception(error)
+            result.set_exception(error)
             self._drop(key)
             raise
-        self._keep(key, found)
-        return found.result()
+        self._keep(key, result)
+        return result.result()
 
     def clear(self) -> None:
         """Forget all results."""
@@ -44,12 +44,12 @@ class Results:
         with self._lock:
             self._kept.pop(key, None)
 
-    def _keep(self, key: Hashable, found: Future[tuple[Array, ...]]) -> None:
+    def _keep(self, key: Hashable, result: Future[tuple[Array, ...]]) -> None:
         """Count a result, and forget the oldest ones beyond the limit."""
         with self._lock:
-            if self._kept.get(key) is not found:
+            if self._kept.get(key) is not result:
                 return
-            self._nbytes += _nbytes(found)
+            self._nbytes += _nbytes(result)
             for each in [each for each in self._kept if each != key]:
                 if self._nbytes <= self._limit:
                     break
@@ -57,5 +57,5 @@ class Results:
                     self._nbytes -= _nbytes(self._kept.pop(each))
 
 
-def _nbytes(found: Future[tuple[Array, ...]]) -> int:
-    return sum(each.nbytes for each in found.result())
+def _nbytes(result: Future[tuple[Array, ...]]) -> int:
+    return sum(each.nbytes for each in result.result())
