@@ -16,12 +16,10 @@ from irc.backends.base import Emitted
 from irc.backends.onnx.emission import write_model
 from irc.backends.onnx.per_rank import Template
 from irc.backends.onnx.storage import Locations, Storage
-from irc.backends.tensorrt import probe
 from irc.backends.tensorrt.builder.failures import CompilerFailure
 from irc.backends.tensorrt.builder.request import BuildRequest, Built, Profile
 from irc.backends.tensorrt.facts import base_facts, write_bindings
 from irc.backends.tensorrt.golden import is_left_out, self_test
-from irc.backends.tensorrt.lowering.collectives import Collectives
 from irc.backends.tensorrt.lowering.emitter import TensorRTEmitter
 from irc.backends.tensorrt.nodes import COLLECTIVE_PLUGIN, PLAINER
 from irc.backends.tensorrt.options import EngineOptions
@@ -103,13 +101,11 @@ class Emission:
                 findings[name] = self._lint(name, model)
                 write_model(self.folder / name, model)
             self._add_ranks(facts, graph, found)
-        has_native = any(emitter.natives for emitter in emitters)
         facts |= {
             "target": str(self.target),
             "weights": "outside" if self._outside else "inside",
             "plugins": _plugin_versions(emitters),
             "engine": self.options.remembered(),
-            "probe": self._write_probe() if has_native else None,
             "self_test": self_test(self.module, self.base, self.options.self_test, self.progress),
         }
         notes = [self.target.note, *map(_collectives_note, graphs), *_notes(findings)]
@@ -140,15 +136,7 @@ class Emission:
         ]
 
     def _emitter(self, stage: Stage, storage: Storage) -> TensorRTEmitter:
-        """The graph of a stage. Its collectives are all TensorRT's own or all the plugin's: using
-        both on one communicator was never tested."""
-        emitter = self._emit(stage, storage, self.options.collectives)
-        if emitter.natives and emitter.plugins:
-            return self._emit(stage, storage, "plugin")
-        return emitter
-
-    def _emit(self, stage: Stage, storage: Storage, collectives: Collectives) -> TensorRTEmitter:
-        where = self.target, collectives, self._outside, self.avoided
+        where = self.target, self._outside, self.avoided
         emitter = TensorRTEmitter(self.module, stage.function, storage, stage.ranks, *where)
         emitter.emit()
         return emitter
@@ -186,18 +174,11 @@ class Emission:
                 files = found.files[rank]
                 entry["bindings"] = write_bindings(self.folder, rank, weights, dtypes, files)
 
-    def _write_probe(self) -> dict[str, Any]:
-        """Write the model that tries TensorRT's own collectives; see probe.py."""
-        storage = self._storage()
-        emitter = self._emit(probe.probe(self.module), storage, "native")
-        write_model(self.folder / probe.MODEL, Template(emitter, storage).shared())
-        return {"model": probe.MODEL, "engine": None}
-
     def _build_all(
         self, facts: dict[str, Any], profiles: Sequence[tuple[Profile, ...]], base: str | None
     ) -> dict[str, Built]:
-        """Build the engine of every model, each once, and that of the probe, and add them to the
-        facts; `base` is the folder of the checkpoint's files."""
+        """Build the engine of every model, each once, and add them to the facts; `base` is the
+        folder of the checkpoint's files."""
         found: dict[str, Built] = {}
         for entry in facts["ranks"]:
             stage = facts["stages"][entry["stage"]]
@@ -209,10 +190,6 @@ class Emission:
                 text = json.dumps(built.report.to_json(), indent=1) + "\n"
                 (self.folder / f"{name}.report.json").write_text(text, encoding="utf-8")
                 stage["report"] = stage["report"] or f"{name}.report.json"
-        if (tried := facts["probe"]) is not None:
-            name = tried["model"].removesuffix(".onnx")
-            tried["engine"] = f"{name}.engine"
-            found[tried["engine"]] = self._build(name, facts, (), base)
         return found
 
     def _build(
@@ -237,12 +214,11 @@ def _notes(findings: dict[str, list[Finding]]) -> list[str]:
 
 
 def _collectives_note(graph: _Graph) -> str:
-    """Which collectives a stage uses, or ""."""
-    emitter = graph.emitter
-    count = emitter.natives or emitter.plugins
-    by = "TensorRT itself (DistCollective)" if emitter.natives else f"NCCL ({COLLECTIVE_PLUGIN})"
+    """How many collectives a stage has, or ""."""
+    count = graph.emitter.plugins
     plural = "s" if count > 1 else ""
-    return f"stage {graph.number}: {count} collective{plural} by {by}" if count else ""
+    what = f"{count} collective{plural} by NCCL ({COLLECTIVE_PLUGIN})"
+    return f"stage {graph.number}: {what}" if count else ""
 
 
 def _plugin_versions(emitters: list[TensorRTEmitter]) -> dict[str, str]:

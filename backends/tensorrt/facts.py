@@ -34,14 +34,13 @@ class EngineStage(StageFact):
     """A stage, with the profiles of its engines.
 
     `scalars`: inputs whose value is the rank's position along mesh axes; `groups`: the axes of each
-    communicator; `natives`: whether there are collectives of TensorRT's own; `copied`: the states
-    that the network returns in other memory than it took them in; `report`: a file.
+    communicator; `copied`: the states that the network returns in other memory than it took
+    them in; `report`: a file.
     """
 
     profiles: list[ProfileFact]
     scalars: dict[str, list[str]]
     groups: dict[str, list[str]]
-    natives: bool
     copied: list[str]
     report: str | None
 
@@ -51,13 +50,6 @@ class EngineRank(RankFact):
 
     engine: str | None
     bindings: str | None
-
-
-class Probe(TypedDict):
-    """A sum over the ranks of a stage, see probe.py."""
-
-    model: str
-    engine: str | None
 
 
 class Prompt(TypedDict):
@@ -92,7 +84,6 @@ class EngineFacts(ProgramFacts):
     target: str
     weights: Literal["inside", "outside"]
     plugins: dict[str, str]
-    probe: Probe | None
     engine: dict[str, Any]
     self_test: SelfTest | None
 
@@ -122,7 +113,6 @@ def base_facts(
         entry["profiles"] = [profile.to_json() for profile in each]
         entry["scalars"] = {name: list(axes) for name, axes in emitter.scalars.items()}
         entry["groups"] = {key: list(axes) for key, axes in emitter.communicators.items()}
-        entry["natives"] = emitter.natives > 0
         states = [each["state"] for each in entry["results"] if "state" in each]
         entry["copied"] = [name for name in states if name not in emitter.in_place]
         entry["report"] = None

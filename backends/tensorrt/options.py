@@ -8,14 +8,13 @@ from typing import Any, Literal
 
 from irc.argument_checks import whole_number_in
 from irc.artifact.report import weight_bytes
-from irc.backends.tensorrt.lowering.collectives import Collectives
 from irc.errors import Error, did_you_mean
 from irc.ir.core import Module, Weight
 from irc.pipeline.options import PATHS, option
 
 _FLAGS = ("weight_streaming", "refit", "strip")
 # Independent of the machine, so recompiling an artifact keeps them.
-REMEMBERED = ("weights", "collectives", "workspace", "self_test", *_FLAGS)
+REMEMBERED = ("weights", "workspace", "self_test", *_FLAGS)
 LARGE = 2_000_000_000  # bytes of weights above which they are outside by default
 
 
@@ -68,11 +67,6 @@ class EngineOptions:
         "inside: constants of the engine; outside: bound when it runs, straight from the "
         "checkpoint (the default over 2 GB, and of several ranks, which then share an engine)",
         metavar="PLACE",
-    )
-    collectives: Collectives = option(
-        "auto",
-        "TensorRT's own or those of irc's plugin, whatever irc ops --target says",
-        metavar="KIND",
     )
     workspace: int | None = option(
         None, "most memory of one kernel", metavar="MIB", least=1, parse=_mebibytes

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import onnx
 
@@ -21,16 +20,12 @@ RTX = Target.parse("tensorrt-rtx-1.7")
 
 
 def emitted(
-    module: Module,
-    target: Target = RTX,
-    collectives: Any = "native",
-    outside: bool = True,
-    avoided: Sequence[str] = (),
+    module: Module, target: Target = RTX, outside: bool = True, avoided: Sequence[str] = ()
 ) -> onnx.ModelProto:
     """The model of a module without weights in files; of several ranks, the model they share."""
     storage = Storage(Reader(module, None), module.mesh)
     ranks = range(module.mesh.ranks)
-    where = target, collectives, outside, avoided
+    where = target, outside, avoided
     emitter = TensorRTEmitter(module, module.main, storage, ranks, *where)
     emitter.emit()
     template = Template(emitter, storage)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import json
 from collections.abc import Callable, Mapping, Sequence
 from enum import IntEnum
@@ -19,7 +18,6 @@ from irc.backends.reference.inputs import bind_inputs
 from irc.backends.reference.weights import Weights
 from irc.backends.tensorrt.plugins import communicators
 from irc.backends.tensorrt.plugins.adapter import DATA_TYPES
-from irc.backends.tensorrt.probe import probe
 from irc.backends.tensorrt.runtime.engine import Shape, Tensor
 from irc.errors import Error
 from irc.ir.core import Function, Value, Weight
@@ -87,8 +85,7 @@ class EngineInvalidityDiagnostics(IntEnum):
 class FakeTensorRT:
     """The module tensorrt_rtx on one rank; tests set faults of its engines.
 
-    `skew` is added to every result. `does_nothing`: whether collectives of engines do nothing,
-    besides those of plugins. It takes a file apart as it was written by runtime_world.py.
+    `skew` is added to every result. It takes a file apart as it was written by runtime_world.py.
     """
 
     __name__ = "fake_tensorrt"
@@ -96,8 +93,7 @@ class FakeTensorRT:
     EngineInvalidityDiagnostics = EngineInvalidityDiagnostics
     TensorLocation = TensorIOMode = SimpleNamespace(DEVICE="device", OUTPUT="output")
     ExecutionContextAllocationStrategy = SimpleNamespace(ON_PROFILE_CHANGE="on profile change")
-    can_capture = can_bind = True
-    does_nothing, skew = False, 0.0
+    can_capture, skew = True, 0.0
 
     def __init__(self, artifact: Artifact, rank: int, device: Device) -> None:
         self.artifact, self.rank, self.device = artifact, rank, device
@@ -123,13 +119,8 @@ class Engine:
 
     def __init__(self, trt: FakeTensorRT, own: Any) -> None:
         self.trt, self.artifact = trt, trt.artifact
-        if own["stage"] is None:  # the probe
-            results = [{"result": "total", "output": "total"}]
-            self.facts = {"profiles": [], "results": results, "scalars": {}, "copied": []}
-            self.stage = probe(self.artifact.module)
-        else:
-            self.stage = self.artifact.stages[own["stage"]]
-            self.facts = self.artifact.facts["stages"][own["stage"]]
+        self.stage = self.artifact.stages[own["stage"]]
+        self.facts = self.artifact.facts["stages"][own["stage"]]
         self.function: Function = self.stage.function
         self.num_optimization_profiles = own.get("profiles", max(1, len(self.facts["profiles"])))
         self.outputs = {each["result"]: each["output"] for each in self.facts["results"]}
@@ -178,7 +169,6 @@ class Context:
 
     def __init__(self, engine: Engine) -> None:
         self.engine, self.profile = engine, 0
-        self.group: Group | None = None
         self.shapes: dict[str, Shape] = {}
         self.addresses: dict[str, int] = {}
         self.enqueued = 0
@@ -187,14 +177,6 @@ class Context:
     def set_optimization_profile_async(self, profile: int, stream: int) -> bool:
         self.profile = profile
         return True
-
-    def set_communicator(self, capsule: Any) -> bool:
-        get = ctypes.pythonapi.PyCapsule_GetPointer
-        get.restype, get.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
-        device, pointer = self.engine.trt.device, get(capsule, b"ncclComm_t")
-        self.group = next(group for group in device.groups if group.pointer == pointer)
-        device.meet(self.group, np.zeros(1))
-        return self.engine.trt.can_bind
 
     def set_input_shape(self, name: str, shape: Shape) -> bool:
         assert not self.engine.tensors[name].output
@@ -291,15 +273,6 @@ class _OneRank(Executor):
         group_size = self._module.mesh.group_size(axes)
         if group_size == 1:
             return op.combine([operands[0][0]])
-        group = self._group(axes)
-        if run.engine.trt.does_nothing and group is run.context.group:
-            return [operands[0][0]]
+        group = communicators.find(".".join(axes), run.engine.trt.rank)
         assert group.ranks == group_size
         return [op.combine(run.engine.trt.device.meet(group, operands[0][0].copy()))[group.rank]]
-
-    def _group(self, axes: tuple[str, ...]) -> Any:
-        run = self._run
-        native = run.context.group
-        if native is not None and native.ranks == self._module.mesh.group_size(axes):
-            return native
-        return communicators.find(".".join(axes), run.engine.trt.rank)

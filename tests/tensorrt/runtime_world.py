@@ -51,14 +51,11 @@ def write(
         bindings = entry["bindings"]
         own = json.loads((folder / bindings).read_text()) if bindings else {}
         write_engine(folder / entry["engine"], entry["stage"], weights=own)
-    if facts["probe"] is not None:
-        facts["probe"]["engine"] = "probe.engine"
-        write_engine(folder / "probe.engine", None)
     return facts
 
 
-def write_engine(path: Path, stage: int | None = 0, **own: Any) -> None:
-    """An engine file for the fake library; `stage` None: the probe."""
+def write_engine(path: Path, stage: int = 0, **own: Any) -> None:
+    """An engine file for the fake library."""
     path.write_bytes(MARK + json.dumps({"stage": stage, **own}).encode())
 
 

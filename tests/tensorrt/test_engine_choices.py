@@ -50,40 +50,15 @@ def kinds(artifact: irc.Artifact) -> set[str]:
     return {node.op_type for node in model.graph.node if "Collective" in node.op_type}
 
 
-@pytest.mark.parametrize(
-    ("target", "body", "wanted"),
-    [
-        ("tensorrt-11.4/sm_90", "largest", "DistCollective"),
-        ("tensorrt-11.2/sm_90", "largest", "DistCollective"),
-        ("tensorrt-11.0/sm_90", "largest", "IrcCollective"),
-        ("tensorrt-11.4/sm_90", "largest and more", "IrcCollective"),
-        ("tensorrt-rtx-1.7", "largest", "IrcCollective"),
-    ],
-)
-def test_collectives_are_all_of_one_kind(
-    target: str, body: str, wanted: str, tmp_path: Path
-) -> None:
+@pytest.mark.parametrize("target", ["tensorrt-11.4/sm_90", "tensorrt-rtx-1.7"])
+@pytest.mark.parametrize("body", BODIES)
+def test_collectives_are_those_of_the_plugin(target: str, body: str, tmp_path: Path) -> None:
     artifact = compiled(BODIES[body], tmp_path / "out", target=target)
-    assert kinds(artifact) == {wanted}
-    program = artifact.manifest["program"]
-    assert program["stages"][0]["natives"] == (wanted == "DistCollective")
-    assert program["plugins"] == ({} if wanted == "DistCollective" else {"IrcCollective": "1"})
+    assert kinds(artifact) == {"IrcCollective"}
+    assert artifact.manifest["program"]["plugins"] == {"IrcCollective": "1"}
     (note,) = [note for note in artifact.notes if " collective" in note]
-    assert note.startswith("stage 0: 1 " if body == "largest" else "stage 0: 2 ") and wanted in note
-
-
-def test_native_collectives_are_forced_or_refused(tmp_path: Path) -> None:
-    full = {"target": "tensorrt-11.4/sm_90"}
-    plugin = compiled(BODIES["largest"], tmp_path / "plugin", collectives="plugin", **full)
-    group = compiled(BODIES["largest"], tmp_path / "group", mesh="dp=2, tp=2", **full)
-    assert kinds(plugin) == kinds(group) == {"IrcCollective"}
-    native = {"target": "tensorrt-rtx-1.7", "collectives": "native"}
-    both = compiled(BODIES["largest and more"], tmp_path / "all", **native)
-    assert kinds(both) == {"DistCollective"}
-    assert both.manifest["program"]["engine"] == {"collectives": "native", "self_test": False}
-    with pytest.raises(Error, match="reach all 4 ranks of an engine, and this all_reduce is among"):
-        compiled(BODIES["largest"], tmp_path / "part", mesh="dp=2, tp=2", **native)
-    assert not (tmp_path / "part").exists()
+    count = "1 collective" if body == "largest" else "2 collectives"
+    assert note == f"stage 0: {count} by NCCL (IrcCollective)"
 
 
 CACHE = """module @m { func @forward(%k: f32[1, 2, 8, 4], %new: f32[1, 1, 8], %past: i32[1])
@@ -168,15 +143,16 @@ def test_several_ranks_share_weights_outside() -> None:
 
 
 def test_an_artifact_is_compiled_again_as_it_was(tmp_path: Path) -> None:
-    native = {"target": "tensorrt-rtx-1.7", "collectives": "native", "weights": "inside"}
-    before = compiled(BODIES["largest"], tmp_path / "before", **native)
+    options = {"target": "tensorrt-rtx-1.7", "workspace": 1 << 20, "weights": "inside"}
+    before = compiled(BODIES["largest"], tmp_path / "before", **options)
     after = irc.compile(before.folder, tmp_path / "after", engine={"build": False})
-    assert after.manifest["backend"] == "tensorrt-rtx" and kinds(after) == {"DistCollective"}
+    assert after.manifest["backend"] == "tensorrt-rtx"
     assert after.manifest["program"]["engine"] == before.manifest["program"]["engine"]
     other = irc.compile(
-        before.folder, tmp_path / "other", engine={"build": False, "collectives": "plugin"}
+        before.folder, tmp_path / "other", engine={"build": False, "workspace": 2 << 20}
     )
-    assert kinds(other) == {"IrcCollective"} and other.manifest["program"]["weights"] == "inside"
+    assert other.manifest["program"]["engine"]["workspace"] == 2 << 20
+    assert other.manifest["program"]["weights"] == "inside"
     cpu = irc.compile(before.folder, tmp_path / "cpu", backend="onnx")
     assert cpu.manifest["backend"] == "onnx"
 

@@ -146,31 +146,19 @@ def test_grouped_heads_biases_and_long_rope(tmp_path: Path) -> None:
     assert table == rows  # tied: looked up and multiplied, two inputs of the same bytes
 
 
-@pytest.mark.parametrize("collectives", ["native", "plugin"])
-def test_two_ranks_share_one_engine(collectives: str, grouped: Path, tmp_path: Path) -> None:
-    artifact = built(tmp_path, grouped, "tp=2", collectives=collectives)
+def test_two_ranks_share_one_engine(grouped: Path, tmp_path: Path) -> None:
+    artifact = built(tmp_path, grouped, "tp=2")
     check_decode(artifact, layers=2)
     program = artifact.manifest["program"]
     assert {rank["engine"] for rank in program["ranks"]} == {"stage0.engine"}
     assert program["stages"][0]["scalars"] == {"rank.tp": ["tp"]}
     (report,) = reports(artifact)
-    kinds = report.kinds("decode")
-    native = {k: n for k, n in kinds.items() if k.startswith("comm_")}
     # two in each layer, one behind the embedding, and the logits are gathered
-    if collectives == "native":
-        assert program["probe"] == {"model": "probe.onnx", "engine": "probe.engine"}
-        assert (artifact.folder / "probe.engine").stat().st_size
-        assert native == {"comm_allreduce": 5, "comm_allgather": 1}
-        found = nodes(artifact, "DistCollective")
-        assert [(n["groups"], n["group_size"], n["nb_rank"]) for n in found] == (
-            [([0, 1], 2, 2)] * 6
-        )
-    else:
-        assert not native and kinds["custom_layer"] == 6 and program["probe"] is None
-        found = nodes(artifact, "IrcCollective")
-        assert {(n["group"], n["group_size"]) for n in found} == {(b"tp", b"2")}
-        operations = [n["operation"] for n in found]
-        assert operations.count(b"all_reduce_rms_norm") == 3  # not behind the last
+    assert report.kinds("decode")["custom_layer"] == 6
+    collectives = nodes(artifact, "IrcCollective")
+    assert {(n["group"], n["group_size"]) for n in collectives} == {(b"tp", b"2")}
+    operations = [n["operation"] for n in collectives]
+    assert operations.count(b"all_reduce_rms_norm") == 3  # not behind the last
 
 
 @pytest.mark.parametrize("mesh", ["pp=2", "tp=2,pp=2"])

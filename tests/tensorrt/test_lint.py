@@ -145,8 +145,7 @@ def test_models_without_inferred_types_are_linted() -> None:
     "words",
     [
         ("--mesh", "tp=1"),
-        ("--mesh", "tp=2", "--collectives", "native"),
-        ("--mesh", "tp=2,pp=2", "--collectives", "plugin"),
+        ("--mesh", "tp=2,pp=2"),
         ("--mesh", "tp=3", "--dtype", "bf16", "--weights", "outside"),
     ],
 )

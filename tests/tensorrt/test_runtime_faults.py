@@ -183,18 +183,6 @@ def test_wrong_collectives(mesh: str, fault: str, label: str, message: str, tmp_
     assert "on rank " in str(caught.value)
 
 
-@pytest.mark.parametrize("mesh", ["tp=2", "tp=3", "tp=2,pp=2"])
-def test_collectives_of_engines_that_do_nothing(mesh: str, tmp_path: Path) -> None:
-    """NCCL's collectives are right, and only those of the engine are wrong."""
-    facts = write(tmp_path, MODELS["gqa"](), mesh, collectives="native", self_test=False)
-    dead = setting(does_nothing=True)
-    message = r"all_reduce of TensorRT itself \(ranks \d, \d.*on rank \d, did nothing"
-    with pytest.raises(Error, match=message):
-        World(tmp_path, facts, dead)
-    World(tmp_path, facts, dead, self_test=False).close()
-    World(tmp_path, facts).close()
-
-
 def test_a_wrong_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     facts = write(tmp_path, MODELS["gqa"](), "dp=2,tp=2")
     made = Groups.__init__
@@ -209,17 +197,14 @@ def test_a_wrong_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "collectives", "message"),
+    ("changes", "message"),
     [
-        ({"skew": lambda rank: 0.5 * rank}, "plugin", "first token's logits of rank 1 differ"),
-        ({"can_bind": False}, "native", r"set_communicator failed.*--collectives plugin"),
-        ({"gpu_uuid": "same"}, "plugin", r"ranks 0 and 1 use the same GPU \(Fake 9000\)"),
+        ({"skew": lambda rank: 0.5 * rank}, "first token's logits of rank 1 differ"),
+        ({"gpu_uuid": "same"}, r"ranks 0 and 1 use the same GPU \(Fake 9000\)"),
     ],
 )
-def test_a_rank_that_is_wrong(
-    changes: dict[str, Any], collectives: str, message: str, tmp_path: Path
-) -> None:
-    facts = write(tmp_path, MODELS["gqa"](), "tp=2", collectives=collectives)
+def test_a_rank_that_is_wrong(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
+    facts = write(tmp_path, MODELS["gqa"](), "tp=2")
     with pytest.raises(Error, match=message):
         World(tmp_path, facts, setting(**changes))
     if "skew" in changes:

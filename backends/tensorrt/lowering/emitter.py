@@ -13,16 +13,13 @@ from onnx.onnx_ml_pb2 import TensorProto
 
 from irc.backends.lowering import Lowering
 from irc.backends.onnx.emitter import Emitter, Rule
-from irc.backends.onnx.graph import COLLECTIVE, value_info
+from irc.backends.onnx.graph import value_info
 from irc.backends.onnx.storage import Form, Storage
-from irc.backends.tensorrt.lowering.collectives import WITHOUT_BF16, Collectives, is_native
 from irc.backends.tensorrt.lowering.table import lowerings
 from irc.backends.tensorrt.nodes import COLLECTIVE_PLUGIN, NAMESPACE, VERSION
 from irc.backends.tensorrt.target import Target
-from irc.errors import Error
 from irc.ir.core import Function, Module, Op, Value, Weight
 from irc.ir.types import Axes
-from irc.ops import AllReduceRmsNorm
 from irc.ops.collective import Exchange
 from irc.weights import Ref, UnboundRef
 from irc.weights.steps import Cast, Slice, Step, Transpose
@@ -34,9 +31,9 @@ ROWS = ".rows"  # appended to the name of a weight for the input that a lookup r
 
 class TensorRTEmitter(Emitter):
     """See Emitter. `communicators` are those that the graph needs, `scalars` the inputs that hold
-    a rank's position along mesh axes, `in_place` the arguments that the graph overwrites; `natives`
-    and `plugins` count the collectives of either kind. Nodes of the kinds `avoided` are written in
-    the form that nodes.PLAINER names."""
+    a rank's position along mesh axes, `in_place` the arguments that the graph overwrites; `plugins`
+    counts the collectives. Nodes of the kinds `avoided` are written in the form that nodes.PLAINER
+    names."""
 
     compute = ""
     missing: Mapping[str, tuple[str, ...]] = {}
@@ -49,18 +46,16 @@ class TensorRTEmitter(Emitter):
         storage: Storage,
         ranks: Sequence[int],
         target: Target,
-        collectives: Collectives = "auto",
         outside: bool = False,
         avoided: Collection[str] = (),
     ) -> None:
         super().__init__(module, function, storage, ranks)
         self.table: Lowering[Rule] = lowerings(target)
         self.target, self.outside, self.avoided = target, outside, avoided
-        self.wanted: Collectives = collectives
         self.communicators: dict[str, Axes] = {}
         self.scalars: dict[str, Axes] = {}
         self.in_place: set[str] = set()
-        self.natives = self.plugins = 0
+        self.plugins = 0
         self.codes: dict[Op, str] = {}  # of values, by the operation that computes their scales
         self._rows: dict[Weight, str] = {}
         self.padded: dict[Value, tuple[str, tuple[int, ...]]] = {}
@@ -190,35 +185,11 @@ class TensorRTEmitter(Emitter):
         return known[axes]
 
     def collective(self, op: Op, operation: str, group_size: int, x: str) -> str:
-        """A node that communicates `x` along dimension 0: TensorRT's own, or the plugin's."""
-        assert isinstance(op, (Exchange, AllReduceRmsNorm))
-        axes = op.axes
-        all_ranks = self.module.mesh.group_size(axes) == len(self.ranks)
-        is_sum = isinstance(op, AllReduceRmsNorm)
-        reduce_op: str = "sum" if is_sum else getattr(op, "op", "none")
+        """A node that communicates `x` along dimension 0, of the plugin."""
+        assert isinstance(op, Exchange)
+        reduce_op: str = getattr(op, "op", "none")
         root: int = getattr(op, "root", -1)
-        if self.wanted == "native" and not all_ranks:
-            raise Error(
-                f"TensorRT's own collectives reach all {len(self.ranks)} ranks of an engine, and "
-                f"this {operation} is among the {group_size} along {'.'.join(axes)}; compile "
-                "with a mesh of one axis, or without --collectives native"
-            )
-        if not is_native(operation, self.target, all_ranks, self.wanted):
-            return self.plugin(axes, operation, reduce_op, root, [x])[0]
-        self.natives += 1
-        self.communicators[".".join(axes)] = axes
-        widened = operation in WITHOUT_BF16 and self.dtype(op.operands[0]) == "bf16"
-        found = self.add(
-            COLLECTIVE,
-            self.cast(x, "f32") if widened else x,
-            collective_operation=operation,
-            reduce_op=reduce_op,
-            root=root,
-            group_size=group_size,
-            groups=tuple(range(group_size)),
-            nb_rank=group_size,
-        )
-        return self.cast(found, "bf16") if widened else found
+        return self.plugin(op.axes, operation, reduce_op, root, [x])[0]
 
     def plugin(
         self,

@@ -177,12 +177,12 @@ def _symbolic_width(op: Op) -> str | None:
     unless=_symbolic_width,
 )
 def all_reduce_rms_norm(e: TensorRTEmitter, op: ops.AllReduceRmsNorm) -> Lowered:
-    """(the normed sum, the sum) as matrices; with native collectives in four nodes."""
+    """(the normed sum, the sum) as matrices."""
     x, residual = e.flat(op.x), e.flat(op.residual)
     kind = op.x.type.dtype
     scale = e.converted(op.weight, kind)
     group_size = e.module.mesh.group_size(op.axes)
-    if e.wanted != "native" and group_size > 1:
+    if group_size > 1:
         normed, total = e.plugin(
             op.axes,
             "all_reduce_rms_norm",
@@ -194,8 +194,7 @@ def all_reduce_rms_norm(e: TensorRTEmitter, op: ops.AllReduceRmsNorm) -> Lowered
             offset=repr(op.offset),
         )
         return Flat(normed), Flat(total)
-    total = e.collective(op, "all_reduce", group_size, x) if group_size > 1 else x
-    total = e.add("Add", total, residual)
+    total = e.add("Add", x, residual)
     if op.offset:
         scale = e.add("Add", scale, e.number(op.offset, kind))
     return Flat(e.add("RMSNormalization", total, scale, axis=-1, epsilon=op.eps)), Flat(total)

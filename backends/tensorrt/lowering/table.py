@@ -14,18 +14,17 @@ from typing import Any, TypeAlias
 
 from irc.backends.lowering import STRUCTURE, Alone, Lowering, Refusal
 from irc.backends.onnx.emitter import TABLE, Lowered, Rule
-from irc.backends.onnx.graph import COLLECTIVE
-from irc.backends.tensorrt.lowering.collectives import support_of
 from irc.backends.tensorrt.nodes import COLLECTIVE_PLUGIN
 from irc.backends.tensorrt.target import Scope, Target
 from irc.extensions.user_files import defining_modules, is_users, watch
 from irc.ir.core import Op
 from irc.ir.declare import REGISTRY
-from irc.ops.collective_names import OPERATIONS
+from irc.ops.collective import Exchange
 
 Writes: TypeAlias = Callable[[Any, Any], Lowered]  # (emitter, operation) -> its results
 
 IMPORTERS = "onnx/onnx-tensorrt 5ab48c5c, onnxOpImporters.cpp"
+_BY_NCCL = "TensorRT's own reach all ranks of an engine only, and do nothing in some versions"
 
 
 @dataclass(frozen=True)
@@ -158,27 +157,18 @@ def _lowerings(target: Target, users: tuple[tuple[type[Op], Choice], ...]) -> Lo
 
 def rows(target: Target) -> list[Row]:
     """The table for a target, sorted by operation."""
-    collectives, known = _native_rows(target), lowerings(target)
+    known = lowerings(target)
     return [
-        collectives.get(name) or _row(name, cls, CHOICES.find(cls, target), known.covers(cls))
+        _row(name, cls, CHOICES.find(cls, target), known.covers(cls))
         for name, cls in sorted(REGISTRY.items())
     ]
-
-
-def _native_rows(target: Target) -> dict[str, Row]:
-    """The rows of the lowering table for collectives among all ranks of an engine, by opname."""
-    found: dict[str, Row] = {}
-    for operation in OPERATIONS:
-        known = support_of(operation, target)
-        choice = COLLECTIVE if known.is_correct else COLLECTIVE_PLUGIN
-        name = f"collective_{operation}" if operation in ("gather", "scatter") else operation
-        found[name] = Row(name, choice, known.reason, known.source)
-    return found
 
 
 def _row(name: str, cls: type[Op], chosen: Choice | None, is_covered: bool) -> Row:
     if chosen is not None:
         return Row(name, chosen.choice, chosen.reason, chosen.source)
+    if issubclass(cls, Exchange):
+        return Row(name, COLLECTIVE_PLUGIN, _BY_NCCL, "pytorch/TensorRT #4380, #4381, #4388")
     if is_covered:
         return Row(name, "as ONNX", "the importer gives it the same meaning", IMPORTERS)
     if name in STRUCTURE:

@@ -1,19 +1,13 @@
-"""An engine under one profile: addresses and shapes set when they change, repeated runs as graphs.
-
-A context keeps its communicator for as long as it lives and is never replaced: in a new context
-the engine's collectives would silently do nothing.
-"""
+"""An engine under one profile: shapes and addresses set when they change, repeats as graphs."""
 
 from __future__ import annotations
 
-import ctypes
 import math
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
 from irc.backends.cuda.driver import Stream
 from irc.backends.cuda.execute.memory import Memory
-from irc.backends.cuda.group import Group
 from irc.backends.ranks.communicator import PeerError
 from irc.backends.tensorrt.plugins import take_failure
 from irc.backends.tensorrt.runtime.engine import Engine, Shape
@@ -23,7 +17,6 @@ from irc.errors import Error
 Warn: TypeAlias = Callable[[str], None]
 _Shapes: TypeAlias = tuple[tuple[str, Shape], ...]
 _Key: TypeAlias = tuple[_Shapes, tuple[tuple[str, int], ...]]
-_CAPSULE = b"ncclComm_t"
 
 
 class Execution:
@@ -38,28 +31,12 @@ class Execution:
         self._gpu, self._engine, self._stream = gpu, engine, stream
         self._graphs, self._warn = graphs, warn
         self._context = engine.context(profile, stream)
-        self._communicator: Any = None
         self.memory = Memory(gpu.driver, stream)
         self._shapes: dict[str, Shape] = {}
         self._addresses: dict[str, int] = {}
         self._last: _Key | None = None
         self._captured: tuple[_Key, Any] | None = None
         self._seen: set[_Shapes] = set()
-
-    def bind(self, group: Group) -> None:
-        """Give the engine's own collectives their group; all its ranks call this at once."""
-        make = ctypes.pythonapi.PyCapsule_New
-        make.restype = ctypes.py_object
-        make.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
-        capsule = make(group.pointer, _CAPSULE, None)
-        self._communicator = group, capsule  # they must outlive the context
-        with self._gpu.during("giving TensorRT the communicator"):
-            if self._context.set_communicator(capsule):
-                return
-        raise Error(
-            "the engine refuses the communicator of its ranks (set_communicator failed), and its "
-            "collectives would do nothing; compile with --collectives plugin"
-        )
 
     def is_new(self, shapes: Mapping[str, Shape]) -> bool:
         """Whether shapes run for the first time: the library may compile kernels for them."""

@@ -1,8 +1,7 @@
-"""The NCCL groups of one rank: of all ranks, of its stage, and of every group that plugins name."""
+"""The NCCL groups of one rank: of all ranks, and of every group that plugins name."""
 
 from __future__ import annotations
 
-from irc.analysis.stages import stage_axes
 from irc.backends.cuda.execute.gpu import every_group
 from irc.backends.ranks.communicator import Communicator
 from irc.backends.tensorrt.plugins import communicators
@@ -13,8 +12,8 @@ from irc.backends.tensorrt.runtime.plan import RankPlan
 class Groups:
     """The groups of one rank, made by all ranks at once; each set of ranks has one.
 
-    `world` has all ranks in order. `of_engine` is for the engine's own collectives, None without
-    any. `named` has the groups that plugins name, and `ranks` their ranks.
+    `world` has all ranks in order. `named` has the groups that plugins name, and `ranks` their
+    ranks.
     """
 
     def __init__(self, plan: RankPlan, gpu: EngineGpu, host: Communicator) -> None:
@@ -24,8 +23,6 @@ class Groups:
             if plan.rank in ranks
         }
         self.world = self._groups[tuple(range(plan.mesh.ranks))]
-        stage = plan.stage_ranks()
-        self.of_engine = self._groups[stage] if plan.stage.native and len(stage) > 1 else None
         self.ranks = {key: plan.others(axes) for key, axes in plan.stage.groups.items()}
         self.ranks = {key: ranks for key, ranks in self.ranks.items() if len(ranks) > 1}
         self.named = {key: self._groups[ranks] for key, ranks in self.ranks.items()}
@@ -39,9 +36,4 @@ class Groups:
 
 
 def _every_group(plan: RankPlan) -> dict[tuple[int, ...], str]:
-    axes = stage_axes(plan.mesh)
-    wanted: list[tuple[str, ...]] = []
-    for stage in plan.stages:
-        wanted += [axes] if stage.native and axes else []
-        wanted += stage.groups.values()
-    return every_group(plan.mesh, wanted)
+    return every_group(plan.mesh, [axes for stage in plan.stages for axes in stage.groups.values()])

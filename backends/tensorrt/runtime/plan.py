@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from irc.analysis.stages import stage_axes
 from irc.backends.base import Port, Ports
 from irc.backends.ranks.ports import (
     Write,
@@ -41,9 +40,8 @@ class Binding:
 class StagePlan:
     """What all ranks of a stage share; see facts.py of the backend.
 
-    `outputs`: the engine's name of every result. `states`: the result of every state. `native`:
-    whether the engine has collectives of its own, besides those of plugins. `copied`: the states
-    that the engine does not overwrite in place.
+    `outputs`: the engine's name of every result. `states`: the result of every state. `copied`:
+    the states that the engine does not overwrite in place.
     """
 
     ports: Ports
@@ -53,7 +51,6 @@ class StagePlan:
     states: Mapping[str, str]
     scalars: Mapping[str, tuple[str, ...]]
     groups: Mapping[str, tuple[str, ...]]
-    native: bool
     copied: frozenset[str]
 
     @classmethod
@@ -68,7 +65,6 @@ class StagePlan:
             {r["state"]: r["result"] for r in results if r.get("state") is not None},
             {name: tuple(axes) for name, axes in facts["scalars"].items()},
             {key: tuple(axes) for key, axes in facts["groups"].items()},
-            facts["natives"],
             frozenset(facts["copied"]),
         )
 
@@ -83,8 +79,7 @@ class RankPlan:
     """What one rank runs.
 
     `number`: of its stage. `receives` and `sends` name the values of other stages by the rank they
-    come from and go to; `taken` are the inputs that the caller provides. `probe` is the engine that
-    tests TensorRT's own collectives, where there are any.
+    come from and go to; `taken` are the inputs that the caller provides.
     """
 
     rank: int
@@ -98,7 +93,6 @@ class RankPlan:
     receives: Mapping[int, tuple[str, ...]]
     sends: Mapping[int, tuple[str, ...]]
     taken: tuple[str, ...]
-    probe: Path | None
 
     @classmethod
     def of_facts(cls, folder: Path, facts: Mapping[str, Any], rank: int) -> RankPlan:
@@ -115,11 +109,6 @@ class RankPlan:
         """The ranks of this rank's group along mesh axes, itself included."""
         return tuple(next(group for group in self.mesh.groups(axes) if self.rank in group))
 
-    def stage_ranks(self) -> tuple[int, ...]:
-        """The ranks that run the same stage."""
-        axes = stage_axes(self.mesh)
-        return self.others(axes) if axes else (self.rank,)
-
 
 def _plan(folder: Path, facts: Mapping[str, Any], rank: int) -> RankPlan:
     mesh, target = mesh_of_facts(facts), Target.parse(facts["target"])
@@ -129,6 +118,11 @@ def _plan(folder: Path, facts: Mapping[str, Any], rank: int) -> RankPlan:
         raise Error(
             f"the engines of {folder} were built without their weights (--strip), to be refitted "
             "by another program; compile without --strip to run them here"
+        )
+    if facts.get("probe"):  # an artifact of irc 0.1
+        raise Error(
+            f"the engines of {folder} use TensorRT's own collectives, which irc does not connect "
+            "any more; compile again"
         )
     if not entry["engine"]:
         raise Error(
@@ -150,7 +144,6 @@ def _plan(folder: Path, facts: Mapping[str, Any], rank: int) -> RankPlan:
         receives,
         {peer(mesh, rank, e["stage"]): tuple(e["names"]) for e in stage["sends"]},
         tuple(name for name in stages[entry["stage"]].inputs if name not in received),
-        folder / facts["probe"]["engine"] if facts["probe"] else None,
     )
 
 

@@ -63,9 +63,6 @@ class EngineRank:
             for number in range(engine.profiles)
         ]
         self.meet("the contexts")
-        if self.groups is not None and self.groups.of_engine is not None:
-            for execution in self.executions:
-                execution.bind(self.groups.of_engine)
         self.shared = Memory(driver, self.stream)
 
     @property

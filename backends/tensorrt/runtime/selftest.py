@@ -1,7 +1,4 @@
-"""The self-test at load: collectives that do nothing or use a wrong group, and wrong numbers.
-
-Engines have been seen whose collectives silently do nothing, or use another group than they name.
-"""
+"""The self-test at load: collectives that do nothing or use a wrong group, and wrong numbers."""
 
 from __future__ import annotations
 
@@ -12,10 +9,7 @@ import numpy as np
 
 from irc.backends.cuda.driver import Array
 from irc.backends.cuda.group import Group
-from irc.backends.tensorrt.probe import MINE, TOTAL
 from irc.backends.tensorrt.runtime.answers import problems
-from irc.backends.tensorrt.runtime.engine import Engine
-from irc.backends.tensorrt.runtime.execution import Execution
 from irc.backends.tensorrt.runtime.program import EngineProgram
 from irc.backends.tensorrt.runtime.rank import EngineRank
 from irc.errors import Error
@@ -31,8 +25,6 @@ def self_test(program: EngineProgram, golden: Mapping[str, Any] | None) -> None:
         _test_group(rank, "all ranks", groups.world, range(groups.world.ranks))
         for key, group in groups.named.items():
             _test_group(rank, f"group {key}", group, groups.ranks[key])
-        if groups.of_engine is not None:
-            _test_engine(rank, groups.of_engine)
     for problem in problems(program, golden) if golden is not None else ():
         _fail(problem)
 
@@ -45,7 +37,7 @@ def _test_group(rank: EngineRank, name: str, group: Group, ranks: Sequence[int])
     own[rank.rank] = rank.rank + 1
     reduce = group.bind("all_reduce", "f32", count, "sum")
     total = _computed(rank, own, count, lambda x, y: reduce(x, y, handle))
-    _check_sum(total, {r: r for r in ranks}, rank.rank, where)
+    _check_sum(total, ranks, rank.rank, where)
     gather = group.bind("all_gather", "i32", 1)
     number = np.array([rank.rank], np.int32)
     order = _computed(rank, number, len(ranks), lambda x, y: gather(x, y, handle)).tolist()
@@ -53,43 +45,18 @@ def _test_group(rank: EngineRank, name: str, group: Group, ranks: Sequence[int])
         _fail(f"all_gather of {where}, returned the order {order}")
 
 
-def _test_engine(rank: EngineRank, group: Group) -> None:
-    """Let an engine of the same library sum vectors with one element per rank."""
-    if rank.plan.probe is None:
-        _fail("the engines use TensorRT's own collectives, and the folder has no engine to test")
-    ranks = rank.plan.stage_ranks()
-    engine = Engine(rank.gpu.library, rank.plan.probe)
-    execution = Execution(rank.gpu, engine, 0, rank.stream, False, warn=lambda text: None)
-    try:
-        rank.meet("the test of TensorRT's collectives")
-        execution.bind(group)
-        own = np.zeros(len(ranks), np.float32)
-        own[group.rank] = rank.rank + 1
-        total = _computed(
-            rank,
-            own,
-            len(ranks),
-            lambda x, y: execution.run({}, {MINE: x, TOTAL: y}, {TOTAL: own.shape}),
-        )
-    finally:
-        execution.free()
-    where = f"TensorRT itself (ranks {_listed(ranks)}), on rank {rank.rank}"
-    _check_sum(total, dict(enumerate(ranks)), rank.rank, where)
-
-
-def _check_sum(total: Array, places: Mapping[int, int], rank: int, where: str) -> None:
+def _check_sum(total: Array, ranks: Sequence[int], rank: int, where: str) -> None:
     """Raise unless each rank's number, plus 1, was added at its place, and nothing else."""
-    wanted = np.zeros_like(total)
-    for place, other in places.items():
-        wanted[place] = other + 1
-    if np.array_equal(total, wanted):
+    expected = np.zeros_like(total)
+    expected[list(ranks)] = np.asarray(ranks) + 1
+    if np.array_equal(total, expected):
         return
-    added = [places.get(int(place), int(place)) for place in np.flatnonzero(total)]
+    added = np.flatnonzero(total).tolist()
     if added in ([rank], []):
         _fail(f"all_reduce of {where}, did nothing")
     _fail(
-        f"all_reduce of {where}, is wrong: expected {wanted.tolist()}, found {total.tolist()}, the "
-        f"sum over ranks {_listed(added)}"
+        f"all_reduce of {where}, is wrong: expected {expected.tolist()}, found {total.tolist()}, "
+        f"the sum over ranks {_listed(added)}"
     )
 
 
