@@ -121,7 +121,6 @@ def launch(argv: list[str], ranks: int, hosts: Sequence[str] = (), data: bytes =
         _command_line(ranks, hosts),
         stdin=subprocess.PIPE,
         stderr=subprocess.PIPE,
-        bufsize=0,
         env={**os.environ, **environment},
         start_new_session=True,  # so that ctrl-C comes here alone
         preexec_fn=_die_with_parent,

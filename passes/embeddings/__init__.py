@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from functools import cached_property
 
 from irc.analysis.communication import slowest_link
+from irc.analysis.topology import Topology
 from irc.errors import Error
 from irc.ir.core import Function, Module, Value, Weight
 from irc.ir.result_names import OVERFLOW
@@ -213,20 +215,22 @@ class _Rewriting:
         for site in sites:
             self._rewrite(site, chosen, versions)
 
+    @cached_property
+    def _topology(self) -> Topology:
+        """The machine's constants, read when first needed."""
+        from irc.analysis.topology_file import default_topology, read_topology
+
+        name = self.options.topology
+        return read_topology(name) if name else default_topology()
+
     def _candidates(
         self, sites: Sequence[Site], versions: Versions, tied: bool
     ) -> dict[Layout, list[Candidate]]:
-        from irc.analysis.topology_file import default_topology, read_topology
-
-        options = self.options
-        topology = read_topology(options.topology) if options.topology else default_topology()
+        options, topology = self.options, self._topology
+        link = slowest_link(self.module.mesh.groups(sites[0].axes), topology)
+        group_size, capacity = versions.group_size, options.capacity
         context = CostContext(
-            module=self.module,
-            topology=topology,
-            link=slowest_link(self.module.mesh.groups(sites[0].axes), topology),
-            group_size=versions.group_size,
-            capacity=options.capacity,
-            sentinel=options.sentinel,
+            self.module, topology, link, group_size, capacity, sentinel=options.sentinel
         )
         memory = None if options.memory is None else options.memory * 1e9
 

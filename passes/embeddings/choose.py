@@ -161,7 +161,8 @@ def cheapest(options: dict[Layout, list[Candidate]], present: Layout) -> Layout:
         exact = all(c.scheme in BITWISE for c in candidates)
         return round(time, 3), sum(c.messages for c in candidates), not exact
 
-    allowed = [layout for layout in order if not any(c.rejection for c in options[layout])]
+    rejected = {layout for layout in LAYOUTS if any(c.rejection for c in options[layout])}
+    allowed: list[Layout] = [layout for layout in order if layout not in rejected]
     return min(allowed, key=key) if allowed else present
 
 

@@ -10,25 +10,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal, TypeAlias, cast
 
+from irc import ops
 from irc.errors import Error
 from irc.ir.core import Function, Op, Result, Value
 from irc.ir.mesh import Mesh
 from irc.ir.result_names import OUT_OF_RANGE, OVERFLOW, UNKNOWN
-from irc.ops import (
-    Add,
-    AllReduce,
-    And,
-    Cast,
-    Constant,
-    Embedding,
-    Ge,
-    Lt,
-    Maximum,
-    Not,
-    ReduceSum,
-    SlotIds,
-    Where,
-)
 from irc.ops.table_rows import LARGEST
 
 from ..shared.edit import named_results, set_results
@@ -63,18 +49,20 @@ class Policy:
         """Ids that are all in range of a table of `rows`, as a new expression."""
         self.check(rows, name)
         op = ids.producer
-        if isinstance(op, SlotIds):
+        if isinstance(op, ops.SlotIds):
             return op.rebuilt([op.ids], outside=self.kind, row=self.row).result
         kind = ids.type.dtype
         if self.kind == "row":
-            return Where(between(ids, rows), ids, Constant(values=(self.row,), dtype=kind)).result
+            return ops.Where(
+                between(ids, rows), ids, ops.Constant(values=(self.row,), dtype=kind)
+            ).result
         # comparisons, as runtimes are known to take the wrong maximum of 64-bit integers
-        zero = Constant(values=(0,), dtype=kind)
-        least = Where(Ge(ids, zero), ids, zero)
+        zero = ops.Constant(values=(0,), dtype=kind)
+        least = ops.Where(ops.Ge(ids, zero), ids, zero)
         if rows > LARGEST[kind]:
             return least.result
-        last = Constant(values=(rows - 1,), dtype=kind)
-        return Where(Lt(least, last), least, last).result
+        last = ops.Constant(values=(rows - 1,), dtype=kind)
+        return ops.Where(ops.Lt(least, last), least, last).result
 
     def check(self, rows: int, name: str) -> None:
         """An Error where the fixed row is no row of the table."""
@@ -90,10 +78,10 @@ class Policy:
 def between(ids: Value, rows: int) -> Op:
     """Which ids are in range of a table of `rows`: bool of the shape of the ids."""
     kind = ids.type.dtype
-    low = Ge(ids, Constant(values=(0,), dtype=kind))
+    low = ops.Ge(ids, ops.Constant(values=(0,), dtype=kind))
     if rows > LARGEST[kind]:
         return low
-    return And(low, Lt(ids, Constant(values=(rows,), dtype=kind)))
+    return ops.And(low, ops.Lt(ids, ops.Constant(values=(rows,), dtype=kind)))
 
 
 def add_result(function: Function, name: str, value: Value) -> None:
@@ -101,19 +89,19 @@ def add_result(function: Function, name: str, value: Value) -> None:
     set_results(function, [*function.returned, value], [*named_results(function), Result(name)])
 
 
-def count_out_of_range(function: Function, ops: Iterable[Embedding], mesh: Mesh) -> int:
+def count_out_of_range(function: Function, lookups: Iterable[ops.Embedding], mesh: Mesh) -> int:
     """Count out-of-range ids, per argument they come from, as results of the function.
 
     Returns how many results were added.
     """
     counts: dict[str, Value] = {}
     taken = function.result_names()
-    for op in ops:
+    for op in lookups:
         name = f"{source_name(function, op.ids)}{OUT_OF_RANGE}"
         if name in taken:
             continue
         count = _count(op, mesh)
-        count = Add(counts[name], count) if name in counts else count
+        count = ops.Add(counts[name], count) if name in counts else count
         counts[name] = _insert(function, count)
     for name, count in counts.items():
         add_result(function, name, count)
@@ -133,17 +121,17 @@ def source_name(function: Function, ids: Value) -> str:
     return names[0] if len(names) == 1 and names[0] is not None else UNKNOWN
 
 
-def _count(op: Embedding, mesh: Mesh) -> Op:
+def _count(op: ops.Embedding, mesh: Mesh) -> Op:
     """i32[]: how many ids of a lookup are out of range, on all ranks together."""
     ids, gather = op.ids, op.ids.producer
     if gather is not None and gather.opname == "all_gather":
         ids = gather.operands[0]  # every rank counts its own
     inside = between(ids, table_shape(table_of(op.table))[0])
-    count: Op = Cast(Not(inside), dtype="i32")
+    count: Op = ops.Cast(ops.Not(inside), dtype="i32")
     if ids.type.ndim:
-        count = ReduceSum(count, dims=tuple(range(ids.type.ndim)))
+        count = ops.ReduceSum(count, dims=tuple(range(ids.type.ndim)))
     over = tuple(axis for axis in mesh.names if axis in count.result.type.partial)
-    return AllReduce(count, axis=".".join(over)) if over else count
+    return ops.AllReduce(count, axis=".".join(over)) if over else count
 
 
 def _insert(function: Function, root: Op) -> Value:
@@ -159,5 +147,5 @@ def return_overflow(function: Function, needed: list[Value]) -> None:
     """Return the largest capacity that lookups need beyond the one they have, or 0."""
     largest = needed[0]
     for value in needed[1:]:
-        largest = _insert(function, Maximum(largest, value))
+        largest = _insert(function, ops.Maximum(largest, value))
     add_result(function, OVERFLOW, largest)

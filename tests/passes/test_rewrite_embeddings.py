@@ -335,3 +335,25 @@ CALLING = """module @m mesh(tp=2) {
     return %y
   }
 }"""
+
+
+TWO_TABLES = """module @m mesh(tp=2) {
+  weight @t : f32[13@tp, 4] = random("t", 1, 0.5, [13, 4])
+  weight @u : f32[7@tp, 4] = random("u", 1, 0.5, [7, 4])
+  func @main(%ids: i32[6]) -> (y: f32[6, 4], z: f32[6, 4]) {
+    %e = embedding %ids, @t : f32[6, 4]{sum tp}
+    %y = all_reduce %e {axis="tp"} : f32[6, 4]
+    %f = embedding %ids, @u : f32[6, 4]{sum tp}
+    %z = all_reduce %f {axis="tp"} : f32[6, 4]
+    return %y, %z
+  }
+}"""
+
+
+def test_counts_of_two_tables_are_added_and_the_larger_capacity_is_named() -> None:
+    module = parse_module(TWO_TABLES)
+    after(module, '{scheme=ka, capacity=1, policy="error"}')
+    ids = np.array([0, 2, 4, 8, 10, 13], np.int32)  # 5 and 3 of an even row; 1 and 3 out of range
+    for form in (module, localized(module)):
+        results = evaluate(form, {"ids": ids})
+        assert (results["ids_out_of_range"], results["capacity_overflow"]) == (4, 5)
