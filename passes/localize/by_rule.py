@@ -32,7 +32,7 @@ def local_operation(builder: Builder, op: Op) -> tuple[Value, ...]:
 
 def _mask_sums(builder: Builder, op: Op, view: Op, operands: list[Value]) -> None:
     """Mask the padding of every dimension that is summed over, unless it is zero."""
-    text = op.sharding_rule()
+    text = view.sharding_rule()
     if text is None:
         raise Error(f"{op.opname} has no sharding rule; gather its operands before it")
     rule = parse_rule(text)

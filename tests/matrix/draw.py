@@ -133,6 +133,7 @@ class Draw:
         blocks: Sequence[Callable[[], object]] = (
             self.linear, self.linear, self.gated, self.attention, self.residual, self.binary,
             self.shape, self.lookup, self.product, self.number,
+            *([self.attention, self.experts] if self.examples else []),
         )  # fmt: skip
         if self.examples and self.rng.random() < 0.5:
             self.example()
@@ -207,13 +208,61 @@ class Draw:
 
     def attention(self) -> None:
         """Attention with its four linears; query heads may share those of keys."""
-        x, kv, head = self.pick(3), self.rng.choice([1, 2, 3]), self.rng.choice([2, 4])
+        rng, x, kv, head = (
+            self.rng,
+            self.pick(3),
+            self.rng.choice([1, 2, 3]),
+            self.rng.choice([2, 4]),
+        )
         if x.type.ndim != 3:
             raise Error("attention takes [batch, tokens, features]")
-        q = self.linear(x, kv * self.rng.choice([1, 2, 3]) * head)
-        k, v = self.linear(x, kv * head), self.linear(x, kv * head)
-        mixed = self.put(ops.Attention(q, k, v, head_dim=head, causal=self.rng.random() < 0.5))
-        self.linear(mixed, self.last(x))
+        heads, (rows, tokens) = kv * rng.choice([1, 2, 3]), x.type.shape[:2]
+        if heads == kv and rng.random() < 0.5:  # in one weight
+            merged = self.linear(x, 3 * heads * head)
+            parts = ops.Split(merged, dim=2, sizes=(heads * head,) * 3)
+            self.put(parts)
+            q, k, v = parts.results
+        else:
+            q, k, v = (self.linear(x, n * head) for n in (heads, kv, kv))
+        if rng.random() < 0.3:
+            q, k = self.head_norm(q, head), self.head_norm(k, head)
+        if rng.random() < 0.3:
+            place = self.argument(Arg((rows, tokens), "i32", 0, 40))
+            turns: dict[str, Any] = {"head_dim": head, "interleaved": rng.random() < 0.5}
+            q, k = (self.put(ops.Rope(each, place, **turns)) for each in (q, k))
+        kind, scores = rng.choice(["", "", "mask", "bias"]), {}
+        if kind:
+            shape = (rng.choice([1, rows]), rng.choice([1, heads]), rng.choice([1, tokens]), tokens)
+            scores = {kind: self.argument(Arg(shape, "bool" if kind == "mask" else "T"))}
+        options: dict[str, Any] = {"causal": rng.random() < 0.5, "window": rng.choice([0, 0, 2])}
+        options |= {"softcap": rng.choice([0.0, 0.0, 5.0])}
+        mixed = ops.Attention(q, k, v, head_dim=head, **scores, **options)
+        self.linear(self.put(mixed), self.last(x))
+
+    def head_norm(self, x: Value, head: int) -> Value:
+        """x with the features of each head normed."""
+        *outer, width = x.type.shape
+        assert isinstance(width, int)
+        apart = self.put(ops.Reshape(x, shape=(*outer, width // head, head)))
+        normed = self.put(ops.RmsNorm(apart, self.weight(head)))
+        return self.put(ops.Reshape(normed, shape=x.type.shape))
+
+    def experts(self) -> None:
+        """A mixture of experts of the tokens of a value, by experts and shares that are given."""
+        x, count, width = self.pick(2), self.rng.choice([1, 3, 4, 5]), self.size()
+        tokens, choices = x.type.shape[0], min(count, 2)
+        if x.type.ndim != 2:
+            raise Error("experts take [tokens, features]")
+        features = self.last(x)
+        chosen = self.argument(Arg((tokens, choices), "i32", -1, count + 1))
+        shares = self.argument(Arg((tokens, choices)))
+        slots = self.put(ops.MoeSlots(chosen, experts=count))
+        buffer = self.put(ops.MoeDispatch(x, chosen, slots, experts=count))
+        inner = self.put(
+            ops.Silu(self.put(ops.Matmul(buffer, self.weight(count, features, width))))
+        )
+        outer = self.put(ops.Matmul(inner, self.weight(count, width, features)))
+        self.put(ops.MoeCombine(outer, chosen, slots, shares))
 
     def residual(self) -> None:
         """x plus a linear of x, and a norm of it."""

@@ -8,7 +8,6 @@ from irc.frontends import Module, Tensor
 from irc.frontends import functional as F
 from irc.frontends.layers import MLP, Attention, Embedding, LayerNorm, Linear, RmsNorm
 from irc.frontends.module import Parameter
-from irc.frontends.trace import Spec
 
 from .cases import HIDDEN, IDS, POSITIONS, Case, X
 
@@ -170,17 +169,14 @@ class Transposed(Module):
 
 
 class Merged(Module):
-    """Gate and up projection in one weight; with `peek` something needs it replicated as well."""
+    """Gate and up projection in one weight."""
 
-    def __init__(self, peek: bool) -> None:
+    def __init__(self) -> None:
         self.gate_up_proj, self.down_proj = Linear(HIDDEN, 22), Linear(11, HIDDEN)
-        self.peek = peek
 
     def forward(self, x: Tensor) -> Any:
-        both = self.gate_up_proj(x)
-        gate, up = both.split([11, 11], 2)
-        out = self.down_proj(F.silu(gate) * up)
-        return out + both.sum(-1, keep=True) if self.peek else out
+        gate, up = self.gate_up_proj(x).split([11, 11], 2)
+        return self.down_proj(F.silu(gate) * up)
 
 
 class Heads(Module):
@@ -196,32 +192,20 @@ class Heads(Module):
         return F.log_softmax(logits), best, places, *along
 
 
-def _unweighted(x: Tensor, y: Tensor) -> Any:
-    return F.softmax(x) * y, (x + y).sum(1), (x * y).sum(2)
-
-
-PAIR = {name: Spec("f32", ("B", "R", HIDDEN)) for name in "xy"}
 BLOCKS |= {
     "gpt2_6": Case(lambda: Gpt2(6), IDS | POSITIONS),
     "gpt2_5": Case(lambda: Gpt2(5), IDS | POSITIONS),
-    "turned_gpt2_6": Case(lambda: Gpt2Block(6, Turned), X, TURNED),
     "turned_gpt2_5": Case(lambda: Gpt2Block(5, Turned), X, TURNED),
     "turned_gpt2_by_others": Case(lambda: Gpt2Block(6, Turned), X),
     "parallel": Case(lambda: Parallel(bias=False), X),
     "parallel_bias": Case(lambda: Parallel(bias=True), X),
-    "interleaved_6": Case(lambda: Interleaved(6), X),
     "interleaved_5": Case(lambda: Interleaved(5), X),
     "bert": Case(Bert, IDS | POSITIONS),
     "prompted": Case(Prompted, IDS),
-    "prompted_i64": Case(Prompted, {"ids": Spec("i64", ("B", "S"))}),
     "tied": Case(Tied, IDS),
     "twice": Case(Twice, X),
     "transposed": Case(Transposed, X, ("fc[13] 0@tp", "fc2 0@tp")),
-    "transposed_inside": Case(Transposed, X, ("fc? 1@tp",)),
     "transposed_mixed": Case(Transposed, X, ("fc1 0@tp", "fc2 1@tp", "fc3 replicated")),
-    "merged": Case(lambda: Merged(peek=False), X),
-    "merged_and_whole": Case(lambda: Merged(peek=True), X),
+    "merged": Case(Merged, X),
     "heads": Case(Heads, X),
-    "unweighted": Case(lambda: _unweighted, PAIR, ("x 2@tp", "y 2@tp")),
-    "unweighted_apart": Case(lambda: _unweighted, PAIR, ("x 2@tp", "y 1@tp")),
 }

@@ -325,3 +325,14 @@ def test_the_place_of_the_largest_of_a_sharded_weight(size: int, tmp_path: Path)
         f'weight @m : f32[{size}, 6] = random("m", 6, 0.4)',
     )
     same(text, "tp=4", ["v 0@tp", "m 0@tp"], tmp_path)
+
+
+@pytest.mark.timeout(60)
+def test_a_sharded_weight_is_reshaped(tmp_path: Path) -> None:
+    text = function(
+        "f32[60]",
+        "%a = reshape @v {shape=[60]} : f32[60]",
+        args="",
+        weights='weight @v : f32[12, 5] = random("v", 5, 0.4)',
+    )
+    same(text, "tp=6", ["v 0@tp"], tmp_path)
