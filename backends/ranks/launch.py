@@ -39,7 +39,7 @@ _RANK_VARIABLES = (
 _OTHERS = (
     (
         ("RANK", "WORLD_SIZE", "MASTER_PORT"),
-        "torchrun started this process, and irc's ranks meet over MPI: mpirun -n {ranks} irc ..., "
+        "torchrun started this process, and irc's ranks use MPI: mpirun -n {ranks} irc ..., "
         "or irc ... --ranks {ranks}",
     ),
     (
@@ -58,7 +58,7 @@ _STATUSES = (0, 1, 2, 70, 130, 143)  # of irc; others are the launcher's own
 _TRACE = re.compile(rb"\[[\w:.-]+@[^\]]*\] \w+ \([^()\s]*\.[ch]:\d+\): ")
 _FOR_THE_RANK = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _PARENT_DEATH_SIGNAL = 1  # of Linux's prctl
-_MEETING = 60.0  # seconds until all ranks have met
+_START = 60.0  # seconds until MPI has started on all ranks
 _NAMING = 12.0  # seconds that the other ranks have after one died
 _ENDING = 3.0  # seconds for the launcher to end the ranks
 
@@ -194,27 +194,31 @@ def supervise(launched: LaunchedRank) -> None:
 
 
 def tell_supervisor() -> None:
-    """Tell the supervisor of this rank, where it has one, that the ranks have met."""
+    """Tell the supervisor of this rank, where it has one, that MPI has started on all ranks."""
     pipe = os.environ.get(_PIPE, "")
     if pipe:
         os.write(int(pipe), b"m")
 
 
 def _watch_start(rank: int, process: int, pipe: int) -> None:
-    """Wait until the ranks have met, or this one has ended; MPI itself would wait for ever.
+    """Wait until MPI has started on all ranks, or this one has ended; MPI would wait for ever.
 
     Ranks with a reason of their own to end print it.
     """
     # rank 0 tells the user, if it has come this far
-    if not select.select([pipe], [], [], _MEETING + _ENDING * (rank > 0))[0]:
-        _end_all(f"rank {rank} has not met the other ranks within {_MEETING:g} s")
+    if not select.select([pipe], [], [], _START + _ENDING * (rank > 0))[0]:
+        _end_all(
+            f"MPI has not started on all ranks within {_START:g} s of its start on rank {rank}"
+        )
     if os.read(pipe, 1):
         return
     ended = os.waitid(os.P_PID, process, os.WEXITED | os.WNOWAIT)
     assert ended is not None
     number = 0 if ended.si_code == os.CLD_EXITED else ended.si_status
     if number and number not in _FOR_THE_RANK:
-        _end_all(f"rank {rank} died before all ranks had met: {signal.strsignal(number)}")
+        _end_all(
+            f"rank {rank} died before MPI had started on all ranks: {signal.strsignal(number)}"
+        )
 
 
 def _end_all(text: str) -> NoReturn:

@@ -197,14 +197,14 @@ class MpiCommunicator:
         Other processes get the core: there may be more ranks than cores.
         """
         began = time.perf_counter()
-        while not (found := answer()):
+        while not (result := answer()):
             self.check()
             waited = time.perf_counter() - began
             if waited < _SPIN:
                 os.sched_yield() if hasattr(os, "sched_yield") else time.sleep(0)
             else:
                 time.sleep(_NAP if waited < _SHORT else _SLEEP)
-        return found
+        return result
 
     def _network_broke(self, error: Exception) -> NoReturn:
         """After an error of MPI itself: wait until the watchers name the rank that is gone."""

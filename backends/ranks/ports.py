@@ -33,17 +33,17 @@ class Inputs:
     def __init__(self, name: str, ports: Sequence[Port]) -> None:
         self._ports = {port.name: port for port in ports}
         self._function = Function(name, [(p.name, TensorType(p.dtype, p.shape)) for p in ports])
-        self._known: dict[Any, Sizes] = {}
+        self._sizes: dict[Any, Sizes] = {}  # of the last call
 
     def bind(self, given: Mapping[str, Any]) -> tuple[dict[str, np.ndarray], Sizes]:
         """(contiguous arrays by name as they are computed, the size of every symbol), or an
         Error."""
         arrays = {name: self._array(name, value) for name, value in given.items()}
         key = tuple((name, array.dtype, array.shape) for name, array in arrays.items())
-        sizes = self._known.get(key)
+        sizes = self._sizes.get(key)
         if sizes is None:
             _, sizes = bind_inputs(self._function, arrays, {})
-            self._known = {key: sizes}  # a decode step looks like the one before
+            self._sizes = {key: sizes}  # a decode step looks like the one before
         for name, array in arrays.items():
             port = self._ports[name]
             arrays[name] = convert(array, port.computed or port.dtype)
@@ -60,11 +60,11 @@ class Inputs:
 
 def sized(shape: Sequence[Any], sizes: Mapping[str, int]) -> tuple[int, ...]:
     """A shape with its symbols replaced by their sizes."""
-    found = tuple(bind(dim, sizes) for dim in shape)
-    for dim in found:
+    bound = tuple(bind(dim, sizes) for dim in shape)
+    for dim in bound:
         if isinstance(dim, Dim):
             raise Error(f"{next(dim.symbols())} has no size: no input has this dimension")
-    return tuple(int(str(dim)) for dim in found)
+    return tuple(int(str(dim)) for dim in bound)
 
 
 @dataclass(frozen=True)
@@ -161,22 +161,22 @@ class ShardedPorts:
         self.every = Inputs("forward", [*self.ports.inputs, *self.ports.states])
         self.stages: list[int] = [entry["stage"] for entry in facts["ranks"]]
         self._args = _axes(facts["ports"]["inputs"]) | _axes(facts["ports"]["states"])
-        found = self._results(facts)
-        self.results = {name: found[name] for name in facts["results"]}
+        results = self._results(facts)
+        self.results = {name: results[name] for name in facts["results"]}
 
     def _results(self, facts: Mapping[str, Any]) -> dict[str, Result]:
         states = {port.name: port for port in self.ports.states}
         outputs = {port.name: port for port in self.ports.outputs}
         axes = _axes(facts["ports"]["outputs"])
-        found: dict[str, Result] = {}
+        results: dict[str, Result] = {}
         for number, stage in enumerate(facts["stages"]):
-            for each in stage["results"]:
-                name, state = each["result"], each.get("state")
+            for fact in stage["results"]:
+                name, state = fact["result"], fact.get("state")
                 if state is not None:
-                    found[name] = Result(states[state], self._args[state], number)
+                    results[name] = Result(states[state], self._args[state], number)
                 elif name in outputs:  # and no value for another stage
-                    found[name] = Result(outputs[name], axes[name], number)
-        return found
+                    results[name] = Result(outputs[name], axes[name], number)
+        return results
 
     def shards(self, rank: int, names: Sequence[str], arrays: Mapping[str, np.ndarray]) -> Arrays:
         """A rank's shards of the global inputs of these names, as far as `arrays` has them."""
@@ -224,12 +224,12 @@ class ShardedPorts:
                 )
         return join_arrays(every, result.axes, self.mesh, sized(result.port.shape, sizes))
 
-    def global_results(self, found: Sequence[Arrays], sizes: Sizes) -> Arrays:
+    def global_results(self, of_ranks: Sequence[Arrays], sizes: Sizes) -> Arrays:
         """The global results from those of all ranks."""
         return {
-            name: self.join(result, {r: found[r][name] for r in self.ranks_with(result)}, sizes)
+            name: self.join(result, {r: of_ranks[r][name] for r in self.ranks_with(result)}, sizes)
             for name, result in self.results.items()
-            if name in found[self.ranks_with(result)[0]]
+            if name in of_ranks[self.ranks_with(result)[0]]
         }
 
 

@@ -111,12 +111,13 @@ class CyclicEmbedding(OverAxes):
             )
 
     def evaluate(self, ids: Array, table: Array) -> tuple[Array, Array]:
-        known = (ids >= 0) & (ids < self.rows)
-        some = np.where(known, ids, 0)
+        in_range = (ids >= 0) & (ids < self.rows)
+        some = np.where(in_range, ids, 0)
         owner, row = some % self.parts, some // self.parts
-        fits, needed = known.copy(), 0
+        fits, needed = in_range.copy(), 0
         for place in self._blocks(ids.shape) if self.capacity else ():
-            mine = known[place].reshape(-1, 1) & (owner[place].reshape(-1, 1) == range(self.parts))
+            here = owner[place].reshape(-1, 1) == range(self.parts)
+            mine = in_range[place].reshape(-1, 1) & here
             slot = np.sum(mine * (np.cumsum(mine, axis=0) - 1), axis=1)
             fits[place] &= (slot < self.capacity).reshape(fits[place].shape)
             needed = max(needed, int(np.sum(mine, axis=0).max()))

@@ -110,14 +110,14 @@ def count_out_of_range(function: Function, lookups: Iterable[ops.Embedding], mes
 
 def source_name(function: Function, ids: Value) -> str:
     """The argument that ids are computed from, UNKNOWN where it is not a single one."""
-    found = {ids}
+    values = {ids}
     pending = [ids]
     while pending:
         op = pending.pop().producer
-        new = {*op.operands} - found if op is not None else set[Value]()
-        found |= new
+        new = {*op.operands} - values if op is not None else set[Value]()
+        values |= new
         pending += new
-    names = [arg.name for arg in function.args if arg in found]
+    names = [arg.name for arg in function.args if arg in values]
     return names[0] if len(names) == 1 and names[0] is not None else UNKNOWN
 
 

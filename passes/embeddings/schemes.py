@@ -247,7 +247,7 @@ def _finished(rows: Value, site: Site, layout: Layout) -> Op:
 
 def _pieced(lookup: Lookup, ids: Value, needed: list[Value]) -> Value:
     """The rows from every piece of the table; each id is in one of them."""
-    found = _rows(lookup, 0, ids, needed)
+    joined = _rows(lookup, 0, ids, needed)
     begin = lookup.rows[0]
     for number in range(1, len(lookup.pieces)):
         here, own = _from_row(ids, begin)
@@ -255,9 +255,9 @@ def _pieced(lookup: Lookup, ids: Value, needed: list[Value]) -> Value:
         place = here.result
         if lookup.layout == "cyclic":
             place = _placed(lookup, place)
-        found = ops.Where(ops.Unsqueeze(place, dims=(-1,)), rows, found).result
+        joined = ops.Where(ops.Unsqueeze(place, dims=(-1,)), rows, joined).result
         begin += lookup.rows[number]
-    return found
+    return joined
 
 
 def _from_row(ids: Value, begin: int) -> tuple[Op, Value]:
@@ -287,7 +287,7 @@ def _rows(lookup: Lookup, number: int, ids: Value, needed: list[Value]) -> Value
         result.name = lookup.site.op.result.name
         return result
     site = lookup.site
-    found = ops.CyclicEmbedding(
+    lookup_op = ops.CyclicEmbedding(
         ids,
         table,
         rows=lookup.rows[number],
@@ -298,8 +298,8 @@ def _rows(lookup: Lookup, number: int, ids: Value, needed: list[Value]) -> Value
         queues=lookup.queues if lookup.capacity else (),
     )
     if lookup.capacity:
-        needed.append(found.results[1])
-    return found.results[0]
+        needed.append(lookup_op.results[1])
+    return lookup_op.results[0]
 
 
 def piece_rows(rows: int, width: DimLike, group_size: int, limit: int) -> tuple[int, ...]:

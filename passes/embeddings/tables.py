@@ -49,7 +49,7 @@ class Versions:
         self.shape = table_shape(table)
         self.type = table.type.replicated
         self.ref = pinned(table.ref, self.type.shape, self.type.dtype)
-        self._known: dict[Layout, tuple[Weight, ...]] = {}
+        self._pieces: dict[Layout, tuple[Weight, ...]] = {}
         self._hot: Weight | None = None
         self._most_hot = 0 if keep or hot >= self.shape[0] else hot
 
@@ -75,11 +75,11 @@ class Versions:
 
     def pieces(self, layout: Layout) -> tuple[Weight, ...]:
         """The weights of a layout."""
-        if layout not in self._known:
-            self._known[layout] = tuple(self._made(layout))
-        return self._known[layout]
+        if layout not in self._pieces:
+            self._pieces[layout] = tuple(self._make_pieces(layout))
+        return self._pieces[layout]
 
-    def _made(self, layout: Layout) -> Iterator[Weight]:
+    def _make_pieces(self, layout: Layout) -> Iterator[Weight]:
         rows, begin = self.rows(layout), self.hot_rows(layout)
         if len(rows) == 1 and not begin and (layout == self.layout or not self.keep):
             if layout != self.layout:

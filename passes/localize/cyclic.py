@@ -22,7 +22,7 @@ class Queued(NamedTuple):
     """Per id [queues, ids of each]: whether it is in range, its row on its owner, owner, slot, and
     whether it is in range and has a slot."""
 
-    known: Value
+    in_range: Value
     row: Value
     owner: Value
     slot: Value
@@ -72,23 +72,23 @@ def _by_destination(builder: Builder, ids: Value, dim: int, group_size: int) -> 
 def _queued(builder: Builder, op: ops.CyclicEmbedding, ids: Value) -> Queued:
     kind = ids.type.dtype
     parts, zero = builder.constant(op.parts, kind), builder.constant(0, kind)
-    known = builder.add(ops.Ge(ids, zero))
+    in_range = builder.add(ops.Ge(ids, zero))
     if op.rows <= 2**31 - 1 or kind == "i64":
         below = ops.Lt(ids, builder.constant(op.rows, kind))
-        known = builder.add(ops.And(known, below))
-    some = ops.Where(known, ids, zero)
+        in_range = builder.add(ops.And(in_range, below))
+    some = ops.Where(in_range, ids, zero)
     row = builder.add(ops.FloorDiv(some, parts))
     owner = builder.add(ops.Sub(some, ops.Mul(row, parts)))
     row, owner = (_i32(builder, value) for value in (row, owner))
-    hits = ops.Where(known, owner, builder.constant(-1, "i32"))
+    hits = ops.Where(in_range, owner, builder.constant(-1, "i32"))
     hits = ops.OneHot(hits, size=op.parts, dtype="i32")
     before = ops.Cumsum(hits, dim=1, exclusive=True)
     slot = builder.add(ops.ReduceSum(ops.Mul(hits, before), dims=(2,)))
-    fits = known
+    fits = in_range
     if op.capacity:
         free = ops.Lt(slot, builder.constant(op.capacity, "i32"))
-        fits = builder.add(ops.And(known, free))
-    return Queued(known, row, owner, slot, fits)
+        fits = builder.add(ops.And(in_range, free))
+    return Queued(in_range, row, owner, slot, fits)
 
 
 def _i32(builder: Builder, value: Value) -> Value:
@@ -158,9 +158,9 @@ def _queues(
 
 def _picked(builder: Builder, rows: Value, index: Value, fits: Value) -> Value:
     """[ids, D]: the row in the slot of every id, zeros where it has none."""
-    found = ops.Where(fits, index, builder.constant(-1, "i32")).result
-    found = ops.Reshape(found, shape=(product(found.type.shape),))
-    return builder.add(ops.Embedding(found, rows))
+    slots = ops.Where(fits, index, builder.constant(-1, "i32")).result
+    slots = ops.Reshape(slots, shape=(product(slots.type.shape),))
+    return builder.add(ops.Embedding(slots, rows))
 
 
 def _overflow(builder: Builder, op: ops.CyclicEmbedding, queued: Queued) -> Value:
@@ -168,7 +168,7 @@ def _overflow(builder: Builder, op: ops.CyclicEmbedding, queued: Queued) -> Valu
     if not op.capacity:
         return builder.constant(0, "i32")
     one, none = builder.constant(1, "i32"), builder.constant(0, "i32")
-    slots = ops.Where(queued.known, ops.Add(queued.slot, one), none)
+    slots = ops.Where(queued.in_range, ops.Add(queued.slot, one), none)
     needed = builder.add(ops.ReduceMax(slots, dims=(1,), keep=True))
     split = {axis for axes in op.ids.type.axes for axis in axes}
     over = tuple(axis for axis in builder.mesh.names if axis in split)

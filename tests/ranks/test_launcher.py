@@ -140,7 +140,7 @@ def test_what_cannot_be_launched(two_ranks: Path, tmp_path: Path) -> None:
     command = ["env", *(f"{name}={value}" for name, value in torchrun.items()), *irc(*words)]
     status, _, err = output_of(command)
     assert (status, err.count("error:")) == (1, 1)
-    assert "torchrun started this process, and irc's ranks meet over MPI: mpirun -n 2 irc" in err
+    assert "torchrun started this process, and irc's ranks use MPI: mpirun -n 2 irc" in err
     missing = refused("generate", tmp_path / "no", *PROMPT, "3", "--launcher", "mpi")
     assert "does not exist; write one with: irc compile" in missing
 

@@ -118,7 +118,7 @@ def test_a_rank_that_dies_before_mpi_starts_is_named(tmp_path: Path) -> None:
     """MPI itself would wait for it."""
     ends, (status, _, err) = run("dies_early", 3, tmp_path)
     assert (status != 0, ends) == (True, {})
-    assert "error: rank 1 died before all ranks had met: Killed\n" in err
+    assert "error: rank 1 died before MPI had started on all ranks: Killed\n" in err
 
 
 def test_a_lost_rank_is_reported_within_ten_seconds() -> None:

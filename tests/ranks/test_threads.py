@@ -249,16 +249,3 @@ def test_facts_are_compared() -> None:
     assert (
         stopped(3, work) == ["the ranks differ in the inputs: rank 0 has B=0, rank 2 has B=1"] * 3
     )
-
-
-def test_large_work_is_done_by_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    done: list[int] = []
-
-    def counted(what: CollectiveCall, position: int, operands: Any, results: Any) -> None:
-        done.append(position)
-        perform(what, position, operands, results)
-
-    monkeypatch.setattr(threads, "perform", counted)
-    operand = np.ones(threads.SMALL, np.float32)
-    found = ThreadWorld(3).run(lambda c: call(c, "all_reduce", operand))
-    assert sorted(done) == [0, 1, 2] and all((x == 3).all() for x in found)

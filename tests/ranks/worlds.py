@@ -30,15 +30,6 @@ needs_mpi = pytest.mark.skipif(
 
 
 @dataclass
-class Left:
-    """A process of a run, from /proc."""
-
-    process: int
-    rank: int | None
-    command: str
-
-
-@dataclass
 class Outcome:
     """How a rank of tests/ranks/programs.py ended, and how long after the failure began."""
 
@@ -63,7 +54,7 @@ class World:
         """The process of each rank, once there are so many."""
         until = time.monotonic() + seconds
         while time.monotonic() < until:
-            ranks = {e.rank: e.process for e in left(self.word) if e.rank is not None}
+            ranks = {rank: process for process, rank in left(self.word).items() if rank is not None}
             if len(ranks) == count:
                 return ranks
             time.sleep(0.05)
@@ -77,25 +68,19 @@ class World:
         return self.process.returncode, self.printed().decode(), err.decode()
 
 
-def left(word: str) -> list[Left]:
-    """The running processes of a run."""
-    found: list[Left] = []
-    mark = f"{MARK}={word}".encode()
-    for entry in os.listdir("/proc"):
-        if not entry.isdecimal():
-            continue
-        folder = Path("/proc", entry)
+def left(word: str) -> dict[int, int | None]:
+    """The running processes of a run, and the rank of each that has one."""
+    processes: dict[int, int | None] = {}
+    for folder in Path("/proc").glob("[0-9]*"):
         try:
             variables = (folder / "environ").read_bytes().split(b"\0")
-            fields = (folder / "stat").read_text().rpartition(")")[2].split()
-            command = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+            state = (folder / "stat").read_text().rpartition(")")[2].split()[0]
         except OSError:
             continue
-        if mark in variables and fields[0] not in "ZX":
+        if f"{MARK}={word}".encode() in variables and state not in "ZX":
             ranks = [int(v.partition(b"=")[2]) for v in variables if v.startswith(b"PMI_RANK=")]
-            rank = ranks[0] if ranks else None
-            found.append(Left(int(entry), rank, command[:100]))
-    return found
+            processes[int(folder.name)] = ranks[0] if ranks else None
+    return processes
 
 
 def nothing_left(word: str, seconds: float = SOON) -> bool:
@@ -131,9 +116,9 @@ def started(
         try:
             yield World(process, word, out, err)
         finally:
-            for each in left(word):
+            for left_over in left(word):
                 with suppress(ProcessLookupError):  # it may have ended by itself meanwhile
-                    os.kill(each.process, 9)
+                    os.kill(left_over, 9)
             process.kill()
             process.wait()
 
