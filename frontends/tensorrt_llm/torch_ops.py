@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any, TypeAlias
 
 from ..checkpoints.mixed_gemm import pack, quantize_columns
+from .errors import ScriptError
 
 Operation: TypeAlias = Callable[..., Any]
 
@@ -33,34 +34,24 @@ def _fill(namespace: Any, operations: dict[str, Operation]) -> None:
 def _weights(torch: Any) -> dict[str, Operation]:
     """The operations on weights [..., K, N] of INT8, and of INT4, of which a byte holds two."""
 
-    def bits_of(kind: Any) -> int:
-        return 4 if kind is torch.quint4x2 else 8
-
-    def codes_of(packed: Any) -> Any:
-        low, high = packed << 4 >> 4, packed >> 4
-        return torch.stack((low, high), -1).flatten(-2)
-
-    def packed(codes: Any) -> Any:
-        return (codes[..., ::2] & 15) | (codes[..., 1::2] << 4)
-
-    def processed(codes: Any, bits: int) -> Any:
-        return torch.from_numpy(pack(codes.cpu().numpy(), bits))
-
     def quantize(weight: Any, kind: Any) -> Any:
-        bits = bits_of(kind)
+        """(plain codes, those in the order of kernels, scales)"""
+        bits = 4 if kind is torch.quint4x2 else 8
         codes, scales = quantize_columns(weight.detach().cpu().float().numpy(), bits)
-        plain = torch.from_numpy(codes)
-        scales = torch.from_numpy(scales).to(weight.dtype)
-        return plain if bits == 8 else packed(plain), processed(plain, bits), scales
+        stored, plain = torch.from_numpy(pack(codes, bits)), torch.from_numpy(codes)
+        if bits == 4:
+            plain = (plain[..., ::2] & 15) | (plain[..., 1::2] << 4)
+        return plain, stored, torch.from_numpy(scales).to(weight.dtype)
 
-    def preprocess(weight: Any, kind: Any, *_: Any) -> Any:
-        bits = bits_of(kind)
-        return processed(weight if bits == 8 else codes_of(weight), bits)
+    def refuse(*_: Any) -> None:
+        raise ScriptError(
+            "codes of AWQ and GPTQ are not supported in scripts; irc compile FOLDER reads them"
+        )
 
     return {
         "symmetric_quantize_last_axis_of_batched_matrix": lambda *given: quantize(*given)[1:],
         "_symmetric_quantize_last_axis_of_batched_matrix": quantize,
-        "preprocess_weights_for_mixed_gemm": preprocess,
-        "pack_int8_tensor_to_packed_int4": packed,
-        "unpack_int4_packed_tensor_to_int8": codes_of,
+        "preprocess_weights_for_mixed_gemm": refuse,
+        "pack_int8_tensor_to_packed_int4": refuse,
+        "unpack_int4_packed_tensor_to_int8": refuse,
     }
