@@ -295,6 +295,8 @@ def test_attributes_that_loaders_read(version: Any, name: str) -> None:
         if (version, name) == ("0.7", "LLaMAForCausalLM"):
             assert model.get_transformer_layers(model.mapping, 2) == [0, 1]
             assert (str(model.dtype), model.num_kv_heads) == (str(data_type("f16")), 2)
+            tuned = cls(2, 2, 2, 16, 32, "silu", 64, "float16", use_prompt_tuning=True)
+            assert isinstance(tuned.vocab_embedding, layers.PromptTuningEmbedding)
             with pytest.raises(irc.Error, match="'rms_norm_epsilon'; did you mean 'rms_norm_eps'"):
                 cls(2, 2, 2, 16, 32, "silu", 64, "float16", rms_norm_epsilon=1e-3)
 
