@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from irc.backends.base import Arrays, Ports
-from irc.backends.onnxruntime.execution import run_parts
+from irc.backends.onnxruntime.execution import Bindings, run_parts
 from irc.backends.onnxruntime.session import open_parts
 from irc.backends.ranks.communicator import Communicator
 from irc.backends.ranks.ports import (
@@ -98,19 +98,23 @@ class RankModel:
         return self.execute(arrays, {}, communicator)
 
     def execute(
-        self, arrays: Mapping[str, np.ndarray], memory: Arrays, communicator: Communicator | None
+        self,
+        arrays: Mapping[str, np.ndarray],
+        memory: Arrays,
+        communicator: Communicator | None,
+        kept: Bindings | None = None,
     ) -> Arrays:
         """The results for checked inputs, without those that only other pipeline stages get.
 
         Receives values from other stages, and sends them theirs. States in `memory` are read and
-        written there, and are no results.
+        written there, and are no results; a stream keeps its bindings in `kept`.
         """
         for source in self.receives:
             assert communicator is not None
             arrays = {**arrays, **communicator.receive(source)}
         inputs = {name: np.asarray(array, order="C") for name, array in arrays.items()}
         bound = {self.outputs[self.states[name]]: array for name, array in memory.items()}
-        found = run_parts(self.parts, {**inputs, **memory}, bound, communicator)
+        found = run_parts(self.parts, {**inputs, **memory}, bound, communicator, kept)
         results = {
             result: found[output] for result, output in self.outputs.items() if output not in bound
         }

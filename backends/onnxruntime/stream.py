@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from irc.backends.base import Arrays, state_shape
+from irc.backends.onnxruntime.execution import Bindings
 from irc.backends.onnxruntime.model import RankModel
 from irc.backends.ranks.communicator import Communicator
 from irc.backends.ranks.ports import Sizes, sized
@@ -31,6 +32,7 @@ class RankStream:
         for port in model.ports.states:
             state_shape(port, sizes)  # an Error where a symbol has no size
         self._memory: Arrays = {}
+        self._bindings: Bindings = {}
         self.capacity = 0  # positions bound now, where the caches grow
         if model.grows is None:
             self._allocate(self._sizes)
@@ -48,7 +50,7 @@ class RankStream:
     def advance(self, arrays: Mapping[str, np.ndarray], sizes: Sizes) -> Arrays:
         """A step over this rank's shards of checked inputs, with their `sizes`."""
         self._make_room(arrays, sizes)
-        return self._model.execute(arrays, self._memory, self._communicator)
+        return self._model.execute(arrays, self._memory, self._communicator, self._bindings)
 
     def held(self, name: str) -> np.ndarray:
         """The present value of a state."""
