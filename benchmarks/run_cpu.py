@@ -76,9 +76,9 @@ def main() -> None:
         print(f"{label:14s}{b['load']:8.2f}{b['prefill']:13.1f}{b['decode']:12.2f}{b['peak']:9.0f}")
     peers = [b for label, b in best.items() if not label.startswith("irc")]
     for label in (label for label in best if peers and label.startswith("irc")):
-        for phase in ("prefill", "decode"):
-            ratio = best[label][phase] / max(p[phase] for p in peers)
-            print(f"{phase}: {label} at {100 * ratio:.0f} % of the fastest peer")
+        for figure, choose in (("load", min), ("prefill", max), ("decode", max), ("peak", min)):
+            ratio = best[label][figure] / choose(p[figure] for p in peers)
+            print(f"{figure}: {label} at {100 * ratio:.0f} % of the best peer")
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from irc.ir.types import TensorType
 from irc.ops import Attention, Dequantize, LayerNorm, Linear, RmsNorm, Rope, Split
 from irc.pipeline import Pass, Stats, register
 from irc.rewrite import erase_dead, permit, report_failure
-from irc.weights import ConcatRef, pinned
+from irc.weights import ConcatRef, is_computed, pinned
 
 from .shared.edit import free_name, insert_before
 from .shared.parameters import in_use, is_shared, per_index, same, weights_of
@@ -50,15 +50,20 @@ class FuseLinears(_FuseGroups):
 
     Such as q, k and v, or gate and up. With `blocks`, only those whose weights are quantized in
     blocks of their inputs: the builder of TensorRT joins other products itself where that helps.
+    With `computed`, only those whose codes are computed, and so are written to a file anyway.
     """
 
     blocks: bool = False
+    computed: bool = False
 
     def groups(self, function: Function) -> Iterator[Group]:
         """The linears that have an input and the formats of parameters in common."""
         alike: dict[object, list[Linear]] = {}
         for op in function:
             if not isinstance(op, Linear) or (self.blocks and not _in_blocks(op.weight)):
+                continue
+            weights = weights_of(op.weight)
+            if self.computed and weights and not is_computed(weights[0].ref):
                 continue
             if all(weights_of(value) for value in op.operands[1:]):
                 forms = tuple(_form_of(value) for value in op.operands[1:])

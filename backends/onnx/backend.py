@@ -47,7 +47,11 @@ class OnnxBackend(Backend):
     name = "onnx"
     options: OnnxOptions = OnnxOptions()
     load_options = OnnxLoadOptions()
-    default_pipeline = "inline, canonicalize, cse, fuse-gated-mlp, fold, dce"
+    # MatMulNBits reads large weights faster; codes of a checkpoint are not copied for that
+    default_pipeline = (
+        "inline, canonicalize, cse, fuse-linears{blocks, computed}, fuse-gated-mlp{merged=false}, "
+        "fold, dce"
+    )
     sharded_pipeline = (
         "inline, canonicalize, cse, shard, rewrite-embeddings, fuse-collectives, fuse-gated-mlp, "
         "pipeline, localize, fuse-collectives, cse, fold, dce"

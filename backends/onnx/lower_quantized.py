@@ -77,10 +77,11 @@ def linear(e: Emitter, op: ops.Linear) -> Lowered:
     found = packed(e.root(op.weight).producer)
     if found is None:
         return plain_linear(e, op)
-    x = _before_rounding(e, op.x, found.size)
+    x = _rounded_by_the_product(e, op, found)
+    rows = e.flat(op.x if x is None else x)
     product = e.add(
         "com.microsoft::MatMulNBits",
-        e.flat(x) if x is not None else _in_two_parts(e, e.flat(op.x), op.x.type.shape, found.size),
+        _in_two_parts(e, rows, op.x.type.shape, found.size) if x is None else rows,
         *e.cached((found.op, "packed"), lambda: _stored(e, found)),
         N=found.shape[0],
         K=found.shape[1] * found.size,
@@ -90,7 +91,28 @@ def linear(e: Emitter, op: ops.Linear) -> Lowered:
     )
     if x is None:
         product = e.add("Add", *e.graph.several(2, "Split", product, axis=0, num_outputs=2))
+    product = e.add("Add", product, _nan_rows(e, rows))
     return Flat(product if op.bias is None else e.add("Add", product, e.get(op.bias)))
+
+
+def _nan_rows(e: Emitter, rows: str) -> str:
+    """[M, 1]: NaN for the rows [M, K] with NaN or infinities, else 0; MatMulNBits ignores NaN."""
+
+    def make() -> str:
+        return e.add("ReduceSum", e.add("Mul", rows, e.number(0, "f32")), e.ints(-1))
+
+    return e.cached(("nan rows", rows), make)
+
+
+def _rounded_by_the_product(e: Emitter, op: ops.Linear, found: Packed) -> Value | None:
+    """The value that MatMulNBits rounds to 8 bits in blocks, where no more precision is wanted.
+
+    The module rounds it so. Or it is bf16, which has 8 bits itself, is not rounded in another way,
+    and is multiplied by a weight of 4 bits, whose own rounding is 16 times as coarse.
+    """
+    if isinstance(e.root(op.x).producer, ops.Dequantize):
+        return _before_rounding(e, op.x, found.size)
+    return op.x if found.bits == 4 and op.x.type.dtype == "bf16" else None
 
 
 def _before_rounding(e: Emitter, x: Value, size: int) -> Value | None:

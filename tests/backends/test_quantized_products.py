@@ -13,8 +13,10 @@ import irc.passes
 from irc.backends.reference import evaluate
 from irc.frontends.onnx import import_onnx
 from irc.ir.core import Module
+from irc.ir.dtypes import numpy_dtype
 from irc.passes.quantize import QuantizeModule
 from irc.pipeline import run_pipeline
+from irc.weights import RandomRef
 from tests.fresh import fresh
 from tests.rows import ROWS, row_error
 
@@ -171,6 +173,79 @@ def test_a_product_rounds_its_inputs(
     assert nodes.count("MatMulNBits") == 1
     assert ("Round" in nodes) is rounds and ("Split" in nodes) is (rounds and alone)
     assert error < CLOSE
+
+
+def narrow(kind: str, dtype: str) -> Module:
+    """x [B, K] in `dtype` times a weight with blocks of 32, and that weight w in f32."""
+    return irc.parse(f"""module @m dims(B=1:2:{ROWS}) {{
+      weight @w : {kind}[{N}, {K}] = random("w", 1, {LARGEST[kind]})
+      weight @s : f32[{N}, {K // 32}] = random("s", 1, 0.01)
+      func @forward(%x: {dtype}[B, {K}]) -> (y: f32[B, {N}], w: f32[{N}, {K}]) {{
+        %w = dequantize @w, @s {{dtype="{dtype}"}} : {dtype}[{N}, {K}]
+        %wide = dequantize @w, @s {{dtype="f32"}} : f32[{N}, {K}]
+        %l = linear %x, %w : {dtype}[B, {N}]
+        %y = cast %l {{dtype="f32"}} : f32[B, {N}]
+        return %y, %wide
+      }} }}""")
+
+
+@pytest.mark.parametrize("dtype", ["f32", "f16", "bf16"])
+@pytest.mark.parametrize("kind", ["i4", "i8"])
+def test_inputs_in_bf16_have_8_bits_beside_weights_of_4(
+    kind: str, dtype: str, tmp_path: Path
+) -> None:
+    """An element is off by half a step of 1/127 of the largest one of its block, where it is one
+    part; by 1/127 of that where it is two."""
+    x = fresh(3).standard_normal((ROWS, K))
+    x[:, 3] *= 50  # an outlier channel
+    x = x.astype(numpy_dtype(dtype)).astype(np.float32)
+    found = irc.compile(narrow(kind, dtype), tmp_path, pipeline="inline").run({"x": x})
+    w = found["w"].astype(np.float64)
+    largest = np.abs(x).reshape(ROWS, -1, 32).max(-1).repeat(32, axis=-1)
+    error = np.abs(found["y"] - x @ w.T) / (largest / 254 @ np.abs(w).T)
+    if (kind, dtype) == ("i4", "bf16"):
+        assert 0.05 < error.max() < 1.001
+    else:
+        assert error.max() < 0.01
+
+
+@pytest.mark.parametrize("number", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+@pytest.mark.parametrize("kind", ["i4", "i8"])
+def test_rows_that_are_not_finite_give_nan(
+    kind: str, dtype: str, number: float, tmp_path: Path
+) -> None:
+    """MatMulNBits itself takes NaN for a finite number."""
+    x = fresh(3).standard_normal((4, K)).astype(numpy_dtype(dtype))
+    program = irc.compile(narrow(kind, dtype), tmp_path, pipeline="inline")
+    wanted = program.run({"x": x})["y"]
+    x[2, 7] = number
+    wanted[2] = np.nan
+    np.testing.assert_array_equal(program.run({"x": x})["y"], wanted)
+
+
+@pytest.mark.parametrize("computed", [True, False])
+def test_products_of_one_input_are_one_where_codes_are_computed(
+    computed: bool, tmp_path: Path
+) -> None:
+    """Codes of a checkpoint would have to be copied for that."""
+    program = irc.parse(f"""module @m dims(B=1:2:{ROWS}) {{
+      weight @one : f32[{N}, {K}] = random("w", 1, 0.1)
+      weight @two : f32[8, {K}] = random("v", 1, 0.1)
+      func @forward(%x: f32[B, {K}]) -> (y: f32[B, {N}], z: f32[B, 8]) {{
+        %y = linear %x, @one : f32[B, {N}]
+        %z = linear %x, @two : f32[B, 8]
+        return %y, %z
+      }} }}""")
+    run_pipeline(program, [QuantizeModule(scheme="w4a16")])
+    if not computed:  # as from a file: the same types, and bytes that are only read
+        for weight in program.weights.values():
+            weight.ref = RandomRef(weight.name, 1, 2.0)
+    x = {"x": fresh(3).standard_normal((ROWS, K)).astype(np.float32)}
+    found, wanted = irc.compile(program, tmp_path).run(x), evaluate(program, x)
+    nodes = onnx.load(tmp_path / "rank0.onnx", load_external_data=False).graph.node
+    assert [node.op_type for node in nodes].count("MatMulNBits") == (1 if computed else 2)
+    assert max(row_error(found[name], wanted[name], rounded=False) for name in "yz") < CLOSE
 
 
 def test_activations_of_four_bits_are_rounded_to_even(tmp_path: Path) -> None:

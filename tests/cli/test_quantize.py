@@ -86,7 +86,7 @@ def test_a_table_in_python(folder: Path, tmp_path: Path) -> None:
     table = {"*.mlp.*": {"scheme": "w4a16", "group": 60}, "*": None}
     artifact = api.compile(folder, tmp_path / "out", quantize=table)
     kinds = {name: w.type.dtype for name, w in artifact.module.weights.items()}
-    assert kinds["model.layers.0.mlp.up_proj.weight"] == "i4"
+    assert kinds["model.layers.0.mlp.gate_up_proj.weight"] == "i4"
     assert kinds["model.layers.0.self_attn.q_proj.weight"] == "f32"
 
 
