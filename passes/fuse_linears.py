@@ -13,7 +13,7 @@ from irc.ir.types import TensorType
 from irc.ops import Attention, Dequantize, LayerNorm, Linear, RmsNorm, Rope, Split
 from irc.pipeline import Pass, Stats, register
 from irc.rewrite import erase_dead, permit, report_failure
-from irc.weights import ConcatRef, is_computed, pinned
+from irc.weights import ConcatRef, is_computed, with_shape
 
 from .shared.edit import free_name, insert_before
 from .shared.parameters import in_use, is_shared, per_index, same, weights_of
@@ -205,7 +205,7 @@ def _joined(module: Module, parts: list[Value], name: str, before: Op) -> Value:
     for weight in weights:
         rows = rows + weight.type.shape[0]
     type = TensorType(first.type.dtype, (rows, *first.type.shape[1:]))
-    refs = tuple(pinned(each.ref, each.type.shape, each.type.dtype) for each in weights)
+    refs = tuple(with_shape(each.ref, each.type.shape, each.type.dtype) for each in weights)
     new = Weight(type, _name([each.name for each in weights], name, module), ConcatRef(refs, 0))
     for each in weights:
         del module.weights[each.name]

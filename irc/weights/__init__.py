@@ -22,9 +22,9 @@ from .sources import Ref as Ref
 from .sources import UnboundRef as UnboundRef
 from .sources import ZerosRef as ZerosRef
 from .sources import check_steps as check_steps
-from .sources import pinned as pinned
 from .sources import ref_dtype as ref_dtype
 from .sources import ref_shape as ref_shape
+from .sources import with_shape as with_shape
 from .steps import Cast as Cast
 from .steps import Cyclic as Cyclic
 from .steps import Pad as Pad

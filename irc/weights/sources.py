@@ -267,7 +267,7 @@ def shape_before(shape: Sequence[int], ref: Ref) -> Sizes | None:
     return tuple(shape)
 
 
-def pinned(ref: Ref, shape: Shape, dtype: str) -> Ref:
+def with_shape(ref: Ref, shape: Shape, dtype: str) -> Ref:
     """`ref`, the reference of a weight of this shape and dtype, ready to be sliced and joined.
 
     An unbound or random reference without shape and steps gets the shape, and random numbers a
@@ -275,5 +275,6 @@ def pinned(ref: Ref, shape: Shape, dtype: str) -> Ref:
     """
     if not isinstance(ref, (RandomRef, UnboundRef)) or ref.shape is not None or ref.steps:
         return ref
-    with_shape = replace(ref, shape=tuple(size for size in shape if isinstance(size, int)))
-    return with_shape.then(Cast(dtype)) if isinstance(ref, RandomRef) else with_shape
+    sizes = tuple(size for size in shape if isinstance(size, int))
+    steps = (Cast(dtype),) if isinstance(ref, RandomRef) else ()
+    return replace(ref, shape=sizes, steps=steps)

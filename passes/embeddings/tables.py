@@ -8,7 +8,7 @@ from irc.errors import Error
 from irc.ir.core import Module, Op, Value, Weight
 from irc.ir.types import Axes, TensorType
 from irc.ops.table_rows import with_spare
-from irc.weights import Cyclic, Slice, pinned
+from irc.weights import Cyclic, Slice, with_shape
 
 from ..shared.edit import free_name
 from .schemes import Layout, layout_of, piece_rows
@@ -48,7 +48,7 @@ class Versions:
         self.layout = layout_of(table)
         self.shape = table_shape(table)
         self.type = table.type.replicated
-        self.ref = pinned(table.ref, self.type.shape, self.type.dtype)
+        self.ref = with_shape(table.ref, self.type.shape, self.type.dtype)
         self._pieces: dict[Layout, tuple[Weight, ...]] = {}
         self._hot: Weight | None = None
         self._most_hot = 0 if keep or hot >= self.shape[0] else hot
@@ -108,7 +108,7 @@ class Versions:
         axes = {"rows": (self.axes, ()), "columns": ((), self.axes)}.get(layout, ((), ()))
         if layout == "cyclic":
             steps = Cyclic(0, self.group_size)
-            weight.ref = pinned(weight.ref, type.shape, type.dtype).then(steps)
+            weight.ref = with_shape(weight.ref, type.shape, type.dtype).then(steps)
             rows, axes = -(-rows // self.group_size) * self.group_size, (self.axes, ())
         weight.type = TensorType(type.dtype, (rows, width), axes)
 

@@ -8,7 +8,7 @@ from irc.ir.layouts import local_shape, local_type
 from irc.ir.types import TensorType
 from irc.ops import Call
 from irc.pipeline import Pass, Stats, register
-from irc.weights import Pad, Shard, pinned
+from irc.weights import Pad, Shard, with_shape
 
 from .builder import Builder
 from .forms import form_of
@@ -48,7 +48,7 @@ def _cut(module: Module, weight: Weight, zeros: dict[Value, int]) -> None:
     A table gets rows of zeros behind where lookups request it.
     """
     type = local = weight.type
-    ref = pinned(weight.ref, type.shape, type.dtype)
+    ref = with_shape(weight.ref, type.shape, type.dtype)
     if type.sharded:
         local = local_type(type, module.mesh)
         for dim, axes in enumerate(type.axes):

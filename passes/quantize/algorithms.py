@@ -22,7 +22,7 @@ from irc.ops import LayerNorm, Linear, Mul, RmsNorm
 from irc.pipeline import Stats
 from irc.quantization.sites import Site
 from irc.quantization.statistics import Statistics
-from irc.weights import Cast, FileRef, ProductRef, Ref, pinned
+from irc.weights import Cast, FileRef, ProductRef, Ref, with_shape
 from irc.weights.checkpoint import Reader, convert
 from irc.weights.safetensors import write_tensors
 
@@ -251,7 +251,7 @@ def _own_weights(sites: Sequence[Site]) -> bool:
 
 def _multiply(weight: Weight, factors: Ref, dim: int) -> None:
     """Multiply a weight by factors along a dimension."""
-    ref = pinned(weight.ref, weight.type.shape, weight.type.dtype)
+    ref = with_shape(weight.ref, weight.type.shape, weight.type.dtype)
     weight.ref = ProductRef(ref, factors, dim)
 
 

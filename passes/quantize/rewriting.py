@@ -16,7 +16,7 @@ from irc.ops import CacheUpdate, Dequantize, Quantize, Transpose
 from irc.quantization.formats import FORMATS, Format
 from irc.quantization.sites import CacheSite, FakeQuantize, Site, constant, find_caches, site_name
 from irc.rewrite import erase_dead, permit
-from irc.weights import QuantizedRef, Ref, pinned
+from irc.weights import QuantizedRef, Ref, with_shape
 
 from ..shared.edit import free_name, insert_before, retype
 from ..shared.parameters import replace_weights
@@ -53,7 +53,7 @@ def _round(assigned: Assignment, context: Context) -> Mapping[str, Ref]:
 def rounded_parts(assigned: Assignment) -> dict[str, Ref]:
     """References that round every weight to the nearest code when they are read."""
     weight, format, method = assigned.site.weight, assigned.format.name, assigned.method
-    source = pinned(weight.ref, weight.type.shape, weight.type.dtype)
+    source = with_shape(weight.ref, weight.type.shape, weight.type.dtype)
     return {
         part: QuantizedRef(source, part, format, assigned.block, method) for part in assigned.parts
     }

@@ -11,7 +11,7 @@ from irc.ir.types import TensorType
 from irc.ops import Attention, CacheUpdate, Dequantize, DynamicScale, Linear
 from irc.ops.quant import LEAST_BLOCK, QuantizedOp
 from irc.pipeline import Stats
-from irc.weights import Pad, RepeatedRef, pinned
+from irc.weights import Pad, RepeatedRef, with_shape
 
 from ..shared.edit import retype, used_once
 from ..shared.parameters import Product, is_shared, rounded, weights_of
@@ -139,7 +139,7 @@ class Features:
         """Add features of zeros to all weights; the caller infers the result types."""
         for weight, dim in self.parts.items():
             shape = [size for size in weight.type.shape if isinstance(size, int)]
-            ref = pinned(weight.ref, tuple(shape), weight.type.dtype)
+            ref = with_shape(weight.ref, tuple(shape), weight.type.dtype)
             added = more * shape[dim] // self.size
             shape[dim] += added
             weight.ref = ref.then(Pad(dim, added))
@@ -228,5 +228,5 @@ def _repeat(weight: Weight, dim: int, count: int) -> None:
     old = tuple(size for size in type.shape if isinstance(size, int))
     counts = tuple(count if i == dim else 1 for i in range(ndim))
     shape = tuple(size * times for size, times in zip(old, counts, strict=True))
-    weight.ref = RepeatedRef(pinned(weight.ref, old, type.dtype), counts, shape)
+    weight.ref = RepeatedRef(with_shape(weight.ref, old, type.dtype), counts, shape)
     weight.type = TensorType(type.dtype, shape)

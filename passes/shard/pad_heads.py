@@ -29,7 +29,7 @@ from irc.ops import (
     Slice,
     Split,
 )
-from irc.weights import ConcatRef, Ref, RepeatedRef, ZerosRef, pinned
+from irc.weights import ConcatRef, Ref, RepeatedRef, ZerosRef, with_shape
 from irc.weights import Slice as SliceStep
 
 from ..shared.edit import change, insert_before, retype, used_once
@@ -323,13 +323,13 @@ def _rearrange(
     if len(shape) != type.ndim:
         raise Error(f"@{weight.name} is {type}; the sizes of a weight are numbers")
     size = shape[dim] // heads
-    base = pinned(weight.ref, shape, type.dtype)
+    base = with_shape(weight.ref, shape, type.dtype)
     parts: list[Ref] = []
     for first, count in _runs(slots):
         if first is None:
             zeros = (*shape[:dim], count * size, *shape[dim + 1 :])
             if isinstance(zero, Weight) and zero.type.shape[dim] == 1:
-                source = pinned(zero.ref, zero.type.shape, zero.type.dtype)
+                source = with_shape(zero.ref, zero.type.shape, zero.type.dtype)
                 counts = tuple(-(-n // m) for n, m in zip(zeros, zero.type.shape, strict=True))
                 parts.append(RepeatedRef(source, counts, zeros))
             else:

@@ -14,7 +14,7 @@ from irc.ir.dims import DimLike, exact_divide
 from irc.ir.types import TensorType
 from irc.ops import Add, Dequantize, DynamicScale, Full, Linear, Matmul, Quantize, Transpose
 from irc.rewrite import erase_dead
-from irc.weights import Shard, Slice, pinned
+from irc.weights import Shard, Slice, with_shape
 
 from .edit import free_name, insert_before, used_once
 
@@ -125,7 +125,7 @@ class Slicer:
     def _part(self, weight: Weight, number: int, dim: int, begin: int, end: int) -> Weight:
         shape = weight.type.shape
         ranges = tuple((begin, end) if i == dim else None for i in range(len(shape)))
-        ref = pinned(weight.ref, shape, weight.type.dtype).then(Slice(ranges))
+        ref = with_shape(weight.ref, shape, weight.type.dtype).then(Slice(ranges))
         cut = TensorType(weight.type.dtype, (*shape[:dim], end - begin, *shape[dim + 1 :]))
         return Weight(cut, free_name(f"{weight.name}.{number}", self.module.weights), ref)
 

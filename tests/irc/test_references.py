@@ -30,10 +30,10 @@ from irc.weights import (
     Transpose,
     UnboundRef,
     ZerosRef,
-    pinned,
+    with_shape,
 )
 from irc.weights import computed as computed_module
-from irc.weights.checkpoint import Reader, convert, numbers
+from irc.weights.checkpoint import Reader, convert, random_blocks
 from irc.weights.checkpoint import fill as fill_module
 from irc.weights.checkpoint import reader as reader_module
 from irc.weights.safetensors import lay_out
@@ -235,18 +235,18 @@ def test_casts_inside_a_concatenation_are_removed_too(folder: Path) -> None:
 def drawn_blocks(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """A list to which every block of rows is added when it is generated."""
     made: list[int] = []
-    draw = numbers._generate
+    draw = random_blocks._generate
 
     def counted(ref: RandomRef, block: int) -> Array:
         made.append(block)
         return draw(ref, block)
 
-    monkeypatch.setattr(numbers, "_generate", counted)
+    monkeypatch.setattr(random_blocks, "_generate", counted)
     return made
 
 
 def test_a_rank_generates_its_own_rows_only(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = pinned(RandomRef("a", 1, 1.0), (512, 6), "bf16")
+    whole = with_shape(RandomRef("a", 1, 1.0), (512, 6), "bf16")
     reader, ref = reader_of(folder, "tp=4"), whole.then(Shard(0, TP))
     expected = reader.read(whole)
     weight = Weight(TensorType("bf16", (128, 6)), "w", ref)
@@ -268,10 +268,10 @@ def test_ranks_with_columns_share_generated_rows(
     assert sorted(made) == list(range(8))
 
 
-def test_a_pinned_reference_has_the_shape_of_its_weight() -> None:
-    assert pinned(UnboundRef("a"), (7, 6), "f32") == UnboundRef("a", (7, 6))
+def test_a_reference_gets_the_shape_of_its_weight() -> None:
+    assert with_shape(UnboundRef("a"), (7, 6), "f32") == UnboundRef("a", (7, 6))
     random = RandomRef("a", 1, 1.0, (7, 6)).then(Cast("bf16"))
-    assert pinned(RandomRef("a", 1, 1.0), (7, 6), "bf16") == random
+    assert with_shape(RandomRef("a", 1, 1.0), (7, 6), "bf16") == random
 
 
 def test_random_weights_of_a_local_module_are_shards(folder: Path) -> None:

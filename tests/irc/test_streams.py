@@ -13,7 +13,7 @@ import pytest
 
 from irc.quantization.formats import tiles
 from irc.weights.checkpoint import streams
-from irc.weights.checkpoint.results import Results
+from irc.weights.checkpoint.read_cache import ReadCache
 from irc.weights.checkpoint.streams import ahead, regions
 from tests.fresh import fresh
 
@@ -99,7 +99,7 @@ def test_no_task_starts_after_a_stream_is_closed(cores: int) -> None:
 
 
 def test_a_result_is_computed_once_by_all_threads() -> None:
-    results, count = Results(1 << 20), [0]
+    results, count = ReadCache(1 << 20), [0]
     waits = threading.Barrier(4)
 
     def compute() -> tuple[np.ndarray, ...]:
@@ -119,7 +119,7 @@ def test_a_result_is_computed_once_by_all_threads() -> None:
 
 
 def test_old_results_are_forgotten_and_errors_are_not_kept() -> None:
-    results, computed = Results(100), list[int]()
+    results, computed = ReadCache(100), list[int]()
 
     def compute(key: int) -> tuple[np.ndarray, ...]:
         computed.append(key)

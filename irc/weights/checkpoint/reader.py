@@ -20,9 +20,9 @@ from ..safetensors import Tensor
 from ..sources import ref_dtype, shape_before, shapes_of, stated
 from .files import Array, Extent, File
 from .fill import fill, mapped
-from .numbers import Numbers
 from .pieces import Piece, Range, pieces_of
-from .results import Results
+from .random_blocks import RandomBlocks
+from .read_cache import ReadCache
 from .streams import ahead, regions
 
 STORED = (FileRef, BytesRef)  # sources in a file
@@ -40,8 +40,8 @@ class Reader:
     def __init__(self, module: Module, base: str | os.PathLike[str] | None = None) -> None:
         self._module, self._base = module, os.fspath(base or "")
         self._files: dict[tuple[str, bool], File] = {}
-        self._numbers = Numbers(4 * BLOCK)
-        self._results = Results(4 * BLOCK)
+        self._numbers = RandomBlocks(4 * BLOCK)
+        self._results = ReadCache(4 * BLOCK)
 
     def path(self, file: str) -> str:
         """The path of the file named `file` in the module."""

@@ -1,4 +1,4 @@
-"""`Results`: arrays that several regions need, such as scales, each computed once."""
+"""`ReadCache`: arrays that several regions need, such as scales, each computed once."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from threading import Lock
 from .files import Array
 
 
-class Results:
+class ReadCache:
     """Keeps the last `limit` bytes of results. A thread that needs one in work waits for it."""
 
     def __init__(self, limit: int) -> None:

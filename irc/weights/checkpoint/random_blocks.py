@@ -10,16 +10,16 @@ import numpy as np
 
 from .. import RandomRef
 from .files import Array
-from .results import Results
+from .read_cache import ReadCache
 
 ROWS = 64  # rows of a block, which has its own generator, so that a slice needs few blocks
 
 
-class Numbers:
+class RandomBlocks:
     """Regions of random references. Keeps the last `limit` bytes of blocks for other ranks."""
 
     def __init__(self, limit: int) -> None:
-        self._kept = Results(limit)
+        self._kept = ReadCache(limit)
 
     def region(self, ref: RandomRef, picks: Sequence[range]) -> Array:
         """f32 normal numbers times the scale, at indices of every dimension."""
