@@ -106,11 +106,12 @@ def _attention(
     if ends is not None:
         content = content_of(ends)
         if content is None or any(n != keys for n in content.flat):
-            past = ends - b.number(queries, ends.dtype)
+            past = ends - queries
     elif before is not None:
         causal = queries + before == keys
         if not causal:
-            seen = _upper_left(b, queries, keys, before)
+            query = b.op(ops.Unsqueeze, b.op(ops.Iota, size=queries), dims=(1,))
+            seen = b.op(ops.Iota, size=keys) <= (query if before == 0 else query + before)
             mask = seen if mask is None else seen & mask
     if not k.ndim == v.ndim == 4:
         k, v = tokens(b, k), tokens(b, v)
@@ -133,14 +134,6 @@ def _attention(
     features = exact_divide(result.shape[2], heads)
     assert features is not None
     return by_heads(b, result, (q.shape[0], heads, q.shape[2], features))
-
-
-def _upper_left(b: Builder, queries: DimLike, keys: DimLike, before: DimLike) -> ImportedValue:
-    """key <= query + before, as a mask."""
-    query = b.op(ops.Unsqueeze, b.op(ops.Iota, size=queries), dims=(1,))
-    if before != 0:
-        query = query + b.number(before, "i32")
-    return b.op(ops.Iota, size=keys) <= query
 
 
 def _fitted(b: Builder, keys: DimLike, mask: ImportedValue) -> ImportedValue:

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -20,7 +21,7 @@ from irc.frontends.onnx.builder import Builder, Content, ImportedValue, Node
 from irc.frontends.onnx.files import Files
 from irc.frontends.onnx.fold import content_of
 from irc.frontends.onnx.protobuf import replace_nodes
-from irc.frontends.onnx.rules import Results, imports, only, produced_by
+from irc.frontends.onnx.rules import Results, computed, imports, only, produced_by
 from irc.ir.core import Op
 from irc.ir.dims import Dim, DimLike, Shape, exact_divide
 
@@ -142,7 +143,11 @@ def _bags(body: _Body, loop: NodeProto, joins: Mapping[str, NodeProto]) -> list[
         return []
     row = texts[1].replace(f"Gather(@{ends[1]},i)", "s").replace(f"Gather(@{ends[2]},i)", "e")
     match = re.fullmatch(_SCANNED, row)
-    return _looked_up(body, loop, match, starts) if match else []
+    if match is None:
+        return []
+    table, *lookup = (body.names[int(match[n])] for n in ("table", "ids", "by") if match[n])
+    operands = [table, starts, loop.input[0], *lookup]
+    return [_bag_node(loop, match["mode"], operands, loop.output[0])]
 
 
 def _appended(
@@ -173,25 +178,6 @@ def _bag_node(loop: NodeProto, mode: str, operands: list[str], out: str) -> Node
     return node
 
 
-def _looked_up(body: _Body, loop: NodeProto, match: re.Match[str], starts: str) -> list[NodeProto]:
-    """The rows of all bags, times their weights, and the node for the bags."""
-    from onnx import helper
-
-    out, rows = loop.output[0], f"{loop.output[0]}.rows"
-    table, ids = (body.names[int(match[n])] for n in ("table", "ids"))
-    nodes = [helper.make_node("Gather", [table, ids], [rows])]
-    if match["by"] is not None:
-        axis: Any = {"value_ints": [1]}
-        weights = [body.names[int(match["by"])], f"{out}.one"]
-        nodes += [
-            helper.make_node("Constant", [], [f"{out}.one"], **axis),
-            helper.make_node("Unsqueeze", weights, [f"{out}.by"]),
-            helper.make_node("Mul", [rows, f"{out}.by"], [f"{out}.scaled"]),
-        ]
-        rows = f"{out}.scaled"
-    return [*nodes, _bag_node(loop, match["mode"], [rows, starts, loop.input[0]], out)]
-
-
 class _Body:
     """The body of a Loop as text, in which values from outside are @ and a number."""
 
@@ -204,13 +190,11 @@ class _Body:
         self._enter(self.graph)
         parameters = [value.name for value in self.graph.input]
         symbols = ["i", "c"] if len(parameters) == 2 else ["k", "c", "i", "q"]
-        self.place = 1 if len(loop.input) == 4 and self._is_empty(loop.input[3]) else 2
+        last = self.outside.get(loop.input[3]) if len(loop.input) == 4 else None
+        self.place = 1 if last is not None and last.op_type == "SequenceEmpty" else 2
         if self.place == 2:  # torch writes the number of the bag and the sequence in any order
             symbols[2:] = symbols[:1:-1]
         self.texts = dict(zip(parameters, symbols, strict=False))
-
-    def _is_empty(self, name: str) -> bool:
-        return name in self.outside and self.outside[name].op_type == "SequenceEmpty"
 
     def _enter(self, graph: GraphProto) -> None:
         self.tensors.update((tensor.name, tensor) for tensor in graph.initializer)
@@ -284,10 +268,15 @@ _REDUCE: dict[str, type[Op]] = {"Sum": ops.ReduceSum, "Mean": ops.ReduceMean, "M
 def embedding_bag(b: Builder, node: Node) -> Results:
     """The sum, mean or maximum of the rows [N, D] from each offset to the next; 0 without rows.
 
-    Bags of one size are a dimension. Others are scattered: each row to its bag, whose number is
-    how many bags start up to it.
+    The rows may be those of a table by ids, times weights. Bags of one size are a dimension. Others
+    are scattered: each row to its bag, whose number is how many bags start up to it.
     """
     rows, offsets, many = node.shaped(0, 2, 2), node.shaped(1, 1, 1), content_of(node.input(2))
+    if node.has(3):
+        lookup = replace(node, kind="Gather", domain="", inputs=[rows, node.input(3)])
+        (rows,) = [x for x in computed(b, lookup) if x is not None]
+    if node.has(4):
+        rows = rows * b.op(ops.Unsqueeze, node.input(4), dims=(1,))
     mode, (count, width) = node.kind.removeprefix("EmbeddingBag"), rows.shape
     bags = offsets.shape[0] - 1
     if many is None or many.size != 1 or many.item() != bags:

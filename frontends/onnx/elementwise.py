@@ -62,8 +62,7 @@ def divide(b: Builder, node: Node) -> Results:
     if dtype_called(x.dtype).kind == "uint":
         return x // y
     # floor_div rounds down: a dividend of the other sign is moved towards zero
-    less = y - b.op(ops.Sign, y)
-    return (x + b.where(_opposed(b, x, y), less, 0)) // y
+    return (x + b.where(_opposed(b, x, y), y - b.op(ops.Sign, y), 0)) // y
 
 
 def _opposed(b: Builder, x: ImportedValue, y: ImportedValue) -> ImportedValue:
@@ -112,8 +111,7 @@ def mod(b: Builder, node: Node) -> Results:
         rest = x % y
         moves = b.op(ops.Ne, rest, 0) & _opposed(b, x, y)
         return b.where(moves, rest - y, rest)
-    size = abs(x) % abs(y)
-    return b.op(ops.Sign, x) * size
+    return b.op(ops.Sign, x) * (abs(x) % abs(y))
 
 
 @imports("IsInf", attributes="detect_negative detect_positive")
@@ -224,8 +222,7 @@ def celu(b: Builder, node: Node) -> Results:
     return b.op(ops.Maximum, x, 0) + (low - 1) * alpha
 
 
-@imports("Gelu", "BiasGelu", domain=MICROSOFT)
-@imports("FastGelu", domain=MICROSOFT)
+@imports("Gelu", "BiasGelu", "FastGelu", domain=MICROSOFT)
 def gelu(b: Builder, node: Node) -> Results:
     """Gelu of the sum of x and an optional bias, by tanh for FastGelu."""
     x = node.input(0)
@@ -233,23 +230,20 @@ def gelu(b: Builder, node: Node) -> Results:
     return b.op(ops.Gelu, x, approximate="tanh" if node.kind == "FastGelu" else "none")
 
 
-@imports("Relu")
-def relu(b: Builder, node: Node) -> Results:
-    """max(x, 0), also of integers."""
-    x = node.input(0)
+def _relu(b: Builder, x: ImportedValue) -> ImportedValue:
     return b.op(ops.Relu, x) if is_float(x.dtype) else b.op(ops.Maximum, x, 0)
 
 
-@imports("Reciprocal")
-def reciprocal(b: Builder, node: Node) -> Results:
-    """1 / x, and Rsqrt where x is a square root."""
-    root = produced_by(node.input(0), "Sqrt")
-    return b.op(ops.Rsqrt, root.input(0)) if root else b.op(ops.Reciprocal, node.input(0))
+def _reciprocal(b: Builder, x: ImportedValue) -> ImportedValue:
+    root = produced_by(x, "Sqrt")
+    return b.op(ops.Rsqrt, root.input(0)) if root else b.op(ops.Reciprocal, x)
 
 
 _SHORT: dict[tuple[str, str, str], Rule] = {  # by domain, operator, attributes
     ("", "IsNaN", ""): lambda b, node: b.op(ops.Ne, node.input(0), node.input(0)),
     ("", "Identity", ""): lambda b, node: node.input(0),
+    ("", "Relu", ""): lambda b, node: _relu(b, node.input(0)),
+    ("", "Reciprocal", ""): lambda b, node: _reciprocal(b, node.input(0)),
     ("", "Where", ""): lambda b, node: b.where(*map(node.input, range(3))),
     ("", "Cast", "to saturate round_mode"): lambda b, node: _converted(b, node, _target(node)),
     ("", "CastLike", "saturate round_mode"): lambda b, node: _converted(
@@ -275,71 +269,49 @@ def _odd(
 def _log1p(b: Builder, x: ImportedValue) -> ImportedValue:
     """log(1 + x), of small x too: the error of u = 1 + x is that of u - 1 (Kahan)."""
     u = x + 1
-    logarithm = b.op(ops.Log, u) * (x / (u - 1))
     usable = b.op(ops.Ne, u, 1) & (u < math.inf)
-    return b.where(usable, logarithm, x)
+    return b.where(usable, b.op(ops.Log, u) * (x / (u - 1)), x)
 
 
 def _far(b: Builder, x: ImportedValue, near: ImportedValue) -> ImportedValue:
     """log(2 * x) where x is so large that `near` may have overflowed."""
-    far = b.op(ops.Log, x) + math.log(2)
-    return b.where(x < _LARGE, near, far)
+    return b.where(x < _LARGE, near, b.op(ops.Log, x) + math.log(2))
 
 
 def _asinh(b: Builder, x: ImportedValue) -> ImportedValue:
     """log1p(x + x² / (1 + sqrt(1 + x²))) of positive x."""
     square = x * x
-    root = b.op(ops.Sqrt, square + 1) + 1
-    return _far(b, x, _log1p(b, x + square / root))
+    return _far(b, x, _log1p(b, x + square / (b.op(ops.Sqrt, square + 1) + 1)))
 
 
 def _acosh(b: Builder, x: ImportedValue) -> ImportedValue:
     """log1p(t + sqrt(t) * sqrt(t + 2)) with t = x - 1; NaN below 1."""
     t = x - 1
-    root = b.op(ops.Sqrt, t) * b.op(ops.Sqrt, t + 2)
-    near = _log1p(b, t + root)
+    near = _log1p(b, t + b.op(ops.Sqrt, t) * b.op(ops.Sqrt, t + 2))
     return b.where(x < 1, math.nan, _far(b, x, near))
-
-
-def _atanh(b: Builder, x: ImportedValue) -> ImportedValue:
-    """log1p(2 * x / (1 - x)) / 2 of positive x."""
-    ratio = (x + x) / _from_ends(b, x)[0]
-    return _log1p(b, ratio) * 0.5
 
 
 def _cosh(b: Builder, x: ImportedValue) -> ImportedValue:
     """exp(|x|) / 2 + exp(-|x|) / 2, by the root of exp(|x|), which overflows later."""
     root = b.op(ops.Exp, abs(x) * 0.5)
-    small = b.op(ops.Reciprocal, root) / root
-    large = root * (root * 0.5)
-    return large + small * 0.5
+    return root * (root * 0.5) + b.op(ops.Reciprocal, root) / root * 0.5
 
 
 def _atan(b: Builder, x: ImportedValue) -> ImportedValue:
     """The arc tangent of positive x, by that of x, (x - 1) / (x + 1) or -1 / x."""
     middle, far = (x > math.tan(n * math.pi / 8) for n in (1, 3))
-    turned = (x - 1) / (x + 1)
-    t = b.where(far, -b.op(ops.Reciprocal, x), b.where(middle, turned, x))
+    t = b.where(far, -b.op(ops.Reciprocal, x), b.where(middle, (x - 1) / (x + 1), x))
     z = t * t
-    total = polynomial(b, z, *_ARC_TANGENT) * z
     eighths = b.cast(middle, x.dtype) + b.cast(far, x.dtype)
-    near = t + t * total
-    return eighths * (math.pi / 4) + near
-
-
-def _from_ends(b: Builder, x: ImportedValue) -> tuple[ImportedValue, ImportedValue]:
-    """1 - x and 1 + x."""
-    return 1 - x, x + 1
+    return eighths * (math.pi / 4) + (t + t * (polynomial(b, z, *_ARC_TANGENT) * z))
 
 
 def _asin(b: Builder, x: ImportedValue) -> ImportedValue:
-    below, above = _from_ends(b, x)
-    return _odd(b, x / b.op(ops.Sqrt, below * above), _atan)
+    return _odd(b, x / b.op(ops.Sqrt, (1 - x) * (x + 1)), _atan)
 
 
 def _acos(b: Builder, x: ImportedValue) -> ImportedValue:
-    below, above = _from_ends(b, x)
-    return _atan(b, b.op(ops.Sqrt, below / above)) * 2
+    return _atan(b, b.op(ops.Sqrt, (1 - x) / (x + 1))) * 2
 
 
 _FUNCTIONS: dict[str, Callable[[Builder, ImportedValue], ImportedValue]] = {
@@ -351,7 +323,7 @@ _FUNCTIONS: dict[str, Callable[[Builder, ImportedValue], ImportedValue]] = {
     "Atan": lambda b, x: _odd(b, x, _atan),
     "Asinh": lambda b, x: _odd(b, x, _asinh),
     "Acosh": _acosh,
-    "Atanh": lambda b, x: _odd(b, x, _atanh),
+    "Atanh": lambda b, x: _odd(b, x, lambda b, x: _log1p(b, (x + x) / (1 - x)) * 0.5),
 }
 
 

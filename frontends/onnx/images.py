@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from fractions import Fraction
 from functools import reduce
 from itertools import product as combinations
+from operator import add
 from typing import Any, NamedTuple
 
 from irc import ops
@@ -17,7 +18,7 @@ from irc.frontends.onnx.fold import below, content_of
 from irc.frontends.onnx.rules import Results, imports, only
 from irc.frontends.onnx.shapes import from_the_front, padded, sizes_of
 from irc.ir.dims import Dim, DimLike, exact_divide, product
-from irc.ir.dtypes import dtype as dtype_called
+from irc.ir.dtypes import integer_range, is_float
 
 _MOVES = "auto_pad dilations kernel_shape pads strides"
 _known_padding = only("auto_pad", "NOTSET", "VALID", "SAME_UPPER", "SAME_LOWER")
@@ -46,7 +47,7 @@ def _windows_of(node: Node, sizes: Sequence[DimLike], positions: Sequence[DimLik
     strides, dilations = (tuple(node.ints(n) or [1] * count) for n in ("strides", "dilations"))
     written = node.ints("kernel_shape")
     lengths = {len(whole), len(strides), len(dilations), len(pads) // 2, len(positions)}
-    if lengths != {count} or (written is not None and tuple(written) != whole):
+    if lengths != {count} or tuple(written or whole) != whole:
         raise Error(f"{node.kind} needs {count} known sizes, strides, dilations and pairs of pads")
     if min((*whole, *strides, *dilations), default=1) < 1:
         raise Error(f"{node.kind} has a size, stride or dilation below 1")
@@ -77,19 +78,16 @@ def conv(b: Builder, node: Node) -> Results:
     """A convolution of groups of channels."""
     x, weight = node.shaped(0, 3), node.shaped(1, 3)
     windows = _windows_of(node, weight.shape[2:], x.shape[2:])
-    return _convolved(b, x, weight, windows, node.optional(2), node.integer("group", 1))
+    return _convolved(b, x, weight, windows, node)
 
 
 def _convolved(
-    b: Builder,
-    x: ImportedValue,
-    weight: ImportedValue,
-    windows: _Windows,
-    bias: ImportedValue | None = None,
-    groups: int = 1,
+    b: Builder, x: ImportedValue, weight: ImportedValue, windows: _Windows, node: Node | None = None
 ) -> ImportedValue:
+    """A convolution, with the bias and the groups of a node."""
     _, strides, dilations, before, after = windows
     words = {"strides": strides, "before": before, "after": after, "dilations": dilations}
+    bias, groups = (node.optional(2), node.integer("group", 1)) if node is not None else (None, 1)
     return b.op(ops.Conv, x, weight, bias=bias, groups=groups, **words)
 
 
@@ -133,7 +131,7 @@ def conv_transpose(b: Builder, node: Node) -> Results:
     joined = b.reshaped(apart, (groups * out, channels // groups, *windows.sizes))
     kernel = b.op(ops.Flip, joined, dims=tuple(range(2, joined.ndim)))
     still = _Windows(windows.sizes, (1,) * count, windows.dilations, (0,) * count, (0,) * count)
-    return _convolved(b, x, kernel, still, node.optional(2), groups)
+    return _convolved(b, x, kernel, still, node)
 
 
 def _spread(b: Builder, x: ImportedValue, dim: int, step: int) -> ImportedValue:
@@ -186,7 +184,8 @@ def max_pool(b: Builder, node: Node) -> Results:
     """The largest elements, one dimension after the other, and their places in x if wanted."""
     x = node.shaped(0, 3)
     windows, extra = _pool_windows(node, x)
-    moves, lowest = list(zip(*windows.extended(extra), strict=True)), _lowest(x.dtype)
+    moves = list(zip(*windows.extended(extra), strict=True))
+    lowest = -math.inf if is_float(x.dtype) else integer_range(x.dtype)[0]
     places = _numbered(b, node, x) if node.wants(1) else None
     for dim in reversed(range(2, x.ndim)):  # so that the first of equals wins
         x, *others = _shifted(b, x, dim, moves[dim - 2], lowest)
@@ -199,11 +198,6 @@ def max_pool(b: Builder, node: Node) -> Results:
     return [x, places]
 
 
-def _lowest(name: str) -> float:
-    kind = dtype_called(name)
-    return -math.inf if kind.is_float else 0 if kind.kind == "uint" else -1 << (kind.bits - 1)
-
-
 def _numbered(b: Builder, node: Node, x: ImportedValue) -> ImportedValue:
     """The number of each element: of a position in row-major or column-major order."""
     outer, positions = x.shape[:2], x.shape[2:]
@@ -214,7 +208,7 @@ def _numbered(b: Builder, node: Node, x: ImportedValue) -> ImportedValue:
     inner = b.reshaped(inner, positions)
     image = b.op(ops.Iota, size=product(outer), dtype="i64")
     image = b.reshaped(image, (*outer, *(1,) * len(positions)))
-    return image * b.number(product(positions), "i64") + inner
+    return image * product(positions) + inner
 
 
 def _sums(b: Builder, x: ImportedValue, windows: _Windows) -> ImportedValue:
@@ -264,11 +258,8 @@ def local_response(b: Builder, node: Node) -> Results:
     if size < 1:
         raise Error(f"LRN over {size} channels; expected 1 or more")
     moves = (size, 1, 1, (size - 1) // 2, size // 2)
-    squares = _shifted(b, x * x, 1, moves, 0)
-    total = reduce(lambda one, other: one + other, squares)
-    total = total * (node.real("alpha", 0.0001) / size)
-    total = total + node.real("bias", 1.0)
-    return x / b.op(ops.Pow, total, node.real("beta", 0.75))
+    mean = reduce(add, _shifted(b, x * x, 1, moves, 0)) * (node.real("alpha", 1e-4) / size)
+    return x / b.op(ops.Pow, mean + node.real("bias", 1.0), node.real("beta", 0.75))
 
 
 _RESIZE = """antialias axes coordinate_transformation_mode cubic_coeff_a exclude_outside
@@ -340,7 +331,7 @@ def _resized(
         weight = b.cast(_weight(b, node, rest, shift, mode), x.dtype)
         column = b.reshaped(weight, (new, *(1,) * (x.ndim - axis - 1)))
         terms.append(_taken(b, x, axis, first + shift) * column)
-    return reduce(lambda one, other: one + other, terms)
+    return reduce(add, terms)
 
 
 def _weighted(
@@ -386,10 +377,8 @@ def _places(
         up, down = (old, new) if factor is None else (factor.denominator, factor.numerator)
     count = b.op(ops.Iota, size=new, dtype="i64")
     if "half_pixel" in mode:  # (2 * i + 1) * up / (2 * down) - 1 / 2
-        odd = count * 2 + 1
-        top = odd * b.number(up, "i64") - b.number(down, "i64")
-        return top, b.imported(b.number(2 * down, "i64"))
-    return count * b.number(up, "i64"), b.imported(b.number(down, "i64"))
+        return (count * 2 + 1) * up - down, b.imported(b.number(2 * down, "i64"))
+    return count * up, b.imported(b.number(down, "i64"))
 
 
 def _between_corners(
@@ -406,18 +395,14 @@ def _rounded(b: Builder, node: Node, top: ImportedValue, bottom: ImportedValue) 
     """Fractions as whole numbers."""
     how = node.text("nearest_mode", "round_prefer_floor")
     if how.startswith("round"):
-        top = top * 2
-        top = b.op(ops.Sub if how.endswith("floor") else ops.Add, top, bottom)
+        top = top * 2 - bottom if how.endswith("floor") else top * 2 + bottom
         bottom = bottom * 2
-    if how in ("floor", "round_prefer_ceil"):
-        return top // bottom
-    return -(-top // bottom)
+    return top // bottom if how in ("floor", "round_prefer_ceil") else -(-top // bottom)
 
 
 def _taken(b: Builder, x: ImportedValue, axis: int, places: ImportedValue) -> ImportedValue:
     """Elements of a dimension; those before and behind are its ends."""
-    last = b.number(x.shape[axis] - 1, "i64")
-    inside = b.op(ops.Minimum, b.op(ops.Maximum, places, 0), last)
+    inside = b.op(ops.Minimum, b.op(ops.Maximum, places, 0), x.shape[axis] - 1)
     return b.op(ops.Gather, x, inside, dim=axis)
 
 
@@ -481,12 +466,12 @@ def grid_sample(b: Builder, node: Node) -> Results:
     for chosen in combinations(*taps):
         index, weight = chosen[0]
         for size, (place, factor) in zip(positions[1:], chosen[1:], strict=True):
-            index = index * b.number(size, "i64") + place
+            index = index * size + place
             weight = weight * factor
         index = b.op(ops.Expand, index, shape=(*outer, product(inner)))
         element = b.op(ops.GatherElements, elements, index, dim=2)
         terms.append(element * b.cast(weight, x.dtype))
-    total = reduce(lambda one, other: one + other, terms)
+    total = reduce(add, terms)
     return b.reshaped(total, (*outer, *inner))
 
 
@@ -497,15 +482,22 @@ def _taps(
     aligned = bool(node.integer("align_corners", 0))
     mode, padding = _sample_mode(node), node.text("padding_mode", "zeros")
     number = b.imported(b.number(size, "f32"))
-    room = number - 1 if aligned else number
+    room, first = (number - 1, 0.0) if aligned else (number, -0.5)
+
+    def inside(x: ImportedValue) -> ImportedValue:
+        """Places within the image: the nearest ones, or those reflected at its borders."""
+        if padding != "reflection":
+            return b.op(ops.Minimum, b.op(ops.Maximum, x, 0), number - 1)
+        around = room * 2
+        rest = (x - first) % b.op(ops.Maximum, around, 1)
+        return b.op(ops.Minimum, rest, around - rest) + first
+
     place = (place + 1) * 0.5 * room
     place = place if aligned else place - 0.5
     if mode == "nearest":
         place = b.op(ops.Round, place)
-    first = 0.0 if aligned else -0.5
-    behind = place > room + first
-    outside = (place < first) | behind
-    place = b.where(outside, _inside(b, place, room, number, first, padding), place)
+    if padding != "zeros":
+        place = b.where((place < first) | (place > room + first), inside(place), place)
     start = b.op(ops.Floor, place)
     rest = place - start
     taps: list[tuple[ImportedValue, ImportedValue]] = []
@@ -513,27 +505,6 @@ def _taps(
         index = start + shift
         weight = _weight(b, node, rest, shift, mode)
         if padding == "zeros":
-            held = (index >= 0) & (index < number)
-            weight = b.where(held, weight, 0)
-        index = _inside(b, index, room, number, first, "border" if padding == "zeros" else padding)
-        taps.append((b.cast(index, "i64"), weight))
+            weight = b.where((index >= 0) & (index < number), weight, 0)
+        taps.append((b.cast(inside(index), "i64"), weight))
     return taps
-
-
-def _inside(
-    b: Builder,
-    x: ImportedValue,
-    room: ImportedValue,
-    size: ImportedValue,
-    first: float,
-    padding: str,
-) -> ImportedValue:
-    """Places within the image: the nearest ones, or those reflected at its borders."""
-    last = size - 1
-    if padding == "zeros":
-        return x
-    if padding == "reflection":
-        around = room * 2
-        rest = (x - first) % b.op(ops.Maximum, around, 1)
-        return b.op(ops.Minimum, rest, around - rest) + first
-    return b.op(ops.Minimum, b.op(ops.Maximum, x, 0), last)

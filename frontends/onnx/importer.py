@@ -7,6 +7,7 @@ from collections import ChainMap
 from collections.abc import Mapping, MutableMapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from importlib import import_module
 from os import PathLike
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -18,7 +19,7 @@ from irc.errors import Error, did_you_mean
 from irc.frontends.onnx.builder import Builder, ImportedValue, Node, hint, plain_name
 from irc.frontends.onnx.control_flow import with_bags
 from irc.frontends.onnx.files import DTYPES, Files, Manifest, embedded_module, manifest_of
-from irc.frontends.onnx.protobuf import STANDARD, expanded, opset_of, read_model
+from irc.frontends.onnx.protobuf import STANDARD, expanded, library, opset_of, read_model
 from irc.frontends.onnx.rules import (
     COLLECTIVE_KINDS,
     TABLE,
@@ -40,7 +41,6 @@ from irc.source import Loc
 from irc.text.literals import parse_dim
 
 if TYPE_CHECKING:
-    import onnx_graphsurgeon
     from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto
 
 _PLACE = re.compile(r"(.*):(\d+)")
@@ -109,29 +109,24 @@ def import_onnx(
         model = simpler
 
 
-def from_graphsurgeon(
-    graph: onnx_graphsurgeon.Graph, path: str | Path | None = None, **options: Any
-) -> Module:
+def from_graphsurgeon(graph: Any, path: str | Path | None = None, **options: Any) -> Module:
     """The module of a graph of onnx-graphsurgeon, in whatever order its nodes are.
 
     The graph is written to `path`, where the weights of the module stay; without `path` to a
     folder that goes with the module. `options` are those of import_onnx, such as `dims`.
     """
     try:
-        import onnx_graphsurgeon
+        surgeon: Any = import_module("onnx_graphsurgeon")
     except ImportError as error:
-        raise Error(
-            f"graphs need onnx-graphsurgeon ({error}): pip install onnx-graphsurgeon"
-        ) from None
-    from onnx import save_model
-
-    model = onnx_graphsurgeon.export_onnx(graph, do_type_check=False)
+        text = f"graphs need onnx-graphsurgeon ({error}): pip install onnx-graphsurgeon"
+        raise Error(text) from None
+    model = surgeon.export_onnx(graph, do_type_check=False)
     with ExitStack() as stack:
         if path is None:
             path = f"{stack.enter_context(TemporaryDirectory(prefix='irc-graph-'))}/model.onnx"
+        words = {"location": f"{Path(path).name}.data"}
         is_large = model.ByteSize() >= _LARGEST_PROTOBUF
-        data = f"{Path(path).name}.data"
-        save_model(model, path, save_as_external_data=is_large, location=data)
+        library().save_model(model, path, save_as_external_data=is_large, **words)
         module = import_onnx(path, **options)
         finalize(module, stack.pop_all().close)
     return module
@@ -415,12 +410,9 @@ def _count(number: int, what: str) -> str:
 
 def _where(group: list[Node]) -> str:
     """The first nodes of a group, with their places."""
-    shown = [
-        (node.name or f"node {node.number}") + (f" at {node.loc.where()}" if node.loc else "")
-        for node in group[:3]
-    ]
-    more = f" and {len(group) - 3} more" if len(group) > 3 else ""
-    return ", ".join(shown) + more
+    places = [(node.name or f"node {node.number}", node.loc) for node in group[:3]]
+    shown = ", ".join(f"{name} at {loc.where()}" if loc else name for name, loc in places)
+    return shown + (f" and {len(group) - 3} more" if len(group) > 3 else "")
 
 
 def _aliased(function: Function) -> dict[int, str]:

@@ -204,7 +204,7 @@ def _slices(b: Builder, node: Node) -> tuple[ImportedValue, ImportedValue, Shape
     columns = b.cast(indices, "i64") if indices.dtype == "i32" else indices
     place = _place(b, columns, x.shape[0], 0)
     for i in range(1, depth):
-        place = place * b.number(x.shape[i], "i64")
+        place = place * x.shape[i]
         place = place + _place(b, columns, x.shape[i], i)
     shape = (product(x.shape[:depth]), *x.shape[depth:])
     return b.op(ops.Reshape, x, shape=shape), place, x.shape[depth:]
@@ -214,5 +214,5 @@ def _place(b: Builder, columns: ImportedValue, size: DimLike, at: int) -> Import
     """One of the indices, counted from the front."""
     column = b.op(ops.Slice, columns, dim=-1, start=at, stop=at + 1)
     column = b.op(ops.Squeeze, column, dims=(-1,))
-    wrapped = column < b.number(0, "i64")
-    return b.where(wrapped, column + b.number(size, "i64"), column)
+    wrapped = column < 0
+    return b.where(wrapped, column + size, column)

@@ -198,7 +198,7 @@ _NORM = "axis epsilon stash_type"
 @imports("SimplifiedLayerNormalization", domain=MICROSOFT, attributes=_NORM)
 def rms_normalization(b: Builder, node: Node) -> Results:
     """RmsNorm; the statistics that ONNX Runtime's operator may return as well are not computed."""
-    return _normalized(b, node, node.input(0), node.input(1))
+    return _normalized(b, node, [node.input(0), node.input(1)])
 
 
 @imports(
@@ -214,18 +214,15 @@ def skip_normalization(b: Builder, node: Node) -> Results:
     if node.has(3 + layer):
         total = total + node.input(3 + layer)
     shift = node.optional(3) if layer else None
-    return [_normalized(b, node, total, node.input(2), shift, layer), None, None, total]
+    return [_normalized(b, node, [total, node.input(2), shift], layer), None, None, total]
 
 
 def _normalized(
-    b: Builder,
-    node: Node,
-    x: ImportedValue,
-    scale: ImportedValue,
-    bias: ImportedValue | None = None,
-    layer: bool = False,
+    b: Builder, node: Node, operands: Sequence[ImportedValue | None], layer: bool = False
 ) -> ImportedValue:
-    """LayerNorm or RmsNorm over all dimensions from `axis` on."""
+    """LayerNorm or RmsNorm of x over all dimensions from `axis` on, with a scale and a bias."""
+    x, scale, bias = (*operands, None)[:3]
+    assert x is not None and scale is not None
     axis = node.axis(x.ndim, -1)
     inner = x.shape[axis:]
     flat = b.reshaped(x, (*x.shape[:axis], product(inner)))
@@ -248,7 +245,7 @@ def _epsilon(node: Node) -> float:
 def layer_normalization(b: Builder, node: Node) -> Results:
     """LayerNorm, and its statistics where they are wanted."""
     x = node.input(0)
-    results = [_normalized(b, node, x, node.input(1), node.optional(2), layer=True)]
+    results = [_normalized(b, node, [x, node.input(1), node.optional(2)], layer=True)]
     if node.wants(1) or node.wants(2):
         dims = tuple(range(node.axis(x.ndim, -1), x.ndim))
         wide = b.cast(x, "f64" if x.dtype == "f64" else "f32")

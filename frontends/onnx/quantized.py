@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 from irc import ops
 from irc.errors import Error
@@ -23,63 +24,58 @@ _WIDE = ("i16", "u16", "i32")  # codes that dequantize and quantize of irc do no
 _LINEAR = "axis block_size output_dtype"
 
 
+class _Quantized(NamedTuple):
+    """A tensor of codes, or one to be quantized, with its scales and zero points."""
+
+    x: ImportedValue
+    scale: ImportedValue
+    zero: ImportedValue | None
+
+
+def _operands(node: Node, at: int = 0) -> _Quantized:
+    """Three inputs of a node."""
+    return _Quantized(node.input(at), node.input(at + 1), node.optional(at + 2))
+
+
 @imports("DequantizeLinear", domain=MICROSOFT, attributes="axis")
 @imports("DequantizeLinear", attributes=_LINEAR)
 def dequantize(b: Builder, node: Node) -> Results:
     """Scales for all elements, per index of an axis, or per block along it."""
-    x, scale = node.input(0), node.input(1)
-    dtype = DTYPES.get(node.integer("output_dtype", 0), scale.dtype)
-    return _numbers(b, node, x, scale, node.optional(2), dtype=dtype)
+    return _numbers(b, node, _operands(node), dtype=DTYPES.get(node.integer("output_dtype", 0), ""))
 
 
 @imports("QuantizeLinear", domain=MICROSOFT, attributes="axis")
 @imports("QuantizeLinear", attributes=f"{_LINEAR} precision saturate", refuses=only("saturate", 1))
 def quantize(b: Builder, node: Node) -> Results:
     """Codes of the dtype of the zero point, else of `output_dtype`, else u8."""
-    x, scale, zero = node.input(0), node.input(1), node.optional(2)
-    return _codes(b, node, x, scale, zero, DTYPES.get(node.integer("output_dtype", 0), "u8"))
+    return _codes(b, node, _operands(node), DTYPES.get(node.integer("output_dtype", 0), "u8"))
 
 
 def _numbers(
-    b: Builder,
-    node: Node,
-    x: ImportedValue,
-    scale: ImportedValue,
-    zero: ImportedValue | None,
-    axis: int = 1,
-    dtype: str = "",
+    b: Builder, node: Node, codes: _Quantized, axis: int = 1, dtype: str = ""
 ) -> ImportedValue:
-    """The numbers that codes stand for."""
-    dtype = dtype or scale.dtype
-    scale, zero = _parameters(b, node, x, scale, zero, axis)
+    """The numbers that codes stand for, by default in the dtype of the scales."""
+    dtype, x = dtype or codes.scale.dtype, codes.x
+    scale, zero = _parameters(b, node, codes, axis)
     if x.dtype not in _WIDE:
         return b.op(ops.Dequantize, x, scale, zero=zero, dtype=dtype)
     _check_no_blocks(node, x)
     wide = b.cast(x, "f32")
-    if zero is not None:
-        wide = wide - b.cast(zero, "f32")
+    wide = wide if zero is None else wide - b.cast(zero, "f32")
     return b.cast(wide * b.cast(scale, "f32"), dtype)
 
 
-def _codes(
-    b: Builder,
-    node: Node,
-    x: ImportedValue,
-    scale: ImportedValue,
-    zero: ImportedValue | None,
-    dtype: str = "u8",
-) -> ImportedValue:
-    """x / scale + zero, rounded and saturated, in the dtype of zero, or of this kind."""
-    dtype = zero.dtype if zero is not None else dtype
+def _codes(b: Builder, node: Node, numbers: _Quantized, dtype: str = "u8") -> ImportedValue:
+    """x / scale + zero, rounded and saturated, in the dtype of zero, or else of this one."""
+    x, dtype = numbers.x, dtype if numbers.zero is None else numbers.zero.dtype
     if dtype not in (*QUANTIZED, "i16", "u16"):
         raise Error(f"{node.kind} makes {dtype}; there is {', '.join(QUANTIZED)}, i16, u16")
-    scale, zero = _parameters(b, node, x, scale, zero)
+    scale, zero = _parameters(b, node, numbers)
     if dtype in QUANTIZED:
         return b.op(ops.Quantize, x, scale, zero=zero, dtype=dtype)
     _check_no_blocks(node, x)
     codes = b.op(ops.Round, b.cast(x, "f32") / b.cast(scale, "f32"))
-    if zero is not None:
-        codes = codes + b.cast(zero, "f32")
+    codes = codes if zero is None else codes + b.cast(zero, "f32")
     low, high = map(float, integer_range(dtype))
     return b.cast(b.op(ops.Clip, codes, low=low, high=high), dtype)
 
@@ -90,14 +86,10 @@ def _check_no_blocks(node: Node, x: ImportedValue) -> None:
 
 
 def _parameters(
-    b: Builder,
-    node: Node,
-    x: ImportedValue,
-    scale: ImportedValue,
-    zero: ImportedValue | None,
-    axis: int = 1,
+    b: Builder, node: Node, tensor: _Quantized, axis: int = 1
 ) -> tuple[ImportedValue, ImportedValue | None]:
     """The scales and the zero points, with all dimensions of x."""
+    x, scale, zero = tensor
     shape = _scales(node, x, scale, axis)
     if zero is not None and product(zero.shape) != product(scale.shape):
         raise Error(f"{node.kind} has {zero.shape} zero points for {scale.shape} scales")
@@ -141,7 +133,7 @@ def dynamic_quantize(b: Builder, node: Node) -> Results:
     scale = b.where(b.op(ops.Eq, scale, 0), 1.0, scale)
     zero = b.op(ops.Clip, -(low / scale), low=0.0, high=255.0)
     zero = b.cast(b.op(ops.Round, zero), "u8")
-    return [_codes(b, node, x, scale, zero), scale, zero]
+    return [_codes(b, node, _Quantized(x, scale, zero)), scale, zero]
 
 
 _CONV = "auto_pad dilations group kernel_shape pads strides"
@@ -185,7 +177,7 @@ def _integer_product(b: Builder, node: Node, dtype: str) -> ImportedValue:
         if dtype == "f32":
             shape = () if zero is None else zero.shape
             scale = b.op(ops.Full, value=1.0, shape=shape, dtype="f32")
-            numbers.append(_numbers(b, node, x, scale, zero, axis))
+            numbers.append(_numbers(b, node, _Quantized(x, scale, zero), axis))
             continue
         wide = b.cast(x, dtype)
         if zero is not None:
@@ -206,16 +198,15 @@ def quantized_product(b: Builder, node: Node) -> Results:
     scale, zero, bias = (node.optional(i) for i in ((7, 8, 6) if kind == "Gemm" else (6, 7, 8)))
     numbers: list[ImportedValue | None] = []
     for i, axis in ((0, -2), (3, rows)):
-        x = node.shaped(i, 1)
-        axis = max(axis, -x.ndim)
-        numbers.append(_numbers(b, node, x, node.input(i + 1), node.optional(i + 2), axis))
+        axis = max(axis, -node.shaped(i, 1).ndim)
+        numbers.append(_numbers(b, node, _operands(node, i), axis))
     if bias is not None:
         factor = node.input(4) * node.input(1)
         if factor.ndim > 1 or node.real("alpha", 1.0) != 1:
             raise Error(f"{node.kind} with a bias and an alpha, or scales of several dimensions")
-        numbers.append(_numbers(b, node, bias, factor, None, 0))
+        numbers.append(_numbers(b, node, _Quantized(bias, factor, None), 0))
     result = _of_numbers(b, node, kind, numbers)
-    return result if scale is None else _codes(b, node, result, scale, zero)
+    return result if scale is None else _codes(b, node, _Quantized(result, scale, zero))
 
 
 @imports("QLinearAdd", "QLinearMul", "QLinearSigmoid", domain=MICROSOFT)
@@ -229,9 +220,7 @@ def quantized_product(b: Builder, node: Node) -> Results:
 def quantized_elements(b: Builder, node: Node) -> Results:
     """An operator on one or two tensors of codes, in codes."""
     count = 2 if node.kind in ("QLinearAdd", "QLinearMul") else 1
-    operands = [
-        _numbers(b, node, node.input(i), node.input(i + 1), node.optional(i + 2))
-        for i in range(0, 3 * count, 3)
-    ]
-    result = _of_numbers(b, node, node.kind.removeprefix("QLinear"), operands)
-    return _codes(b, node, result, node.input(3 * count), node.optional(3 * count + 1))
+    numbers = [_numbers(b, node, _operands(node, i)) for i in range(0, 3 * count, 3)]
+    result = _of_numbers(b, node, node.kind.removeprefix("QLinear"), numbers)
+    scale, zero = node.input(3 * count), node.optional(3 * count + 1)
+    return _codes(b, node, _Quantized(result, scale, zero))

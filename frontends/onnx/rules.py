@@ -197,12 +197,11 @@ def plugin_rules(plugins: Plugins) -> dict[tuple[str, str], ImportRule]:
     }
 
 
-def _plugin_operation(plugins: Plugins, b: Builder, node: Node) -> Op:
+def _plugin_operation(plugins: Plugins, b: Builder, node: Node) -> Results:
     """The operation: inputs are operands in their order, fields attributes of their names."""
-    # the namespace is the domain, unless an attribute says it
-    plugin = plugins.get((node.text(NAMESPACE, node.domain), node.kind))
+    namespace = node.text(NAMESPACE, node.domain)
+    plugin = plugins.get((namespace, node.kind))
     if plugin is None:
-        namespace = node.text(NAMESPACE, node.domain)
         raise Error(f"no plugin of this name is registered in its namespace, {namespace!r}")
     cls = _operation_called(plugin.operation)
     for name, value in node.attributes.items():
@@ -219,12 +218,9 @@ def _plugin_operation(plugins: Plugins, b: Builder, node: Node) -> Op:
         takes = f"{least}" if least == most else f"{least} to {most}"
         raise Error(f"it has {count} inputs, and its operation {cls.opname} takes {takes}")
     plain = count if cls.variadic else least
-    operands = [b.get(node.input(i)) for i in range(plain)]
-    for i, name in enumerate(cls.optional_names, plain):
-        operand = node.optional(i)
-        values[name] = None if operand is None else b.get(operand)
-    make: Any = cls
-    return b.add(make(*[operands] if cls.variadic else operands, **values))
+    operands = [node.input(i) for i in range(plain)]
+    values |= {name: node.optional(i) for i, name in enumerate(cls.optional_names, plain)}
+    return b.results(cls, *[operands] if cls.variadic else operands, **values)
 
 
 def _operation_called(name: str) -> type[Op]:

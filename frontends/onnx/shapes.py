@@ -145,6 +145,11 @@ def transpose(b: Builder, node: Node) -> Results:
     return b.op(ops.Transpose, x, order=order)
 
 
+# Where the dimensions of blocks [B, C, H, n, W, n] come from, by the order of channels.
+_BLOCKS = {"DCR": (0, 3, 4, 1, 5, 2), "CRD": (0, 1, 4, 2, 5, 3)}
+_CHANNELS = {"DCR": (0, 3, 5, 1, 2, 4), "CRD": (0, 1, 3, 5, 2, 4)}
+
+
 @imports("DepthToSpace", "SpaceToDepth", attributes="blocksize mode")
 def blocks(b: Builder, node: Node) -> Results:
     """Channels [B, C * n², H, W] as blocks of positions [B, C, H * n, W * n], and the reverse.
@@ -153,28 +158,21 @@ def blocks(b: Builder, node: Node) -> Results:
     one channel of the result.
     """
     x, n, mode = node.shaped(0, 4, 4), node.integer("blocksize", 0), node.text("mode", "DCR")
-    batch, channels, rows, columns = x.shape
-    if n < 1 or mode not in ("DCR", "CRD"):
+    if n < 1 or mode not in _BLOCKS:
         raise Error(f"{node.kind} has blocksize={n}, mode={mode}; expected 1 or more, DCR or CRD")
-    first = mode == "DCR"
-    if node.kind == "DepthToSpace":
-        (left,) = _divided(node, [channels], n * n)
-        apart = (n, n, left) if first else (left, n, n)
-        x = b.reshaped(x, (batch, *apart, rows, columns))
-        x = b.transposed(x, (0, 3, 4, 1, 5, 2) if first else (0, 1, 4, 2, 5, 3))
-        return b.reshaped(x, (batch, left, rows * n, columns * n))
-    height, width = _divided(node, [rows, columns], n)
-    x = b.reshaped(x, (batch, channels, height, n, width, n))
-    x = b.transposed(x, (0, 3, 5, 1, 2, 4) if first else (0, 1, 3, 5, 2, 4))
-    return b.reshaped(x, (batch, channels * n * n, height, width))
-
-
-def _divided(node: Node, sizes: list[DimLike], by: int) -> list[DimLike]:
-    parts = [part for size in sizes if (part := exact_divide(size, by)) is not None]
-    if len(parts) != len(sizes):
-        shown = ", ".join(map(str, sizes))
-        raise Error(f"{node.kind} needs sizes that {by} divides; found {shown}")
-    return parts
+    to_space, (batch, *sizes) = node.kind == "DepthToSpace", x.shape
+    divisors = (n * n, 1, 1) if to_space else (1, n, n)
+    parts = [exact_divide(size, by) for size, by in zip(sizes, divisors, strict=True)]
+    channels, rows, columns = (0 if part is None else part for part in parts)
+    if None in parts:
+        shown = ", ".join(map(str, sizes[:1] if to_space else sizes[1:]))
+        raise Error(f"{node.kind} needs sizes that {max(divisors)} divides; found {shown}")
+    if to_space:
+        apart = (n, n, channels) if mode == "DCR" else (channels, n, n)
+        x = b.transposed(b.reshaped(x, (batch, *apart, rows, columns)), _BLOCKS[mode])
+        return b.reshaped(x, (batch, channels, rows * n, columns * n))
+    x = b.reshaped(x, (batch, channels, rows, n, columns, n))
+    return b.reshaped(b.transposed(x, _CHANNELS[mode]), (batch, channels * n * n, rows, columns))
 
 
 @imports("Slice")
@@ -404,8 +402,8 @@ def range_(b: Builder, node: Node) -> Results:
     if size is None:
         raise Error(f"a Range from {start} to {stop} by {step} has no size that irc can write")
     steps = b.op(ops.Iota, size=size, dtype="f32" if dtype in ("f16", "bf16") else dtype)
-    steps = steps * b.number(step, steps.dtype) if step != 1 else steps
-    steps = steps + b.number(start, steps.dtype) if start != 0 else steps
+    steps = steps * step if step != 1 else steps
+    steps = steps + start if start != 0 else steps
     return b.cast(steps, dtype)
 
 
@@ -426,8 +424,7 @@ def diagonal(
 ) -> ImportedValue:
     """How the column of each element compares with its row + k: bool [rows, columns]."""
     row = b.op(ops.Unsqueeze, b.op(ops.Iota, size=rows, dtype="i64"), dims=(1,))
-    if k != 0:
-        row = row + (k if isinstance(k, ImportedValue) else b.number(k, "i64"))
+    row = row if k == 0 else row + k
     return b.op(order, b.op(ops.Iota, size=columns, dtype="i64"), row)
 
 
@@ -493,7 +490,7 @@ def reduction(b: Builder, node: Node) -> Results:
             return _log_sum_exp(b, x, places, keep) if places else x
         case "ReduceMax" | "ReduceMin" if x.dtype == "bool":
             end = reduced(_REDUCE[node.kind], b.cast(x, "i32"))
-            return end > b.number(0, "i32")  # of nothing: an end of i32
+            return end > 0  # of nothing: an end of i32
         case "ReduceMean" if not is_float(x.dtype):
             raise Error(f"ReduceMean of {x.dtype} has no operation in irc; cast to f32")
         case _:
