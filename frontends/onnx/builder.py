@@ -83,7 +83,7 @@ class ImportedValue:
     __rtruediv__ = _reflected(ops.Div)
 
 
-Operand: TypeAlias = ImportedValue | Value | float | Dim  # numbers: of the first one's dtype
+Operand: TypeAlias = ImportedValue | Value | float | Dim  # numbers take the first one's dtype
 
 
 @dataclass(eq=False)
