@@ -24,7 +24,7 @@ from irc.backends.ranks.launch import find_mpiexec
 from irc.backends.ranks.threads import ThreadCommunicator, ThreadWorld
 from irc.errors import Error
 from irc.ops.collective_names import OPERATIONS
-from tests.cli.runner import irc, refused, works
+from tests.cli.runner import irc, works
 from tests.fresh import fresh
 from tests.layout import ROOT
 from tests.tensorrt.fake_gpu import FakeDriver
@@ -69,29 +69,6 @@ def test_the_topology_has_the_fitted_constants(
         model = topology.time(found["kind"], found["group_size"], found["size"])
         assert model == pytest.approx(found["us"], rel=1e-3)
     assert {found["group_size"] for found in answer.json["measurements"]} == {2, 3}
-
-
-@pytest.mark.parametrize(
-    ("words", "status", "message"),
-    [
-        (("frobnicate",), 2, "there is no artifact 'frobnicate'\n"),
-        (("colectives",), 2, "there is no artifact 'colectives'; did you mean 'collectives'?"),
-        (("collectives", "--runs", "3"), 2, "--runs is not for collectives"),
-        (("collectives", "--low-memory"), 2, "--low-memory is not for collectives"),
-        (("out", "--kinds", "all_reduce"), 2, "--kinds is not for an artifact"),
-        (("collectives", "--kinds", "allreduce"), 2, "did you mean 'all_reduce'"),
-        (("collectives", "--sizes", "12"), 2, "12 is less than 1024"),
-        (("collectives", "--ranks", "1"), 2, "--ranks is 1; expected 2 or more"),
-        (("collectives", "--on", "gpu"), 1, "expected at least 2 GPUs"),
-        (("collectives", "--link", "nvlnk"), 1, "no link 'nvlnk'"),
-        (("collectives", "--topology", "absent.json"), 1, "cannot read the topology"),
-    ],
-)
-def test_wrong_words(
-    monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], status: int, message: str
-) -> None:
-    monkeypatch.setattr(runtime, "device_count", lambda: 0)
-    assert message in refused("bench", *words, status=status)
 
 
 def test_a_language_model_is_timed_in_two_phases(artifact: Path, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 from irc.artifact.manifest import silent
 from irc.backends.tensorrt.builder.cache import Cache, default_folder
 from irc.backends.tensorrt.builder.report import Report
-from tests.cli.runner import irc, refused, works
+from tests.cli.runner import refused, works
 
 
 @pytest.fixture
@@ -92,8 +92,3 @@ def test_the_default_folder_is_the_users(monkeypatch: pytest.MonkeyPatch, tmp_pa
     monkeypatch.setattr("os.path.expanduser", lambda path: path)
     assert default_folder() is None
     assert "set IRC_CACHE" in refused("cache", "size")
-
-
-def test_an_unknown_action_is_refused() -> None:
-    assert irc("cache", "clean").status == 2
-    assert "did you mean 'clear'" in irc("cache", "clean").err

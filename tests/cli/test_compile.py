@@ -170,48 +170,6 @@ def test_the_same_input_gives_the_same_bytes(checkpoint: Path, tmp_path: Path) -
         assert (first / name).read_bytes() == (second / name).read_bytes(), name
 
 
-@pytest.mark.parametrize(
-    ("source", "words", "message"),
-    [
-        ("{tmp}/none", [], "there is no {tmp}/none; a source is script.py[:factory], a checkpoint"),
-        ("{tmp}/tiny.py:broken", [], "tiny.py:20: ValueError: no such luck"),
-        ("{tmp}/tiny.py:misshapen", [], "tiny.py:24: add: the shapes [2, 3] and [2, 4] do not"),
-        ("{tmp}/tiny.py:other", ["--dtype", "bf16"], "--dtype bf16 has no effect"),
-        ("{tmp}/tiny.py", [], "2 of 2 weights have no values (head.weight, head.bias): give --ch"),
-        ("{tmp}/tiny.py", ["--checkpoint", "{tmp}/none"], "there is no checkpoint folder {tmp}/n"),
-        ("{tmp}/tiny.py", ["--checkpoint", "x", "--random-weights", "1"], "not both"),
-        ("{tmp}/two.irc", ["--random-weights", "1"], "there are no weights, so --random-weights"),
-        ("{ck}", ["--checkpoint", "{ck}"], "is a checkpoint itself"),
-        ("{ck}", ["--dims", "Q=1"], "has no dimension 'Q'"),
-        ("{ck}", ["--dims", "B=3:2:1"], "the range B=3:2:1 must rise"),
-        ("{ck}", ["--pipeline", "dcee"], "no pass called 'dcee'; did you mean 'dce'?"),
-        ("{ck}", ["--set", "layers=2"], "a checkpoint folder has no setting 'layers'"),
-        ("{ck}", ["--mesh", "tp=2", "--plan", "{tmp}/none.txt"], "cannot read the plan"),
-        ("{ck}", ["--mesh", "tp"], "cannot read the mesh axis 'tp'; write it as name=size"),
-        ("{ck}", ["--backend", "onyx"], "no backend called 'onyx'; did you mean 'onnx'?"),
-        ("{ck}", ["--load", "{tmp}/none.py"], "there is no file"),
-        ("{tmp}", [], "no checkpoint folder: it has no config.json"),
-        ("{tmp}/m.irc", ["--dtype", "f16"], "a module's text states its dtypes"),
-        ("{tmp}/m.irc", ["--set", "a=1"], "a module's text has no settings"),
-        ("{tmp}/m.irc", [], "{tmp}/m.irc:1:12: error: "),
-        ("{tmp}/two.irc", ["--mesh", "tp=3"], "the module is for the mesh (tp=2), not for (tp=3)"),
-    ],
-)
-def test_wrong_input(
-    source: str, words: list[str], message: str, script: Path, checkpoint: Path
-) -> None:
-    def filled(text: str) -> str:
-        return text.replace("{tmp}", str(script.parent)).replace("{ck}", str(checkpoint))
-
-    (script.parent / "m.irc").write_text("module @m {")
-    two = "module @m mesh(tp=2) { func @f(%x: f32[2]) -> (f32[2]) { return %x } }"
-    (script.parent / "two.irc").write_text(two)
-    output = script.parent / "out"
-    err = refused("compile", filled(source), "-o", output, *map(filled, words))
-    assert filled(message) in err
-    assert not output.exists()
-
-
 def test_tensors_that_no_weight_needs_are_left_out_on_request(
     checkpoint: Path, tmp_path: Path
 ) -> None:

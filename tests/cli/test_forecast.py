@@ -146,24 +146,7 @@ def test_a_local_module_is_taken_as_it_is(tmp_path: Path) -> None:
     assert (row["kind"], row["bytes"], row["sent"]) == ("all_gather", 32, 16)
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (("--link", "nvlnk"), "no link 'nvlnk'; did you mean 'nvlink'?"),
-        (("--link", "foo"), "has no link 'foo'; it has nvlink, pcie, ethernet"),
-        (("--tokens", "97"), "97 tokens do not fit: the caches hold C=96; give --dims C=97"),
-        (("--topology", "absent.json"), "cannot read the topology absent.json"),
-        (("--backend", "onxx"), "no backend called 'onxx'"),
-    ],
-)
-def test_wrong_options(tmp_path: Path, words: tuple[str, ...], message: str) -> None:
-    folder = config_folder(tmp_path / "llama", CONFIG)
-    assert message in refused("forecast", folder, *words)
-
-
-def test_wrong_usage(tmp_path: Path) -> None:
-    assert "0 is less than 1" in refused("forecast", tmp_path, "--tokens", "0", status=2)
-    assert "has no config.json" in refused("forecast", tmp_path)
+def test_a_topology_without_a_name(tmp_path: Path) -> None:
     wrong = tmp_path / "mine.json"
     wrong.write_text('{"format": 1}')
     assert "mine.json: name is missing" in refused("forecast", tmp_path, "--topology", wrong)

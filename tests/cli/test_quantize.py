@@ -102,27 +102,6 @@ def test_forecast_and_show(folder: Path, tmp_path: Path) -> None:
     assert "quantized(@ckpt[" in irc("show", out).out
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (("--group", "64"), "--group has no effect without --quantize SCHEME"),
-        (("--exclude", "*"), "--exclude has no effect without --quantize SCHEME"),
-        (("--calibration", "x"), "--calibration has no effect without --quantize SCHEME"),
-        (("--quantize", "w3"), "no quantization scheme 'w3'; known are w8a16, w4a16"),
-        (("--kv-cache", "int8"), "a cache in int8 needs statistics"),
-        (("--quantize", "int8_sq"), "w8a8_sq_per_channel needs statistics"),
-        (("--quantize", "fp8", "--pipeline", "cse"), "--pipeline names the passes, so --quantize"),
-        (("--quantize", "mxfp4"), "blocks of 32, which mxfp4 requires, do not divide 120"),
-        (("--quantize", "none.json"), "cannot read the table of schemes none.json"),
-        (("--quantize", "auto"), 'scheme "auto" and a budget such as "4.5 bits" belong together'),
-    ],
-)
-def test_refusals(folder: Path, words: tuple[str, ...], message: str, tmp_path: Path) -> None:
-    found = irc("compile", folder, "-o", tmp_path / "out", *words)
-    assert found.status == 1 and message in found.err
-    assert not (tmp_path / "out").exists()
-
-
 def test_a_scheme_that_the_target_cannot_run(folder: Path) -> None:
     words = ("compile", folder, "--dry-run", "--dtype", "bf16", "--backend", "tensorrt-rtx")
     found = irc(*words, "--quantize", "w4a16_asym")

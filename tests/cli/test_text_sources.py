@@ -51,19 +51,6 @@ def test_options_of_a_script(script: Path, command: str) -> None:
     assert str(tiny / "model.safetensors") in text
 
 
-@pytest.mark.parametrize(
-    "option", [("--set", "a=1"), ("--dtype", "f32"), ("--checkpoint", "elsewhere")]
-)
-@pytest.mark.parametrize("command", ["show", "opt"])
-def test_options_of_a_script_are_for_scripts(
-    script: Path, command: str, option: tuple[str, str]
-) -> None:
-    text = script.with_suffix(".irc")
-    text.write_text(BESIDE)
-    says = f"{text} is not a script, so {option[0]} has no effect; leave it out"
-    assert says in refused(command, text, *option)
-
-
 def test_diff_takes_scripts(script: Path) -> None:
     assert works("diff", script, script).out == ""
 
