@@ -104,6 +104,7 @@ class Backend(ABC):
     name: str
     options: Any = NoOptions()  # of irc.compile and irc compile, see irc/pipeline/options.py
     load_options: Any = NoOptions()  # the defaults of those of `load` that have a flag
+    rank_is_process = False  # whether every rank needs a process of its own, as on GPUs
     default_pipeline: str = ""  # for one rank
     sharded_pipeline: str = "inline, cse, shard, rewrite-embeddings, pipeline, localize"
 

@@ -5,11 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
+from irc.analysis.topology_fit import Measurement
 from irc.artifact.manifest import Progress
 from irc.ir.core import Module
 from irc.report import Report
+
+if TYPE_CHECKING:
+    from irc.backends.measure import Plan
+    from irc.backends.ranks.communicator import Communicator
 
 Ranges: TypeAlias = Mapping[str, tuple[int, int, int]]
 
@@ -22,6 +27,21 @@ class Shown:
     module: Callable[[], Module]
     scope: str | None
     dims: Ranges
+
+
+@dataclass(frozen=True)
+class Linted:
+    """What `irc lint` was asked about: ONNX models, rules to skip, whether to list every node.
+
+    `refusal` is why irc itself cannot compile a file, or ""; `check_bytes` raises an Error that
+    names the damaged byte of one.
+    """
+
+    models: Sequence[Path]
+    ignore: Sequence[str]
+    every_node: bool
+    refusal: Callable[[Path], str]
+    check_bytes: Callable[[Path], None]
 
 
 @dataclass(frozen=True)
@@ -54,6 +74,7 @@ class Commands:
 
     shows: Mapping[str, str] = {}
     benches: Mapping[str, str] = {}
+    lints = False  # whether it has `lint` and `rules`
 
     def show(self, flag: str, shown: Shown) -> Report:
         """The answer to `irc show --FLAG`."""
@@ -83,6 +104,24 @@ class Commands:
     def lowerings(self, target: str, op: str | None, markdown: bool) -> Report | None:
         """What each operation, or one, becomes for a target; None without targets."""
         return None
+
+    def lint(self, linted: Linted) -> Report:
+        """What the backend's library would refuse, drop or miscompute in models."""
+        raise NotImplementedError
+
+    def rules(self) -> Report:
+        """The rules of `lint`."""
+        raise NotImplementedError
+
+    def device_count(self) -> int:
+        """The number of GPUs here, for `irc bench collectives`."""
+        return 0
+
+    def measure(
+        self, plan: Plan, communicator: Communicator, progress: Progress
+    ) -> tuple[list[Measurement], str]:
+        """The times of collectives between GPUs, and what was measured."""
+        raise NotImplementedError
 
     def findings(self) -> Sequence[Finding]:
         """What `irc doctor` says about the libraries that it needs."""

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from string import Formatter
-from typing import Any, TypeAlias
+from typing import Any, TextIO, TypeAlias
 
 from .analysis.units import amount
 
 Row: TypeAlias = Mapping[str, Any]
+_STYLES = {"red": "31;1", "green": "32", "yellow": "33", "dim": "2", "bold": "1"}
 
 
 class _Units(Formatter):
@@ -63,6 +66,20 @@ class Report:
     text: Sequence[str | Table] = ()
     status: int = 0
     notes: Sequence[str] = ()
+
+
+def coloured(stream: TextIO) -> bool:
+    """Whether a stream is a terminal that shows colours, or leads to one (FORCE_COLOR)."""
+    if os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
+        return False
+    return stream.isatty() or bool(os.environ.get("FORCE_COLOR"))
+
+
+def paint(text: str, style: str, stream: TextIO | None = None) -> str:
+    """`text` in a colour if the stream (standard output) shows colours."""
+    if not coloured(sys.stdout if stream is None else stream):
+        return text
+    return f"\033[{_STYLES[style]}m{text}\033[0m"
 
 
 def table(rows: Iterable[Sequence[str]], header: Sequence[str] = ()) -> str:

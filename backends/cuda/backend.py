@@ -30,6 +30,7 @@ class CudaBackend(Backend):
     """
 
     name = "cuda"
+    rank_is_process = True
     default_pipeline = f"{_BEFORE}, fuse-qkv, fold, dce"
     sharded_pipeline = (
         f"{_BEFORE}, shard, rewrite-embeddings, pipeline, localize, cse, fuse-qkv, fold, dce"

@@ -16,8 +16,12 @@ from irc.ir.dims import checked_ranges
 from irc.report import Report, Table
 
 if TYPE_CHECKING:
+    from irc.analysis.topology_fit import Measurement
     from irc.backends.cuda.execute.kernel_times import Timed
-    from irc.backends.cuda.plan.core import Plan, Step
+    from irc.backends.cuda.plan.core import Plan as Steps
+    from irc.backends.cuda.plan.core import Step
+    from irc.backends.measure import Plan
+    from irc.backends.ranks.communicator import Communicator
 
 WIDTH = 40  # of the column with the operations
 
@@ -68,6 +72,20 @@ class CudaCommands(Commands):
                 f"wrote {path}" if path else nowhere,
             ],
         )
+
+    def device_count(self) -> int:
+        """The number of GPUs here."""
+        from irc.backends.cuda import runtime
+
+        return runtime.device_count()
+
+    def measure(
+        self, plan: Plan, communicator: Communicator, progress: Progress
+    ) -> tuple[list[Measurement], str]:
+        """The times of collectives over NCCL."""
+        from irc.backends.cuda.measure import measure_gpus
+
+        return measure_gpus(plan, communicator, progress)
 
     def cache(self, folder: Path | None, action: str) -> Report | None:
         """Compiled kernels, and choices by their times."""
@@ -144,7 +162,7 @@ _STEPS = {
 }
 
 
-def _lines(plan: Plan, module: Module, scope: str | None) -> list[str | Table]:
+def _lines(plan: Steps, module: Module, scope: str | None) -> list[str | Table]:
     from irc.analysis.topology_file import default_topology
     from irc.backends.cuda.plan.cost import microseconds
 

@@ -34,6 +34,7 @@ class TensorRTBackend(Backend):
     """
 
     load_options = LoadOptions()
+    rank_is_process = True
     default_pipeline = f"{_CLEANERS}, {_PRODUCTS}, fold, dce"
     sharded_pipeline = (
         f"{_CLEANERS}, shard, rewrite-embeddings, fuse-collectives, pipeline, localize, "

@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 from irc.analysis.units import amount
 from irc.artifact.folder import ArtifactFolder
-from irc.backends.commands import Commands, Finding, PluginPage, Shown
-from irc.errors import Error, installs
-from irc.report import Report, Table, markdown_table, table
+from irc.backends.commands import Commands, Finding, Linted, PluginPage, Shown
+from irc.errors import Error, installs, printable
+from irc.report import Report, Table, markdown_table, paint, table
 from irc.schema import read_json
 
 if TYPE_CHECKING:
     from irc.backends.tensorrt.builder.report import Report as BuildReport
+    from irc.backends.tensorrt.lint import Finding as LintFinding
     from irc.backends.tensorrt.plugins import Field, PluginSpec
 
 WIDTH = 48  # of the column with the names of kernels
@@ -27,6 +28,7 @@ WIDTH = 48  # of the column with the names of kernels
 class EngineCommands(Commands):
     """Kernels of engines, the cache of engines, plugins, lowerings by target."""
 
+    lints = True
     shows: Mapping[str, str] = {"kernels": "print the kernels of the engines of an artifact"}
 
     def show(self, flag: str, shown: Shown) -> Report:
@@ -114,6 +116,47 @@ class EngineCommands(Commands):
             text.append(f"\n{show(refused, heading)}")
         return Report(rows, text, notes=[parsed.note] if parsed.note else [])
 
+    def lint(self, linted: Linted) -> Report:
+        """The findings about each model, and whether irc itself reads it."""
+        from irc.backends.tensorrt.lint import Unreadable, lint_file
+
+        facts: list[dict[str, Any]] = []
+        text: list[str] = []
+        refused: dict[str, str] = {}
+        for path in linted.models:
+            try:
+                findings = lint_file(path, linted.ignore)
+            except Unreadable:
+                linted.check_bytes(path)
+                raise
+            facts += [{"file": str(path), **asdict(each)} for each in findings]
+            text += _linted(path, findings, linted.every_node)
+            if why := linted.refusal(path):
+                refused[str(path)] = why
+                text.append(f"  note: irc compile does not read this file: {why}")
+        errors = any(each["severity"] == "error" for each in facts)
+        answer = {"ok": not errors, "findings": facts, "refused_by_irc": refused}
+        return Report(answer, text, int(errors))
+
+    def rules(self) -> Report:
+        """The rules: message, with … for values of the model, and source."""
+        from irc.backends.tensorrt.lint import RULES
+
+        texts = {
+            name: rule.message.replace("{kind}", "this operator") for name, rule in RULES.items()
+        }
+        rows = [
+            {
+                "name": name,
+                "severity": rule.severity,
+                "operators": rule.operators,
+                "message": re.sub(r"\{[^}]*\}", "…", texts[name]),
+                "source": rule.source,
+            }
+            for name, rule in sorted(RULES.items())
+        ]
+        return Report(rows, [Table(rows, _RULES)])
+
     def findings(self) -> Sequence[Finding]:
         """Whether the libraries of engines load and are new enough, and a driver runs them."""
         from irc.backends.tensorrt.builder.library import TRAITS, find, installed
@@ -138,6 +181,24 @@ _ENGINES = {
     "last used": lambda row: f"{datetime.fromtimestamp(row['used']):%Y-%m-%d %H:%M}",
     "target": "{target}",
 }
+
+
+_RULES = {"rule": "{name}", "severity": "{severity}", "message": "{message}", "source": "{source}"}
+
+
+def _linted(path: Path, findings: Sequence[LintFinding], every_node: bool) -> list[str]:
+    """The findings about one model, those with one rule and message together."""
+    from irc.backends.tensorrt.lint.rules import grouped
+
+    errors = sum(each.severity == "error" for each in findings)
+    numbers = (("error", errors), ("warning", len(findings) - errors))
+    counts = ", ".join(f"{n} {noun}{'s' * (n > 1)}" for noun, n in numbers if n)
+    lines = [f"{path}: {counts or 'no findings'}"]
+    for group in grouped(findings):
+        colour = "red" if group.severity == "error" else "yellow"
+        lines.append(f"  {paint(group.severity, colour)} {printable(group.sentence)}")
+        lines += [f"    {printable(line)}" for line in group.lines(every_node)]
+    return lines
 
 
 def _short(kernel: str) -> str:

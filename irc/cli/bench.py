@@ -211,9 +211,7 @@ def _rows(found: list[Measurement], fitted: Measured) -> list[list[str]]:
 
 def _gpus(args: Namespace) -> int:
     """The number of GPUs to measure, one process each; 0 to measure threads of the CPU."""
-    from ..backends.cuda.runtime import device_count
-
-    gpus = 0 if args.on == "cpu" else device_count()
+    gpus = 0 if args.on == "cpu" else _with_gpus().device_count()
     if args.on == "gpu" or gpus >= 2:
         ranks: int = args.ranks or gpus
         if not 2 <= ranks <= gpus:
@@ -227,18 +225,24 @@ def _gpus(args: Namespace) -> int:
     return 0
 
 
+def _with_gpus() -> Commands:
+    """The part of the backend that sees the most GPUs here."""
+    from ..backends import command_parts
+
+    return max(command_parts(), key=lambda part: part.device_count())
+
+
 def _measure_processes(
     args: Namespace, own: Communicator, launched: bool, progress: Progress
 ) -> tuple[list[Measurement], str]:
     """GPUs, where irc started these processes for them or --on says so; else CPUs."""
-    from ..backends.cuda.measure import measure_gpus
     from ..backends.measure import SINGLE, Plan, measure_processes
 
     ranks: int = args.ranks or own.ranks
     if not 2 <= ranks <= own.ranks:
         raise Error(f"expected {max(ranks, 2)} processes at least, found {own.ranks}")
     if launched or args.on == "gpu":
-        return measure_gpus(Plan(args.kinds, args.sizes, ranks), own, progress)
+        return _with_gpus().measure(Plan(args.kinds, args.sizes, ranks), own, progress)
     return measure_processes(Plan(args.kinds, args.sizes, ranks, SINGLE), own, progress)
 
 

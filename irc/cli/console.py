@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 import threading
 import time
@@ -12,23 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Self, TextIO
 
 from ..errors import printable
-from ..report import Report, Table
-
-_STYLES = {"red": "31;1", "green": "32", "yellow": "33", "dim": "2", "bold": "1"}
-
-
-def coloured(stream: TextIO) -> bool:
-    """Whether a stream is a terminal that shows colours, or leads to one (FORCE_COLOR)."""
-    if os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
-        return False
-    return stream.isatty() or bool(os.environ.get("FORCE_COLOR"))
-
-
-def paint(text: str, style: str, stream: TextIO | None = None) -> str:
-    """`text` in a colour if the stream (standard output) shows colours."""
-    if not coloured(sys.stdout if stream is None else stream):
-        return text
-    return f"\033[{_STYLES[style]}m{text}\033[0m"
+from ..report import Report, Table, paint
 
 
 def warn(text: str) -> None:

@@ -10,10 +10,11 @@ from collections import Counter
 from collections.abc import Iterable
 
 from ..ir.core import Function, Module
+from ..report import paint
 from ..text.diff import bodies, differences, with_names_of
 from ..text.printer import print_module
 from .arguments import add_json
-from .console import paint, print_json
+from .console import print_json
 from .sources import read_module
 
 EXAMPLES = """

@@ -17,9 +17,9 @@ from ..artifact.manifest import advancing
 from ..backends import command_parts
 from ..backends.commands import Finding
 from ..errors import Error, printable
-from ..report import Report
+from ..report import Report, paint
 from .arguments import add_json
-from .console import Progress, answer, paint
+from .console import Progress, answer
 
 EXAMPLES = """
   irc doctor

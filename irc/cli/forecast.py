@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from ..analysis.idle_axes import idle_axes
 from ..analysis.units import amount
-from ..report import Report, Table
+from ..report import Report, Table, paint
 from .arguments import Parser, add_compilation, add_json, given_settings, whole_number
-from .console import Progress, answer, paint
+from .console import Progress, answer
 
 if TYPE_CHECKING:
     from ..analysis.communication import Message

@@ -10,8 +10,9 @@ import numpy as np
 
 from ..argument_checks import whole_number_in
 from ..errors import Error
+from ..report import paint
 from .arguments import add_json, add_runtime, runtime_options, whole_number
-from .console import Progress, paint, print_json, warn
+from .console import Progress, print_json, warn
 from .ranks import add_launcher, of_rank, over_ranks, shared
 
 if TYPE_CHECKING:

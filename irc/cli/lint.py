@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import re
 from argparse import ArgumentParser, Namespace
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from ..errors import Error, printable
-from ..report import table
+from ..report import Report, paint
 from .arguments import add_json, add_tensorrt_llm
-from .console import paint, print_json
-
-if TYPE_CHECKING:
-    from ..backends.tensorrt.lint import Finding
+from .console import answer
 
 EXAMPLES = """
   irc lint model.onnx
@@ -42,62 +37,48 @@ def configure(parser: ArgumentParser) -> None:
 
 def run(args: Namespace) -> int:
     """0 if no model has an error, else 1."""
+    from ..backends import command_parts
+    from ..backends.commands import Linted
     from ..frontends.script import mentions_tensorrt_llm
 
+    (part,) = (part for part in command_parts() if part.lints)
     if args.rules:
-        return _rules(args.json)
+        return answer(args, part.rules())
     if args.source is None:
         raise Error("say which model: irc lint model.onnx, irc lint DIR, or irc lint script.py")
     if mentions_tensorrt_llm(args.source):
-        return _script(args)
-    found = {path: _findings(path, args.ignore) for path in models(Path(args.source))}
-    errors = sum(each.severity == "error" for every in found.values() for each in every)
-    refused = {path: why for path in found if (why := _refusal(path))}
-    if args.json:
-        listed = [{"file": str(p), **asdict(each)} for p, every in found.items() for each in every]
-        unread = {"refused_by_irc": {str(path): why for path, why in refused.items()}}
-        print_json({"ok": not errors, "findings": listed} | unread)
-        return int(errors > 0)
-    for path, every in found.items():
-        _print(path, every, args.all)
-        if path in refused:
-            print(f"  note: irc compile does not read this file: {refused[path]}")
-    return int(errors > 0)
+        return answer(args, _script(args))
+    linted = Linted(models(Path(args.source)), args.ignore, args.all, _refusal, _check_bytes)
+    return answer(args, part.lint(linted))
 
 
-def _script(args: Namespace) -> int:
-    """0 if irc takes every use of TensorRT-LLM in a script, else 1. The script is not run."""
+def _script(args: Namespace) -> Report:
+    """Status 0 if irc takes every use of TensorRT-LLM in a script. The script is not run."""
     from ..frontends.tensorrt_llm.lint import as_rows, lint_script
 
     report = lint_script(args.source, args.tensorrt_llm, args.tensorrt_llm_sources)
     complete = report.score == 1
-    if args.json:
-        uses = [asdict(use) for use in report.uses]
-        print_json({"score": report.score, "ok": complete, "version": report.release, "uses": uses})
-        return int(not complete)
+    uses = [asdict(use) for use in report.uses]
+    facts = {"score": report.score, "ok": complete, "version": report.release, "uses": uses}
     shown = [(use, lines) for use, lines in as_rows(report) if args.all or use.status in _WORK]
+    text: list[str] = []
     for use, lines in shown:
         where = f"{args.source}:{','.join(map(str, lines))}"
         colour = _COLOURS.get(use.status, "red")
         why = printable(f": {use.why}" * bool(use.why))
-        print(f"{where}: {printable(use.name)}: {paint(use.status, colour)}{why}")
+        text.append(f"{where}: {printable(use.name)}: {paint(use.status, colour)}{why}")
     count = f"{len(report.uses)} uses of TensorRT-LLM" if report.uses else "no use of TensorRT-LLM"
     hint = "" if args.all else "; --all lists the supported names too"
     version = f" {report.release}" if report.uses else ""
-    print(f"{args.source}: {count}{version}, {report.score:.0%} taken{hint}")
-    return int(not complete)
+    text.append(f"{args.source}: {count}{version}, {report.score:.0%} taken{hint}")
+    return Report(facts, text, int(not complete))
 
 
-def _findings(path: Path, ignore: list[str]) -> list[Finding]:
-    """The findings about a file; the Error about a damaged one names the byte, where known."""
-    from ..backends.tensorrt.lint import Unreadable, lint_file
+def _check_bytes(path: Path) -> None:
+    """An Error that names the damaged byte of an ONNX file, where it is known."""
     from ..frontends.onnx.protobuf import without_data
 
-    try:
-        return lint_file(path, ignore)
-    except Unreadable:
-        without_data(path.read_bytes(), str(path))
-        raise
+    without_data(path.read_bytes(), str(path))
 
 
 def _refusal(path: Path) -> str:
@@ -138,41 +119,3 @@ def models(source: Path) -> list[Path]:
             advice = f"irc compile {source} -o DIR --backend tensorrt-rtx, then irc lint DIR"
         raise Error(f"{source} holds no .onnx file; {advice}")
     return found
-
-
-def _print(path: Path, findings: list[Finding], all_nodes: bool) -> None:
-    """The findings about one model, those with one rule and message together."""
-    from ..backends.tensorrt.lint.rules import grouped
-
-    errors = sum(each.severity == "error" for each in findings)
-    numbers = (("error", errors), ("warning", len(findings) - errors))
-    counts = ", ".join(f"{n} {noun}{'s' * (n > 1)}" for noun, n in numbers if n)
-    print(f"{path}: {counts or 'no findings'}")
-    for group in grouped(findings):
-        colour = "red" if group.severity == "error" else "yellow"
-        print(f"  {paint(group.severity, colour)} {printable(group.sentence)}")
-        for line in group.lines(all_nodes):
-            print(f"    {printable(line)}")
-
-
-def _rules(as_json: bool) -> int:
-    """List the rules: message, with … for values of the model, and source."""
-    from ..backends.tensorrt.lint import RULES
-
-    rows = [
-        {
-            "name": name,
-            "severity": rule.severity,
-            "operators": rule.operators,
-            "message": re.sub(r"\{[^}]*\}", "…", rule.message.replace("{kind}", "this operator")),
-            "source": rule.source,
-        }
-        for name, rule in sorted(RULES.items())
-    ]
-    if as_json:
-        print_json(rows)
-        return 0
-    columns = ("name", "severity", "message", "source")
-    cells = [[str(row[column]) for column in columns] for row in rows]
-    print(table(cells, ["rule", *columns[1:]]))
-    return 0

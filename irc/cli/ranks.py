@@ -33,9 +33,6 @@ if TYPE_CHECKING:
     Arrays: TypeAlias = dict[str, np.ndarray[Any, Any]]
 
 THREADS, MPI = "threads", "mpi"
-_ENGINES = ("tensorrt", "tensorrt-rtx")
-_ON_GPUS = (*_ENGINES, "cuda")  # backends of which every rank needs a process
-_ON_CPU = ("onnx",)
 _REFERENCE = "reference"
 
 
@@ -201,8 +198,10 @@ def _check_flags(args: Namespace) -> None:
     """An Error about a flag that is for programs of another backend than runs here."""
     if args.backend is None and args.artifact is None:
         return
+    from ..backends import OWN
+
     backend = args.backend or args.artifact.backend
-    if backend not in (*_ON_CPU, *_ON_GPUS, _REFERENCE):
+    if backend not in OWN:
         return  # a backend of another package, which knows its options itself
     for keyword, (setting, backends) in load_settings().items():
         flag = setting.flag
@@ -228,11 +227,13 @@ def _check_count(args: Namespace) -> None:
 
 def _launcher_of(args: Namespace, process: Process) -> str:
     """How the ranks run; a process that a launcher started with others is a rank."""
+    from ..backends import get
+
     if args.launcher is not None:
         return args.launcher
     several = process.rank is not None and process.rank.ranks > 1
     artifact: ArtifactFolder | None = None if args.backend else args.artifact
-    if artifact is not None and artifact.backend in _ON_GPUS:
+    if artifact is not None and get(artifact.backend).rank_is_process:
         several = several or ranks_of(artifact.manifest) > 1
     return MPI if args.hosts or several or (args.ranks or 1) > 1 else THREADS
 

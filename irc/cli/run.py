@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..npz import read_npz
-from ..report import Report, table
+from ..report import Report, paint, table
 from .arguments import Usage, add_json, add_runtime, real_number, runtime_options
 from .arrays import add_inputs, differences, given_inputs, plain, write_arrays
-from .console import Progress, answer, paint
+from .console import Progress, answer
 from .ranks import add_launcher, of_rank, over_ranks, shared
 
 if TYPE_CHECKING:

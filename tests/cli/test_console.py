@@ -6,8 +6,8 @@ import time
 
 import pytest
 
-from irc.cli.console import Progress, error_line, paint
-from irc.report import markdown_table, table
+from irc.cli.console import Progress, error_line
+from irc.report import markdown_table, paint, table
 
 
 class Terminal(io.StringIO):
