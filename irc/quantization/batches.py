@@ -56,7 +56,7 @@ def data_files(place: str | os.PathLike[str]) -> list[Path]:
     every = sorted(path.iterdir()) if path.is_dir() else [path]
     files = [file for file in every if file.suffix in (".txt", ".npz")]
     if not files:
-        raise Error(f"{path} is no data: expected a .txt or .npz file, or a folder of such")
+        raise Error(f"{path} is not data: expected a .txt or .npz file, or a folder of such")
     if len({file.suffix for file in files}) > 1:
         raise Error(f"{path} has both .txt and .npz files; keep one kind")
     return files

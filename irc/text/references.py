@@ -137,7 +137,7 @@ class _Parser:
         type = parse_type(c)
         sizes = tuple(size for size in type.shape if isinstance(size, int))
         if type.sharded or len(sizes) != type.ndim:
-            c.fail(f"{type} is no dtype with sizes, such as f32[8, 16]")
+            c.fail(f"{type} is not a dtype with sizes, such as f32[8, 16]")
         c.advance()
         return sizes
 

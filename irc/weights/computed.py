@@ -61,7 +61,7 @@ class ComputedRef(Ref):
     def __post_init__(self) -> None:
         for step in (step for each in self.inputs for step in each.every_step()):
             if isinstance(step, Shard):
-                raise Error(f"{self}: {step} belongs behind what is computed, not inside")
+                raise Error(f"{self}: {step} belongs after what is computed, not inside")
 
     def source_shape(self, shapes: Sequence[Sizes]) -> Sizes:
         """The shape, by those of the inputs; that of the first by default."""

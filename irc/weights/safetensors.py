@@ -126,9 +126,9 @@ def _parse(text: bytes, name: str) -> dict[str, Any]:
     try:
         header: object = json.loads(text.decode("utf-8"), object_pairs_hook=unique)
     except (ValueError, RecursionError) as error:
-        raise Error(f"{name} is not a safetensors file: its header is no JSON ({error})") from None
+        raise Error(f"{name} is not a safetensors file: its header is not JSON ({error})") from None
     if not isinstance(header, dict):
-        raise Error(f"{name} is not a safetensors file: its header is no JSON object")
+        raise Error(f"{name} is not a safetensors file: its header is not a JSON object")
     entries = cast("dict[str, Any]", header)
     entries.pop("__metadata__", None)
     return entries

@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from dataclasses import replace
 
+from irc.analysis.stages import PIPELINE
 from irc.analysis.units import amount
 from irc.errors import Error
 from irc.ir.core import Function, Module, Value, Weight
@@ -15,8 +16,6 @@ from irc.rewrite import permit
 
 from .plan import Plan, weights_of
 from .split import Splitter, stage_name
-
-AXIS = "pp"
 
 
 @register("pipeline")
@@ -50,7 +49,7 @@ class PipelineParallel(Pass):
 
     def configured(self, compilation: Compilation) -> Pass | None:
         mesh = compilation.module.mesh
-        size = mesh.size(AXIS) if AXIS in mesh.names else 1
+        size = mesh.size(PIPELINE) if PIPELINE in mesh.names else 1
         return replace(self, stages=size) if size > 1 else None
 
     def run(self, module: Module, stats: Stats) -> None:
@@ -77,16 +76,16 @@ class PipelineParallel(Pass):
         _explain(plan, begins, stats)
         stage_of = {op: bisect_right(begins, group) for op, group in plan.groups.place.items()}
         Splitter(module, stage_of, plan.repeated, count).run()
-        if AXIS not in module.mesh.names:
-            module.mesh = Mesh(((AXIS, count), *module.mesh.axes))
+        if PIPELINE not in module.mesh.names:
+            module.mesh = Mesh(((PIPELINE, count), *module.mesh.axes))
 
     def _count(self, mesh: Mesh) -> int:
         """The number of stages."""
-        ranks = mesh.size(AXIS) if AXIS in mesh.names else 0
+        ranks = mesh.size(PIPELINE) if PIPELINE in mesh.names else 0
         wanted = self.stages or (len(_layers_in(self.cuts)) + 1 if self.cuts else 0)
         if ranks and wanted and wanted != ranks:
             raise Error(
-                f"there are to be {wanted} stages, but the mesh ({mesh}) has {AXIS}={ranks}; "
+                f"there are to be {wanted} stages, but the mesh ({mesh}) has {PIPELINE}={ranks}; "
                 "make both alike, or leave stages out"
             )
         return wanted or ranks or 1
@@ -114,11 +113,11 @@ def _check_axis(main: Function) -> None:
     values: dict[Value, None] = dict.fromkeys(main.args)
     for op in main:
         values |= dict.fromkeys((*op.operands, *op.results))
-        if isinstance(op, Collective) and AXIS in op.axes:
-            raise Error(f"{op.opname} works over {AXIS}, the axis of the stages", op)
+        if isinstance(op, Collective) and PIPELINE in op.axes:
+            raise Error(f"{op.opname} works over {PIPELINE}, the axis of the stages", op)
     for value in values:
-        if AXIS in value.type.partial or any(AXIS in axes for axes in value.type.axes):
-            raise Error(f"{value!r} is sharded over {AXIS}, the axis of the stages")
+        if PIPELINE in value.type.partial or any(PIPELINE in axes for axes in value.type.axes):
+            raise Error(f"{value!r} is sharded over {PIPELINE}, the axis of the stages")
 
 
 def _explain(plan: Plan, begins: list[int], stats: Stats) -> None:

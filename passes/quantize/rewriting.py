@@ -197,7 +197,7 @@ def parse_scales(texts: Iterable[str]) -> dict[str, float]:
         except ValueError:
             scales[name] = nan
         if not 0 < np.float32(scales[name]) < inf:
-            raise Error(f'{text!r} is no scale of a cache; give one above 0, such as "k0=0.02"')
+            raise Error(f'{text!r} is not a scale of a cache; give one above 0, such as "k0=0.02"')
     return scales
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from irc.analysis.stages import stage_of
+from irc.analysis.stages import PIPELINE, stage_of
 from irc.errors import Error
 from irc.ir.core import Module
 from irc.ir.mesh import Mesh
@@ -60,7 +60,7 @@ class ShardModule(Pass):
         plan = Plan.of(self.plan, module, changes)
         if self.mesh:
             module.mesh = _merged(module.mesh, Mesh.parse(self.mesh))
-        if all(size == 1 for axis, size in module.mesh.axes if axis != "pp"):
+        if all(size == 1 for axis, size in module.mesh.axes if axis != PIPELINE):
             return
         cut_segments(plan)
         pad_heads(plan)

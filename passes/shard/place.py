@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass, field
 
 from irc.analysis.places import value_name
+from irc.analysis.stages import PIPELINE
 from irc.analysis.units import amount
 from irc.errors import Error, did_you_mean
 from irc.ir.core import Function, Module, Value, Weight
@@ -106,7 +107,7 @@ def _check_axes(plan: Plan) -> None:
     values = [*module.weights.values(), *args]
     used = {axis for value in values for axes in value.type.axes for axis in axes}
     for axis, size in module.mesh.axes:
-        if size == 1 or axis in used or axis == "pp":
+        if size == 1 or axis in used or axis == PIPELINE:
             continue
         if axis == BATCH and not any(_sized(function) for function in module.functions.values()):
             raise Error(_no_batch(module))

@@ -242,7 +242,7 @@ def read_plan(path: str) -> list[Row]:
 def _from_json(path: str) -> list[Row]:
     table = read_object(Path(path), "the plan")
     if not table:
-        raise Error(f"the plan {path} is no table of module patterns")
+        raise Error(f"the plan {path} is not a table of module patterns")
     plan = tp_plan_in(table, path)
     if plan is None and "model_type" in table:
         raise Error(f"{path} has no tp_plan (base_model_tp_plan); give another plan, or megatron")

@@ -84,11 +84,11 @@ def test_tokens_that_do_not_fit(arrays: Any, message: str, tmp_path: Path) -> No
     [
         ("data.txt", b"", "data.txt has no text; expected some sentences"),
         ("data.txt", b"a\xff", "data.txt is not text in UTF-8"),
-        ("data.csv", b"a", "is no data: expected a .txt or .npz file, or a folder of such"),
+        ("data.csv", b"a", "is not data: expected a .txt or .npz file, or a folder of such"),
         ("data.npz", b"a", "is no .npz archive of plain arrays"),
         ("none", None, "there is no .*none; data is a .txt or .npz file"),
         ("both", ("a.txt", "b.npz"), "has both .txt and .npz files; keep one kind"),
-        ("empty", (), "is no data: expected"),
+        ("empty", (), "is not data: expected"),
     ],
 )
 def test_files_that_are_no_data(name: str, content: Any, message: str, tmp_path: Path) -> None:

@@ -76,10 +76,10 @@ def test_a_missing_or_cut_file_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("header", "message"),
     [
-        (b"{", "no JSON"),
-        (b"\xff{}", "no JSON"),
-        (b"[" * 100_000, "no JSON"),
-        (b"[]", "no JSON object"),
+        (b"{", "not JSON"),
+        (b"\xff{}", "not JSON"),
+        (b"[" * 100_000, "not JSON"),
+        (b"[]", "not a JSON object"),
         (b'{"x": {}, "x": {}}', "has 'x' twice"),
         ({"x": 1}, "'x' has no dtype"),
         ({"x": F32 | {"dtype": "F31"}}, "'x' has the unknown dtype 'F31'; did you mean 'F32'"),

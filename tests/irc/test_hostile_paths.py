@@ -81,7 +81,7 @@ def test_a_key_that_is_no_text(tmp_path: Path) -> None:
     source = tmp_path / "m.irc"
     source.write_text(TEXT.replace("PATH", "w.safetensors").replace("REF", '@a["w"]'))
     message = refused("compile", source, "-o", tmp_path / "out")
-    assert "is not a safetensors file: its header is no JSON" in message
+    assert "is not a safetensors file: its header is not JSON" in message
 
 
 def test_a_path_with_a_nul_character(tmp_path: Path) -> None:

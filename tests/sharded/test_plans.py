@@ -106,7 +106,7 @@ WRONG: list[tuple[str, str, str]] = [
     ("plan.txt", "*.fc1.weight 0@pt", "names the axis pt, which the mesh (tp=2) does not have"),
     ("plan.json", "{", "is not JSON"),
     ("plan.json", "[1]", "holds no JSON object"),
-    ("plan.json", "{}", "is no table of module patterns"),
+    ("plan.json", "{}", "is not a table of module patterns"),
     ("plan.json", '{"fc1": "colwize"}', "unknown style 'colwize' for fc1; did you mean"),
     ("plan.json", '{"fc1": 3}', "unknown style 3 for fc1"),
     ("plan.json", '{"base_model_tp_plan": "colwise"}', "base_model_tp_plan is 'colwise', but"),
