@@ -124,7 +124,7 @@ class BytesRef(Ref, keyword="bytes"):
 
 @dataclass(frozen=True)
 class ConcatRef(Ref, keyword="concat"):
-    """`concat(a, b; 0)`: references joined along one dimension."""
+    """`concat(@ckpt["a"], @ckpt["b"]; 0)`: references joined along one dimension."""
 
     parts: tuple[Ref, ...]
     dim: Along

@@ -3,6 +3,7 @@
 import json
 import os
 import tracemalloc
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,11 +26,15 @@ from irc.weights import (
     QuantizedRef,
     RandomRef,
     Ref,
+    RepeatedRef,
     Shard,
     Slice,
+    SortingRef,
     Step,
+    TakenRef,
     Transpose,
     UnboundRef,
+    UnpackedRef,
     Unsqueeze,
     ZerosRef,
 )
@@ -220,6 +225,35 @@ def test_wrong_references_are_named(tmp_path: Path, arrays: None, ref: Ref, mess
     with pytest.raises(Error, match=message):
         reader.check(weight)
         reader.read(weight)
+
+
+WORDS = ZerosRef((2, 8), "i32")
+INDICES = RandomRef("i", 1, 9.0, (8,))
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: UnpackedRef(WORDS, "gptq", "u4", (16, 8)), "no packing called 'gptq'; there are"),
+        (lambda: UnpackedRef(WORDS, "rows", "f16", (16, 8)), r"not f16\[16, 8\]"),
+        (lambda: UnpackedRef(WORDS, "rows", "u4", (16,)), r"not u4\[16\]"),
+        (
+            lambda: UnpackedRef(WORDS, "rows", "u4", (17, 8)),
+            r"needs words \[3, 8\], but .*\[2, 8\]",
+        ),
+        (lambda: UnpackedRef(WORDS, "awq", "u4", (16, 8)), r"needs words \[16, 1\], but"),
+        (lambda: RepeatedRef(WORDS, (2, 1), (5, 8)), r"does not fit .* has \[2, 8\]"),
+        (lambda: RepeatedRef(WORDS, (2,), (4,)), r"does not fit .* has \[2, 8\]"),
+        (lambda: RepeatedRef(WORDS, (0, 1), (0, 8)), "does not fit"),
+        (lambda: SortingRef(WORDS), r"has \[2, 8\]; expected a vector"),
+        (lambda: TakenRef(WORDS, WORDS, 0), "expected a vector of indices"),
+        (lambda: TakenRef(WORDS, SortingRef(INDICES), 2), "expected a vector of indices"),
+        (lambda: TakenRef(WORDS, SortingRef(INDICES), 0), "indices 0 to 7; expected 0 to 1"),
+    ],
+)
+def test_layouts_of_other_libraries_are_checked(make: Callable[[], Ref], message: str) -> None:
+    with pytest.raises(Error, match=message):
+        Reader(Module("m")).read(make())
 
 
 # -- memory

@@ -11,7 +11,10 @@ from irc.ir.core import Module
 from irc.ir.verify import verify
 from irc.pipeline import Instrument, Pipeline, Step, run_pipeline
 from irc.text import parse_module, print_module
-from irc.weights import UnboundRef
+from irc.text.cursor import Cursor
+from irc.text.references import parse_ref
+from irc.weights import FileRef, Ref, Slice, UnboundRef
+from irc.weights.steps import StepBase
 from tests.fresh import fresh
 from tests.layout import ROOT
 from tests.random_modules import random_module
@@ -45,10 +48,6 @@ def test_every_dtype_mesh_and_step_in_one_text() -> None:
   weight @p : f16[4] = multiply(@ckpt["w"], @ckpt["s"][0:4]; 0)
   weight @i : bf16[1, 1] = quantized(@ckpt["w"], "scales", "int8", [0, 0], "mse", bf16).pad(0, 0)
   weight @u : f64[] = unbound("u")
-  weight @b : f32[0, 2] = bytes(@ckpt, 13, f32[0, 2])
-  weight @g : i4[16, 3] = unpacked(@ckpt["words"], "rows", i4[16, 3])
-  weight @o : f32[9] = taken(reciprocal(@ckpt["s"]), sorting(@ckpt["i"]); 0)
-  weight @c : f32[3, 4] = repeated(@ckpt["s"], [2, 1], [3, 4])
   weight @r : f32[4, 8] = random("k", 7, 0.02, [8, 8])[0:4, :]
   weight @z : f32[1, 9] = zeros([6, 9], f32).pad(0, 1).cyclic(0, 2).shard(0, dp.tp)[0:1, :]
   weight @s : i8[1, 2] = concat(zeros([], i8).unsqueeze(0), zeros([1], i8); 0).unsqueeze(0)
@@ -58,6 +57,18 @@ def test_every_dtype_mesh_and_step_in_one_text() -> None:
 }
 """
     assert print_module(parse_module(text)) == text
+
+
+KINDS = [FileRef, *Ref.registry.values(), Slice, *StepBase.registry.values()]
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+def test_the_example_in_the_documentation_of_a_reference_is_its_text(kind: type) -> None:
+    example = str(kind.__doc__).split("`")[1]
+    text = f'@ckpt["w"]{example}' if issubclass(kind, StepBase) else example
+    ref = parse_ref(Cursor(text, "<text>"), {"ckpt": "", "model": "", "stats": ""})
+    assert isinstance(ref.steps[-1] if issubclass(kind, StepBase) else ref, kind)
+    assert str(ref) == text
 
 
 @pytest.mark.parametrize("key", ["a\u2028b", "a\x85b", "tab\t", "größe", "\U0001f600"])
