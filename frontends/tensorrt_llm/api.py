@@ -15,7 +15,7 @@ import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from functools import cache, cached_property, wraps
+from functools import cache, cached_property, partial, wraps
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
@@ -389,6 +389,15 @@ def bind_methods(
         if isinstance(value, (classmethod, staticmethod)):
             bound = type(cast("Any", value))(bound)
         setattr(target, name, bound)
+    for (what, name), note in notes().items():
+        owner, _, member = name.rpartition(".")
+        if (what, owner, note.kind) == ("names", path, "refused") and not hasattr(target, member):
+            setattr(target, member, property(partial(_refuse, f"{name}: {note.why}")))
+
+
+def _refuse(message: str, _: object) -> None:
+    """What reading a method or attribute does that the table refuses."""
+    raise ScriptError(message)
 
 
 def _bound(

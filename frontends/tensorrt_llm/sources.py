@@ -80,7 +80,11 @@ def is_defined(path: str) -> bool:
     module, _, name = path.rpartition(".")
     if source_spec(path) is not None:
         return True
-    return is_read(module) and Definitions(module, str, lambda *_: None).defines(name)
+    return is_read(module) and Definitions(module, _nothing, _nothing).defines(name)
+
+
+def _nothing(path: str, why: str = "") -> None:
+    """No object of a name."""
 
 
 @contextmanager

@@ -22,6 +22,9 @@ def register() -> None:
         return
     for namespace in ("fastertransformer", "trtllm"):
         _fill(getattr(torch.ops, namespace), _weights(torch))
+    kinds = ("activation", "weight", "per_tensor")
+    names = [f"{verb}_e4m3_{kind}" for verb in ("quantize", "dequantize") for kind in kinds]
+    _fill(torch.ops.tensorrt_llm, dict.fromkeys(names, _refuse))
     torch.ops._filled_by_irc = True
 
 
@@ -43,15 +46,17 @@ def _weights(torch: Any) -> dict[str, Operation]:
             plain = (plain[..., ::2] & 15) | (plain[..., 1::2] << 4)
         return plain, stored, torch.from_numpy(scales).to(weight.dtype)
 
-    def refuse(*_: Any) -> None:
-        raise ScriptError(
-            "codes of AWQ and GPTQ are not supported in scripts; irc compile FOLDER reads them"
-        )
-
     return {
         "symmetric_quantize_last_axis_of_batched_matrix": lambda *given: quantize(*given)[1:],
         "_symmetric_quantize_last_axis_of_batched_matrix": quantize,
-        "preprocess_weights_for_mixed_gemm": refuse,
-        "pack_int8_tensor_to_packed_int4": refuse,
-        "unpack_int4_packed_tensor_to_int8": refuse,
+        "preprocess_weights_for_mixed_gemm": _refuse,
+        "pack_int8_tensor_to_packed_int4": _refuse,
+        "unpack_int4_packed_tensor_to_int8": _refuse,
     }
+
+
+def _refuse(*_: Any) -> None:
+    raise ScriptError(
+        "codes of AWQ, GPTQ and FP8 are not supported in scripts; give the folder to irc compile "
+        "FOLDER, which reads such codes, or makes them with --quantize SCHEME"
+    )

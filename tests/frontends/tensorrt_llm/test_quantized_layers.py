@@ -125,7 +125,6 @@ def set_floats(make: Any) -> None:
     make().value = np.ones((K, N), np.float32)
 
 
-misspelt: Any = layers.WeightOnlyQuantLinear
 CODES = Parameter(shape=(K, N), dtype="int8")
 MESSAGES: dict[str, Any] = {
     "holds packed codes of 8 bits, .* found f32": (
@@ -140,7 +139,6 @@ MESSAGES: dict[str, Any] = {
     "two-level int4 is not": lambda: changed(quant_algo="W4A8_QSERVE_PER_GROUP"),
     "give a table of scopes": lambda: changed(quant_algo="MIXED_PRECISION"),
     "there is no QuantAlgo 'NVFP4'": lambda: changed(quant_algo="NVFP4"),
-    "no argument 'biass'; did you mean 'bias'": lambda: misspelt(K, N, biass=True),
 }
 
 
@@ -195,5 +193,7 @@ def test_weights_are_quantized_and_packed(namespace: str, bits: int) -> None:
     low, high = (wanted.astype(np.int8)[:, i::2] for i in (0, 1))
     codes = wanted if bits == 8 else (low & 15) | (high << 4)
     np.testing.assert_array_equal(plain, codes)
-    with pytest.raises(Error, match="irc compile FOLDER reads them"):
-        ops.preprocess_weights_for_mixed_gemm(plain, kind)
+    refused = ops.preprocess_weights_for_mixed_gemm, torch.ops.tensorrt_llm.quantize_e4m3_weight
+    for operation in refused:
+        with pytest.raises(Error, match="or makes them with --quantize SCHEME"):
+            operation(plain, kind)
