@@ -15,6 +15,7 @@ from typing import cast
 import numpy as np
 
 from ..ir.core import Function, Op, Value
+from ..ir.declare import placeholder
 from ..ir.expansion import expansion
 from ..ops import Attention, Constant, Conv, Dequantize, GatedMlp, Linear, Matmul, Return, Transpose
 from ..ops.collective import Collective
@@ -85,7 +86,9 @@ def total(costs: Iterable[Cost]) -> Cost:
 
 def _composite(op: Op, sizes: LocalSizes) -> float:
     """The arithmetic of the expansion: the share of this rank, where the op is sharded."""
-    flops = sum(cost_of(part, sizes).flops for part in expansion(op).ops)
+    whole_operands = tuple(Value(v.type.replicated, None, i) for i, v in enumerate(op.operands))
+    parts = expansion(placeholder(op, whole_operands)).ops
+    flops = sum(cost_of(part, sizes).flops for part in parts)
     whole = sum(sizes.count(result.type.replicated) for result in op.results)
     return flops * sum(sizes.count(result.type) for result in op.results) / whole if whole else 0
 

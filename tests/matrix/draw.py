@@ -89,11 +89,11 @@ class Draw:
         self.exact.add(value)
         return value
 
-    def weight(self, *shape: DimLike, dtype: str = "") -> Weight:
+    def weight(self, *shape: DimLike, dtype: str = "", spread: float = 0.4) -> Weight:
         """A new weight of random numbers."""
         name = f"w{len(self.module.weights)}"
         type = TensorType(dtype or self.dtype, shape)
-        weight = self.module.add_weight(Weight(type, name, RandomRef(name, 5, 0.4)))
+        weight = self.module.add_weight(Weight(type, name, RandomRef(name, 5, spread)))
         self.exact.add(weight)
         return weight
 
@@ -187,24 +187,35 @@ class Draw:
             return self.weight(*arg.shape)
         return self.argument(arg)
 
+    def matrix(self, rows: int, columns: int) -> Value:
+        """A weight [rows, columns], at times of codes with a scale per row or per block of it."""
+        if self.dtype not in ("f32", "f64") or self.rng.random() < 0.7:
+            return self.weight(rows, columns)
+        kind, most = self.rng.choice([("i8", 40.0), ("i4", 3.0), ("f8e4m3", 100.0)])
+        blocks = self.rng.choice([1, *(n for n in (2, 3) if columns % n == 0)])
+        codes = self.weight(rows, columns, dtype=kind, spread=most)
+        scales = self.weight(rows, blocks, dtype="f32", spread=0.3 / most)
+        real = self.put(ops.Dequantize(codes, scales))
+        return real if self.dtype == "f32" else self.put(ops.Cast(real, dtype=self.dtype))
+
     def linear(self, x: Value | None = None, out: int = 0) -> Value:
         """A linear, with a bias or not."""
         x, out = x or self.pick(1), out or self.size()
         bias = self.weight(out) if self.rng.random() < 0.4 else None
-        return self.put(ops.Linear(x, self.weight(out, self.last(x)), bias=bias))
+        return self.put(ops.Linear(x, self.matrix(out, self.last(x)), bias=bias))
 
     def gated(self) -> None:
         """A gated feed-forward, in one operation or in several."""
         x, hidden = self.pick(1), self.size()
         width = self.last(x)
-        gate, up = self.weight(hidden, width), self.weight(hidden, width)
+        gate, up = self.matrix(hidden, width), self.matrix(hidden, width)
         if self.rng.random() < 0.5:
             act: Any = self.rng.choice(["silu", "gelu", "sigmoid", "relu"])
             inner = self.put(ops.GatedMlp(x, gate, up, act=act))
         else:
             parts = self.put(ops.Silu(self.put(ops.Linear(x, gate)))), self.put(ops.Linear(x, up))
             inner = self.put(ops.Mul(*self.rng.sample(parts, 2)))
-        self.put(ops.Linear(inner, self.weight(width, hidden)))
+        self.put(ops.Linear(inner, self.matrix(width, hidden)))
 
     def attention(self) -> None:
         """Attention with its four linears; query heads may share those of keys."""
@@ -234,6 +245,8 @@ class Draw:
         if kind:
             shape = (rng.choice([1, rows]), rng.choice([1, heads]), rng.choice([1, tokens]), tokens)
             scores = {kind: self.argument(Arg(shape, "bool" if kind == "mask" else "T"))}
+        if rng.random() < 0.2:
+            scores["lengths"] = self.argument(Arg((rows,), "i32", 1, 4))
         options: dict[str, Any] = {"causal": rng.random() < 0.5, "window": rng.choice([0, 0, 2])}
         options |= {"softcap": rng.choice([0.0, 0.0, 5.0])}
         mixed = ops.Attention(q, k, v, head_dim=head, **scores, **options)

@@ -292,3 +292,19 @@ def test_a_shard_boundary_within_a_block_is_an_error() -> None:
         return %y } }"""
     with pytest.raises(Error, match="16 over tp makes shards of 4, which cut a block of 8"):
         verify(irc.parse(text))
+
+
+def test_the_stages_of_quantized_weights_with_fewer_rows_than_ranks() -> None:
+    module = irc.parse("""module @m mesh(tp=2) dims(B=1:2:8) {
+      weight @w : i4[1@tp, 2] = random("w", 5, 3.0)
+      weight @s : f32[1@tp, 2] = random("s", 5, 0.1)
+      func @forward(%x: f32[B, 1@tp], %y: f32[B, 2]) -> (f32[B, 2], f32[B, 2]) {
+        %a = dequantize @w, @s : f32[1@tp, 2]
+        %b = matmul %x, %a : f32[B, 2]{sum tp}
+        %c = all_reduce %b {axis="tp"} : f32[B, 2]
+        %d = tanh %y : f32[B, 2]
+        return %c, %d
+      }
+    }""")
+    run_pipeline(module, "pipeline{stages=2}")
+    assert [op.opname for op in module.main] == ["call", "call", "return"]
