@@ -298,12 +298,12 @@ def test_the_stages_of_quantized_weights_with_fewer_rows_than_ranks() -> None:
     module = irc.parse("""module @m mesh(tp=2) dims(B=1:2:8) {
       weight @w : i4[1@tp, 2] = random("w", 5, 3.0)
       weight @s : f32[1@tp, 2] = random("s", 5, 0.1)
-      func @forward(%x: f32[B, 1@tp], %y: f32[B, 2]) -> (f32[B, 2], f32[B, 2]) {
+      func @forward(%x: f32[B, 2]) -> (f32[B, 2]) {
         %a = dequantize @w, @s : f32[1@tp, 2]
-        %b = matmul %x, %a : f32[B, 2]{sum tp}
-        %c = all_reduce %b {axis="tp"} : f32[B, 2]
-        %d = tanh %y : f32[B, 2]
-        return %c, %d
+        %b = all_gather %a {axis="tp", dim=0} : f32[1, 2]
+        %c = mul %x, %b : f32[B, 2]
+        %d = tanh %c : f32[B, 2]
+        return %d
       }
     }""")
     run_pipeline(module, "pipeline{stages=2}")
