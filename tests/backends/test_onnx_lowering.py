@@ -62,32 +62,6 @@ def test_frequencies_follow_the_length(kind: str, longest: int, tmp_path: Path) 
     agrees(m, {"x": floats(2, 3, 8), "p": positions}, tmp_path)
 
 
-@pytest.mark.parametrize(("tokens", "keys"), [(3, 5), (3, 3), (5, 3), (1, 4)])
-@pytest.mark.parametrize("attributes", ["causal", "causal, window=2", "window=2", "softcap=1.5"])
-@pytest.mark.parametrize("operands", ["", ", lengths=%n", ", mask=%m", ", bias=%c, mask=%m"])
-def test_attention_without_a_cache(
-    tokens: int, keys: int, attributes: str, operands: str, tmp_path: Path
-) -> None:
-    m = module(
-        "%q: f32[B, S, 16], %k: f32[B, T, 8], %v: f32[B, T, 6], %n: i32[B], "
-        "%m: bool[1, 1, S, T], %c: f32[B, 4, 1, T]",
-        f"%1 = attention %q, %k, %v{operands} {{head_dim=4, {attributes}}} : f32[B, S, 12]; "
-        "return %1",
-        "f32[B, S, 12]",
-    )
-    mask = RNG.random((1, 1, tokens, keys)) < 0.7
-    mask[0, 0, 0] = False  # a query with no visible key gives zeros
-    inputs = {
-        "q": floats(2, tokens, 16),
-        "k": floats(2, keys, 8),
-        "v": floats(2, keys, 6),
-        "n": np.array([1, keys], np.int32),
-        "m": mask,
-        "c": floats(2, 4, 1, keys),
-    }
-    agrees(m, inputs, tmp_path)
-
-
 @pytest.mark.parametrize("dims", ["", "local dims(B=0:1:4, S=1:3:9)"])
 @pytest.mark.parametrize("rows", [0, 2])
 def test_an_empty_batch(dims: str, rows: int, tmp_path: Path) -> None:

@@ -15,17 +15,18 @@ from irc.backends.reference import evaluate
 from irc.ir.core import Module
 from irc.ir.mesh import Mesh
 from irc.pipeline import run_pipeline
-from irc.quantization.formats import FORMATS
-from irc.quantization.schemes import SCHEMES, Scheme
+from irc.quantization.schemes import SCHEMES
 from irc.quantization.sites import find_sites
 from tests.calibration.statistics_folder import write_folder
 from tests.fresh import fresh
 from tests.rows import ROWS, row_error
+from tests.sharded.cases import pairs
 from tests.sharded.models import logits, mixtral, prompt_of, tiny_llama
 
 assert irc.passes
-ROUND = [each for each in SCHEMES.values() if each.algorithm == "round" or each.optional]
-CALIBRATED = [each for each in SCHEMES.values() if each.algorithm != "round"]
+ROUND = [n for n, each in SCHEMES.items() if each.algorithm == "round" or each.optional]
+CALIBRATED = [n for n, each in SCHEMES.items() if each.algorithm != "round"]
+MESHES = ("tp=2", "tp=3", "ep=2", "pp=2")
 BEFORE, AFTER = "inline, canonicalize, cse", ("fuse-collectives{norm=true}", "cse, fold, dce")
 CLOSE = 1e-5  # relative: sums of other orders differ by some ten millionths
 SIZES: dict[str, Any] = {"hidden_size": 64, "head_dim": 32, "num_hidden_layers": 2}
@@ -43,18 +44,17 @@ def experts() -> Module:
     return mixtral(4, 2, **SIZES | heads)
 
 
-@pytest.mark.parametrize("scheme", ROUND, ids=lambda scheme: scheme.name)
-@pytest.mark.parametrize("mesh", ["tp=2", "tp=3", "ep=2", "pp=2"])
-def test_ranks_give_the_same_logits(scheme: Scheme, mesh: str) -> None:
+@pytest.mark.parametrize(("scheme", "mesh"), pairs(ROUND, MESHES, 1))
+def test_ranks_give_the_same_logits(scheme: str, mesh: str) -> None:
     module = experts() if "ep" in mesh else llama()
     module.mesh = Mesh.parse(mesh)
     ids = prompt_of(module, fresh(7), ROWS)
-    run_pipeline(module, f"{BEFORE}, quantize{{scheme={scheme.name}}}")
+    run_pipeline(module, f"{BEFORE}, quantize{{scheme={scheme}}}")
     wanted = logits(module, ids)
     stages = ", pipeline" if "pp" in mesh else ""
     for text in (f'shard{{mesh="{mesh}"}}, fuse-gated-mlp{stages}', "localize", *AFTER):
         run_pipeline(module, text)
-        off = row_error(logits(module, ids), wanted, bool(scheme.activation))
+        off = row_error(logits(module, ids), wanted, bool(SCHEMES[scheme].activation))
         assert off <= CLOSE, f"after {text}: off by {off}"
     assert module.local
     gathered = {op.operands[0].type.shape[-1] for op in module.ops() if op.opname == "all_gather"}
@@ -73,9 +73,8 @@ def test_a_rank_has_its_shard_of_both_levels_of_scales(mesh: str) -> None:
     assert all(op is None or op.opname != "dequantize" for op in sliced)
 
 
-@pytest.mark.parametrize("scheme", CALIBRATED, ids=lambda scheme: scheme.name)
-@pytest.mark.parametrize("mesh", ["tp=2", "tp=3", "ep=2", "pp=2"])
-def test_ranks_of_calibrated_schemes(scheme: Scheme, mesh: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("scheme", "mesh"), pairs(CALIBRATED, MESHES, 1))
+def test_ranks_of_calibrated_schemes(scheme: str, mesh: str, tmp_path: Path) -> None:
     module = experts() if "ep" in mesh else llama()
     rng = fresh(11)
     spread = 10 ** rng.uniform(-1, 1, 512)  # some channels are much larger than others
@@ -88,58 +87,12 @@ def test_ranks_of_calibrated_schemes(scheme: Scheme, mesh: str, tmp_path: Path) 
     module.mesh = Mesh.parse(mesh)
     ids = prompt_of(module, fresh(12), ROWS)
     where = json.dumps(str(tmp_path))
-    run_pipeline(module, f"{BEFORE}, quantize{{scheme={scheme.name}, calibration={where}}}")
+    run_pipeline(module, f"{BEFORE}, quantize{{scheme={scheme}, calibration={where}}}")
     wanted = logits(module, ids)
     stages = ", pipeline" if "pp" in mesh else ""
     for text in (f'shard{{mesh="{mesh}"}}, fuse-gated-mlp{stages}', "localize", *AFTER):
         run_pipeline(module, text)
-    assert row_error(logits(module, ids), wanted, bool(scheme.activation)) <= CLOSE
-
-
-@pytest.mark.parametrize("mesh", ["tp=2", "tp=3", "tp=4"])
-@pytest.mark.parametrize(
-    "sizes",
-    [
-        {"num_attention_heads": 5, "num_key_value_heads": 5},
-        {"num_attention_heads": 6, "num_key_value_heads": 1, "head_dim": 20, "hidden_size": 120},
-        {"intermediate_size": 331},
-        {"qkv_bias": True, "output_bias": True, "mlp_bias": True},
-        {"tie_word_embeddings": True},
-    ],
-    ids=["mha_5", "mqa", "prime", "bias", "tied"],
-)
-@pytest.mark.parametrize("options", ["scheme=w4a16", "scheme=w4a16_asym, group=16, kv=fp8"])
-def test_odd_sizes(sizes: dict[str, Any], options: str, mesh: str) -> None:
-    module = llama(**sizes)
-    module.mesh = Mesh.parse(mesh)
-    ids = prompt_of(module, fresh(8), ROWS)
-    run_pipeline(module, f"{BEFORE}, quantize{{{options}}}")
-    wanted = logits(module, ids)
-    for text in (f'shard{{mesh="{mesh}"}}, fuse-gated-mlp', "localize", *AFTER):
-        run_pipeline(module, text)
-        off = row_error(logits(module, ids), wanted, "kv" in options)
-        assert off <= CLOSE, f"after {text}: off by {off}"
-    split = [op for op in module.ops() if op.opname == "attention"]
-    assert split and all("tp" in str(module.main.layouts[f"%k{i}"]) for i in range(2))
-
-
-@pytest.mark.parametrize(
-    "scheme",
-    # the others have blocks of 16 and 32 by definition, which are refused for these heads
-    [scheme for scheme in ROUND if not FORMATS[scheme.weight[0]].scales],
-    ids=lambda scheme: scheme.name,
-)
-@pytest.mark.parametrize(("heads", "mesh"), [((8, 1, 12), "tp=3"), ((6, 2, 12), "tp=4")])
-def test_padded_heads_add_nothing(scheme: Scheme, heads: tuple[int, ...], mesh: str) -> None:
-    """Where ranks do not share the heads evenly, also with one scale and zero for a whole row."""
-    names = ("num_attention_heads", "num_key_value_heads", "head_dim")
-    module = llama(**dict(zip(names, heads, strict=True)), num_hidden_layers=1)
-    module.mesh = Mesh.parse(mesh)
-    ids = prompt_of(module, fresh(9), ROWS)
-    run_pipeline(module, f"{BEFORE}, quantize{{scheme={scheme.name}}}")
-    wanted = logits(module, ids)
-    run_pipeline(module, f'shard{{mesh="{mesh}"}}, localize')
-    assert row_error(logits(module, ids), wanted, bool(scheme.activation)) <= CLOSE
+    assert row_error(logits(module, ids), wanted, bool(SCHEMES[scheme].activation)) <= CLOSE
 
 
 ROW = """module @m dims(B=1:2:8) {
