@@ -187,8 +187,9 @@ def compiled(name: str, folder: Path | None = None) -> Artifact:
         return load(folder)
     module = merged(name)
     temporary = str(session.folder) in "".join(module.files.values())
+    options = session.options | ({"bundle": True} if temporary else {})
     with originals():  # the backend may import TensorRT
-        artifact = compile(module, folder, bundle=temporary, **session.options)
+        artifact = compile(module, folder, **options)
     record.artifact = folder
     return artifact
 

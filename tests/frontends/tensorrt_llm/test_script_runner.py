@@ -213,7 +213,8 @@ def test_an_engine_that_the_script_saves(script: Path, compile: Compile) -> None
     script.write_text(SAVES)
     saved = script.parent / "saved" / "artifact"
     assert "nothing written (dry run)" in compile("--dry-run") and not saved.exists()
-    assert f"Scale: the script wrote {saved}" in compile()
+    for words in ((), ("--bundle",)):
+        assert f"Scale: the script wrote {saved}" in compile(*words)
     manifest = irc.load(saved).manifest
     assert manifest["backend"] == "reference" and manifest["dims"]["B"] == (1, 1, 5)
     compile("-o", "out")
