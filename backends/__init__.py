@@ -7,7 +7,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from irc.errors import Error, did_you_mean
-from irc.extensions.entry_points import installed
+from irc.extensions.entry_points import installed, load_entry
 
 if TYPE_CHECKING:
     from irc.backends.base import Backend
@@ -42,7 +42,7 @@ def get(name: str) -> "Backend":
         return getattr(import_module(module), attribute)
     for entry in installed(GROUP):
         if entry.name == name:
-            return entry.load()
+            return load_entry(entry, GROUP)
     raise Error(
         f"no backend called {name!r}{did_you_mean(name, known)}; there are {', '.join(known)}"
     )

@@ -142,7 +142,7 @@ def find_source(src: PathLike | Module, *, bound: bool = True, **options: Any) -
     its manifest. `options` are those of SourceOptions.
     """
     _check_kind(src)
-    given = options_of(SourceOptions, options)
+    given = options_of(SourceOptions, options, "a source")
     if given.checkpoint and given.random_weights is not None:
         raise Error("give --checkpoint or --random-weights, not both")
     source = _read(src, given, bound)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from functools import cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..errors import Error
 
@@ -31,17 +31,22 @@ def _installed(path: tuple[str, ...]) -> tuple[EntryPoint, ...]:
 def load_installed(group: str) -> None:
     """Import the entries of installed packages in an entry-point group, once each.
 
-    Importing registers it. An Error names the package where that fails.
+    Importing registers it.
     """
     for entry in installed(group):
         if entry.module in sys.modules:
             continue
-        try:
-            entry.load()
-        except Exception as error:
-            package = entry.dist.name if entry.dist is not None else "?"
-            kind = "" if isinstance(error, Error) else f"{type(error).__name__}: "
-            raise Error(
-                f"{entry.value!r}, which the installed package {package} offers as {group}, "
-                f"does not load: {kind}{error}"
-            ) from error
+        load_entry(entry, group)
+
+
+def load_entry(entry: EntryPoint, group: str) -> Any:
+    """The object of an entry; an Error names the package where it does not load."""
+    try:
+        return entry.load()
+    except Exception as error:
+        package = entry.dist.name if entry.dist is not None else "?"
+        kind = "" if isinstance(error, Error) else f"{type(error).__name__}: "
+        raise Error(
+            f"{entry.value!r}, which the installed package {package} offers as {group}, "
+            f"does not load: {kind}{error}"
+        ) from error
