@@ -63,7 +63,7 @@ class RmsNorm(Normalization):
         return _checked(self, self.x)
 
     def evaluate(self, x: Any, weight: Any) -> Any:
-        scale = np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + x.dtype.type(self.eps))
+        scale = np.sqrt(_mean(x * x) + x.dtype.type(self.eps))
         return x / scale * (weight + weight.dtype.type(self.offset))
 
 
@@ -184,9 +184,14 @@ class AddLayerNorm(AddNormalization):
 
 def _standard(x: Any, eps: float) -> Any:
     """x with mean 0 and variance 1 along the last dimension."""
-    away = x - np.mean(x, axis=-1, keepdims=True)
-    variance = np.mean(away * away, axis=-1, keepdims=True)
+    away = x - _mean(x)
+    variance = _mean(away * away)
     return away / np.sqrt(variance + x.dtype.type(eps))
+
+
+def _mean(x: Any) -> Any:
+    """The mean of the last dimension, which is kept; 0 of no features."""
+    return np.mean(x, axis=-1, keepdims=True) if x.shape[-1] else np.zeros_like(x, shape=(1,))
 
 
 def _affine(x: Any, weight: Any, bias: Any) -> Any:

@@ -79,3 +79,9 @@ def test_gated_mlp(act: str) -> None:
     wanted = active * (x @ up.T + named["up_bias"])
     # gelu adds 1 to erf, which costs below -5 all digits of a number below 1e-6
     np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=3e-5)
+
+
+@pytest.mark.parametrize("op", ["rms_norm", "layer_norm"])
+def test_a_norm_of_no_features_is_empty(op: str) -> None:
+    weight = () if op == "layer_norm" else (np.zeros(0, np.float32),)
+    assert apply(op, np.zeros((3, 0), np.float32), *weight).shape == (3, 0)
