@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial, reduce
 
 import numpy as np
 
@@ -73,9 +74,8 @@ def _opposed(b: Builder, x: ImportedValue, y: ImportedValue) -> ImportedValue:
 @imports("Min", "Max", "Sum", "Mean")
 def variadic(b: Builder, node: Node) -> Results:
     """The minimum, maximum, sum or mean of one tensor or several."""
-    total, count = node.input(0), len(node.inputs)
-    for i in range(1, count):
-        total = b.op(_VARIADIC[node.kind], total, node.input(i))
+    count = len(node.inputs)
+    total = reduce(partial(b.op, _VARIADIC[node.kind]), map(node.input, range(count)))
     return total / count if node.kind == "Mean" and count > 1 else total
 
 
@@ -175,7 +175,8 @@ def _converted(b: Builder, node: Node, target: str) -> Results:
     codes = produced_by(x, "MatMulInteger") or produced_by(x, "ConvInteger")
     if codes is not None and target == "f32":
         return float_product(b, codes)
-    if x.data is not None and x.data.inline is None and _keeps_values(x.dtype, target):
+    keeps_values = np.can_cast(numpy_dtype(x.dtype), numpy_dtype(target), "safe")
+    if x.data is not None and x.data.inline is None and keeps_values:
         return b.tensor(x.data, target)
     if target == "f8e8m0":
         return _power_of_two(b, node, x)
@@ -199,11 +200,6 @@ def _power_of_two(b: Builder, node: Node, x: ImportedValue) -> Results:
         x = b.op(ops.Clip, x, low=2.0**-128, high=2.0**127)
     factor = _ROUND_MODES[mode]
     return b.cast(x if factor == 1 else x * factor, "f8e8m0")
-
-
-def _keeps_values(source: str, target: str) -> bool:
-    """Whether a cast keeps every value."""
-    return np.can_cast(numpy_dtype(source), numpy_dtype(target), "safe")
 
 
 def _swish(b: Builder, x: ImportedValue, alpha: float) -> ImportedValue:

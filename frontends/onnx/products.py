@@ -281,8 +281,7 @@ def batch_normalization(b: Builder, node: Node) -> Results:
     """x * factor + shift for each channel, in f32 (f64 of f64) and rounded once."""
     x, wide = node.shaped(0, 2), "f64" if node.input(0).dtype == "f64" else "f32"
     scale, bias, mean, variance = (b.cast(node.shaped(i, 1, 1), wide) for i in range(1, 5))
-    root = b.op(ops.Rsqrt, variance + node.real("epsilon", 1e-05))
-    factor = scale * root
+    factor = scale * b.op(ops.Rsqrt, variance + node.real("epsilon", 1e-5))
     shift = bias - mean * factor
     column = (x.shape[1], *(1,) * (x.ndim - 2))
     if factor.shape != column[:1] or shift.shape != column[:1]:

@@ -203,7 +203,13 @@ def _plugin_operation(plugins: Plugins, b: Builder, node: Node) -> Results:
     plugin = plugins.get((namespace, node.kind))
     if plugin is None:
         raise Error(f"no plugin of this name is registered in its namespace, {namespace!r}")
-    cls = _operation_called(plugin.operation)
+    if not plugin.operation:
+        raise Error("its PluginSpec names no operation; give it operation=...")
+    cls = REGISTRY.get(plugin.operation)
+    if cls is None:
+        raise Error(
+            f"its operation {plugin.operation} is declared nowhere; name its file with --load"
+        )
     for name, value in node.attributes.items():
         if not isinstance(value, str):
             raise Error(f"its attribute {name} is no text")
@@ -221,14 +227,6 @@ def _plugin_operation(plugins: Plugins, b: Builder, node: Node) -> Results:
     operands = [node.input(i) for i in range(plain)]
     values |= {name: node.optional(i) for i, name in enumerate(cls.optional_names, plain)}
     return b.results(cls, *[operands] if cls.variadic else operands, **values)
-
-
-def _operation_called(name: str) -> type[Op]:
-    if not name:
-        raise Error("its PluginSpec names no operation; give it operation=...")
-    if name not in REGISTRY:
-        raise Error(f"its operation {name} is declared nowhere; name its file with --load")
-    return REGISTRY[name]
 
 
 _DIST = "collective_operation reduce_op root group_size groups nb_rank"

@@ -386,10 +386,10 @@ def constant(b: Builder, node: Node) -> Results:
 @imports("Range", attributes="stash_type", refuses=only("stash_type", 1))
 def range_(b: Builder, node: Node) -> Results:
     """start + step * Iota."""
-    contents = [content_of(node.input(i)) for i in range(3)]
-    if any(content is None for content in contents):
+    contents = [c for i in range(3) if (c := content_of(node.input(i))) is not None]
+    if len(contents) != 3:
         raise Error("the size of this Range depends on the data")
-    ends: list[Any] = [c.item() for c in contents if c is not None and c.size == 1]
+    ends: list[Any] = [content.item() for content in contents if content.size == 1]
     if len(ends) != 3:
         raise Error("the start, limit and step of this Range are not one number each")
     start, stop, step = ends
@@ -424,8 +424,7 @@ def diagonal(
 ) -> ImportedValue:
     """How the column of each element compares with its row + k: bool [rows, columns]."""
     row = b.op(ops.Unsqueeze, b.op(ops.Iota, size=rows, dtype="i64"), dims=(1,))
-    row = row if k == 0 else row + k
-    return b.op(order, b.op(ops.Iota, size=columns, dtype="i64"), row)
+    return b.op(order, b.op(ops.Iota, size=columns, dtype="i64"), row if k == 0 else row + k)
 
 
 @imports("Trilu", attributes="upper")
@@ -462,8 +461,7 @@ def one_hot(b: Builder, node: Node) -> Results:
     if indices.dtype not in ("i32", "i64"):
         indices = b.cast(indices, "i64")
     # numbers from the end count from size
-    negative = indices < 0
-    indices = b.where(negative, indices + int(size), indices)
+    indices = b.where(indices < 0, indices + int(size), indices)
     hit = b.op(ops.OneHot, indices, size=int(size), dtype="bool")
     hit = b.transposed(hit, [*range(axis), indices.ndim, *range(axis, indices.ndim)])
     content = content_of(values)
@@ -489,8 +487,7 @@ def reduction(b: Builder, node: Node) -> Results:
         case "ReduceLogSumExp":
             return _log_sum_exp(b, x, places, keep) if places else x
         case "ReduceMax" | "ReduceMin" if x.dtype == "bool":
-            end = reduced(_REDUCE[node.kind], b.cast(x, "i32"))
-            return end > 0  # of nothing: an end of i32
+            return reduced(_REDUCE[node.kind], b.cast(x, "i32")) > 0  # of nothing: an end of i32
         case "ReduceMean" if not is_float(x.dtype):
             raise Error(f"ReduceMean of {x.dtype} has no operation in irc; cast to f32")
         case _:

@@ -48,18 +48,9 @@ def test_nodes_and_edges_say_what_the_text_says() -> None:
     assert graph.edges[linear.result, square]["operands"] == ("x", "y")
     kinds = Counter(data["kind"] for _, data in graph.nodes(data=True))
     assert kinds == {"operation": 4, "value": 3, "argument": 1, "weight": 1}
-
-
-def test_algorithms_of_networkx_run_on_it() -> None:
-    module = irc.parse(LAYER)
-    graph = module.to_networkx()
-    longest = networkx.dag_longest_path(graph)
-    assert [node.opname for node in longest if isinstance(node, Op)] == [
-        "linear", "mul", "add", "return",
-    ]  # fmt: skip
-    (weight,) = module.weights.values()
+    longest = [node.opname for node in networkx.dag_longest_path(graph) if isinstance(node, Op)]
+    assert longest == ["linear", "mul", "add", "return"]
     assert module.main.args[0] not in networkx.descendants(graph, weight)
-    assert networkx.is_directed_acyclic_graph(graph)
 
 
 def test_operations_of_a_stage_have_its_number() -> None:
