@@ -69,9 +69,7 @@ def _part_of_buffer(builder: Builder, buffer: Value, axes: Axes, part: DimLike) 
     """The buffer of this rank's experts alone."""
     dispatch = buffer.producer
     assert isinstance(dispatch, ops.MoeDispatch) and isinstance(part, int)
-    first = builder.start(axes, part)
-    if dispatch.first is not None:
-        first = builder.add(ops.Add(dispatch.first, first))
+    first = _first_expert(builder, dispatch.first, axes, part)
     found = ops.MoeDispatch(
         *(dispatch.x, dispatch.chosen, dispatch.slots),
         experts=part,
@@ -83,6 +81,13 @@ def _part_of_buffer(builder: Builder, buffer: Value, axes: Axes, part: DimLike) 
     return builder.add(found)
 
 
+def _first_expert(builder: Builder, given: Value | None, axes: Axes, part: DimLike) -> Value:
+    """The number of this rank's first expert, where those of all ranks begin at `given`, or 0."""
+    if given is None:
+        return builder.start(axes, part)
+    return builder.add(ops.Add(given, builder.start(axes, part, given.type.dtype)))
+
+
 def _moe_combine(builder: Builder, op: Op) -> tuple[Value, ...]:
     """Experts are numbered from the first of this rank; others add nothing."""
     assert isinstance(op, ops.MoeCombine)
@@ -90,9 +95,8 @@ def _moe_combine(builder: Builder, op: Op) -> tuple[Value, ...]:
     if builder.mesh.group_size(axes) == 1:
         return local_operation(builder, op)
     buffer = builder.local(op.buffer)
-    first = builder.start(axes, buffer.type.shape[0])
-    if op.first is not None:
-        first = builder.add(ops.Add(builder.local(op.first), first))
+    given = None if op.first is None else builder.local(op.first)
+    first = _first_expert(builder, given, axes, buffer.type.shape[0])
     operands = [builder.local(value) for value in (op.chosen, op.slots, op.weights)]
     local = local_type(op.result.type.replace(partial=()), builder.mesh)
     parts = op.localized((local,))["parts"]

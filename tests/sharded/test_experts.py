@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import irc
+from irc.ir.dtypes import numpy_dtype
 from irc.pipeline import run_pipeline
 from tests.fresh import fresh
 from tests.sharded.cases import drawn
@@ -185,13 +186,14 @@ def test_slots_are_numbered_per_rank_unless_their_numbers_matter(name: str) -> N
     assert parts_of(text, "dp=3", inputs) == {3 if parts == 2 else parts}
 
 
-def test_a_buffer_of_some_of_the_experts(tmp_path: Path) -> None:
+@pytest.mark.parametrize("index", ["i32", "i64"])
+def test_a_buffer_of_some_of_the_experts(index: str, tmp_path: Path) -> None:
     body = BODY.replace(
         "%chosen, %slots {experts=5} : f32[5,", "%chosen, %slots, first=%n {experts=3} : f32[3,"
     )
     body = body.replace("@w : f32[5,", "@w : f32[3,").replace("%slots, %p", "%slots, %p, first=%n")
-    text = routed(body, args=", %n: i32[]").replace("@w : f32[5,", "@w : f32[3,", 1)
-    inputs = routed_inputs() | {"n": np.array(1, np.int32)}
+    text = routed(body, args=f", %n: {index}[]").replace("@w : f32[5,", "@w : f32[3,", 1)
+    inputs = routed_inputs() | {"n": np.array(1, numpy_dtype(index))}
     plan = plan_file(tmp_path, "w 0@ep")
     module = irc.parse(text)
     spread(module, inputs, "ep=2", plan=plan)
