@@ -52,6 +52,7 @@ _OTHERS = (
 _COMMAND = "IRC_RANK_COMMAND"
 _PIPE = "IRC_SUPERVISOR_PIPE"
 _INSTALL = f"{installs('mpi')} brings mpi4py and mpich"
+_OPEN_MPI_AS_ROOT = ("OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM")
 _LONGEST = 100_000  # characters of a variable in the environment
 _STATUSES = (0, 1, 2, 70, 130, 143)  # of irc; others are the launcher's own
 # "[mpiexec@host] main (/mpich/src/pm/hydra/mpiexec/mpiexec.c:270): process manager error ..."
@@ -117,6 +118,8 @@ def launch(argv: list[str], ranks: int, hosts: Sequence[str] = (), data: bytes =
     environment = {_COMMAND: command}
     if sys.stdout.isatty() and sys.stderr.isatty():
         environment["FORCE_COLOR"] = "1"  # the ranks write to pipes
+    if os.geteuid() == 0:  # as in a container: the ranks get the rights of this process
+        environment |= dict.fromkeys(_OPEN_MPI_AS_ROOT, "1")
     with subprocess.Popen(
         _command_line(ranks, hosts),
         stdin=subprocess.PIPE,
