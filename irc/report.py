@@ -12,6 +12,7 @@ from typing import Any, TextIO, TypeAlias
 from .analysis.units import amount
 
 Row: TypeAlias = Mapping[str, Any]
+Columns: TypeAlias = Mapping[str, str | Callable[[Any], str]]
 _STYLES = {"red": "31;1", "green": "32", "yellow": "33", "dim": "2", "bold": "1"}
 
 
@@ -38,7 +39,7 @@ class Table:
     """
 
     rows: Sequence[Row]
-    columns: Mapping[str, str | Callable[[Any], str]]
+    columns: Columns
     headings: bool = True
 
     def cells(self) -> list[list[str]]:

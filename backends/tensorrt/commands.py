@@ -14,7 +14,7 @@ from irc.analysis.units import amount
 from irc.artifact.folder import ArtifactFolder
 from irc.backends.commands import Commands, Finding, Linted, PluginPage, Shown
 from irc.errors import Error, installs, printable
-from irc.report import Report, Table, markdown_table, paint, table
+from irc.report import Columns, Report, Table, markdown_table, paint, table
 from irc.schema import read_json
 
 if TYPE_CHECKING:
@@ -175,7 +175,7 @@ class EngineCommands(Commands):
         return [*findings, _driver()]
 
 
-_ENGINES = {
+_ENGINES: Columns = {
     "engine": "{key:.12}",
     "size": "{size:bytes}",
     "last used": lambda row: f"{datetime.fromtimestamp(row['used']):%Y-%m-%d %H:%M}",

@@ -207,7 +207,7 @@ def given_settings(args: argparse.Namespace, names: Iterable[str]) -> dict[str, 
     chosen: dict[str, Any] = {name: getattr(args, name, None) for name in names}
     for name, values in chosen.items():
         if type(values) is list:
-            chosen[name] = list(filter(None, cast("list[Any]", values)))
+            chosen[name] = [value for value in cast("list[Any]", values) if value]
     return {name: value for name, value in chosen.items() if value is not None}
 
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from ..analysis.units import amount
 from ..errors import Error, did_you_mean
-from ..report import Report, Table, table
+from ..report import Columns, Report, Table, table
 from .arguments import (
     Usage,
     add_dims,
@@ -270,7 +270,7 @@ def _phase_of(row: Mapping[str, Any]) -> str:
     return f"{row['phase']} of {count} {unit.removesuffix('s') if count == 1 else unit}"
 
 
-_TIMES: dict[str, str | Callable[[Any], str]] = {
+_TIMES: Columns = {
     "milliseconds": _phase_of,
     "runs": "{runs}",
     **{f"p{each}": f"{{p{each}_ms:.2f}}" for each in _PERCENTILES},

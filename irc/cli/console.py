@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Self, TextIO
 
 from ..errors import printable
-from ..report import Report, Table, paint
+from ..report import Columns, Report, Table, paint
 
 
 def warn(text: str) -> None:
@@ -51,7 +51,7 @@ def option_lines(title: str, options: Sequence[Mapping[str, Any]]) -> list[str |
     return [f"\n{title}:", Table(options, _OPTIONS, headings=False)] if options else []
 
 
-_OPTIONS = {
+_OPTIONS: Columns = {
     "name": "  {name}",
     "takes": "{takes}",
     "default": lambda row: "required" if row["default"] is None else row["default"],

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..analysis.idle_axes import idle_axes
 from ..analysis.units import amount
-from ..report import Report, Table, paint
+from ..report import Columns, Report, Table, paint
 from .arguments import Parser, add_compilation, add_json, given_settings, whole_number
 from .console import Progress, answer
 
@@ -126,7 +126,7 @@ _MEMORY = {
     "workspace": "{workspace:bytes}",
     "all": "{all}",
 }
-_COLLECTIVES = {
+_COLLECTIVES: Columns = {
     "  collectives": "{count} x {kind}",
     "over": "{axis}, {ranks} ranks",
     "link": "{link}",
