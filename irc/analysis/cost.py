@@ -86,8 +86,9 @@ def total(costs: Iterable[Cost]) -> Cost:
 
 def _composite(op: Op, sizes: LocalSizes) -> float:
     """The arithmetic of the expansion: the share of this rank, where the op is sharded."""
-    whole_operands = tuple(Value(v.type.replicated, None, i) for i, v in enumerate(op.operands))
-    parts = expansion(placeholder(op, whole_operands)).ops
+    types = [v.type.replace(axes=((),) * v.type.ndim) for v in op.operands]  # sums stay partial
+    stand_ins = tuple(Value(type, None, i) for i, type in enumerate(types))
+    parts = expansion(placeholder(op, stand_ins)).ops
     flops = sum(cost_of(part, sizes).flops for part in parts)
     whole = sum(sizes.count(result.type.replicated) for result in op.results)
     return flops * sum(sizes.count(result.type) for result in op.results) / whole if whole else 0

@@ -293,3 +293,16 @@ def test_calls_with_stages_are_checked(old: str, new: str, message: str) -> None
     with pytest.raises(Error) as caught:
         verify(parse_module(CALLS.replace(old, new)))
     assert message in str(caught.value)
+
+
+def test_a_sum_that_is_fused_with_a_norm_has_a_stage() -> None:
+    text = """module @m mesh(tp=2) dims(B=1:2:8) {
+      weight @n : f32[4] = random("n", 1, 0.5)
+      func @forward(%x: f32[B, 4]{sum tp}, %y: f32[B, 4]) -> (f32[B, 4]) {
+        %a, %b = all_reduce_rms_norm %x, %y, @n {axis="tp"} : f32[B, 4], f32[B, 4]
+        %c = tanh %a : f32[B, 4]
+        return %c
+      } }"""
+    module = parse_module(text)
+    cut(module, stages=2)
+    check_stages(module, 2)
