@@ -10,6 +10,7 @@ from irc.ir.dtypes import DTYPES
 from irc.ops.collective import Collective
 from irc.pipeline import Pass, Stats, register
 from irc.rewrite import P, Rule, apply_rules, decline, erase_dead, permit, rule
+from irc.weights import Shard
 
 from ..shared.edit import insert_before, known_before, merge_equal, used_once
 from .join_sums import join_sums
@@ -80,10 +81,21 @@ def gather_codes(
     if not sizes <= {1, codes.type.shape[dim]}:
         return decline("the gathered dimension is in blocks")
     alone = [value.type.shape[dim] != codes.type.shape[dim] for value in given]
+    if gathered.group_size and any(
+        same and not _is_of_all_ranks(v) for v, same in zip(given, alone, strict=True)
+    ):
+        return decline("the scale may be that of one rank's block")
     moved = [
         v if same else gathered.rebuilt([v]).result for v, same in zip(given, alone, strict=True)
     ]
     return numbers.rebuilt(moved)
+
+
+def _is_of_all_ranks(value: Value) -> bool:
+    """Whether a value of the local view is known to be the same on all ranks."""
+    if isinstance(value, Weight):
+        return not any(isinstance(step, Shard) for step in value.ref.steps)
+    return isinstance(value.producer, (ops.Full, ops.Constant, ops.AllReduce))
 
 
 @rule(
