@@ -36,6 +36,7 @@ COPIES = frozenset((
     "flip", "repeat", "pad", "neg", "abs", "relu", "minimum", "maximum", "where", "clip",
     "embedding", "gather", "not", "and", "or", "eq", "ne", "lt", "le", "gt", "ge", "argmax",
 ))  # fmt: skip
+PARTIAL = (ops.Slice, ops.Split, ops.Topk)  # of some elements of a dimension, by number
 # Structure, what needs other functions or ranks, and numbers that no rounding may touch.
 LEFT_OUT = frozenset(("call", "return", "loop", "cond", "rank", "bitcast"))
 USABLE = {
@@ -117,9 +118,7 @@ class Draw:
         if op.opname in STEPS and not exact:
             op.drop_operands()
             raise Error("rounding may change this result altogether")
-        if isinstance(op, (ops.Slice, ops.Split)) and isinstance(
-            op.operands[0].type.shape[op.dim], Dim
-        ):
+        if isinstance(op, PARTIAL) and isinstance(op.operands[0].type.shape[op.dim], Dim):
             op.drop_operands()
             raise Error("no numbers bound a part of the batch")
         self.function.append(op)
