@@ -175,8 +175,8 @@ class Backend(ABC):
 
 def ports_of(function: Function) -> Ports:
     """The ports of a function with global shapes; what a result overwrites is a state."""
-    args = [function.argument_layout(arg) for arg in function.args]
-    return _ports(function, args, function.result_layouts())
+    args = [arg.type.global_type for arg in function.args]
+    return _ports(function, args, [value.type.global_type for value in function.returned])
 
 
 def local_ports_of(function: Function) -> Ports:

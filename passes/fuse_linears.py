@@ -10,6 +10,7 @@ from typing import ClassVar, TypeAlias
 from irc.ir.core import Function, Module, Op, Value, Weight
 from irc.ir.dims import DimLike
 from irc.ir.types import TensorType
+from irc.ir.weight_parts import weight_part
 from irc.ops import Attention, Dequantize, LayerNorm, Linear, RmsNorm, Rope, Split
 from irc.pipeline import Pass, Stats, register
 from irc.rewrite import erase_dead, permit, report_failure
@@ -206,7 +207,10 @@ def _joined(module: Module, parts: list[Value], name: str, before: Op) -> Value:
         rows = rows + weight.type.shape[0]
     type = TensorType(first.type.dtype, (rows, *first.type.shape[1:]))
     refs = tuple(with_shape(each.ref, each.type.shape, each.type.dtype) for each in weights)
-    new = Weight(type, _name([each.name for each in weights], name, module), ConcatRef(refs, 0))
+    ref = ConcatRef(refs, 0)
+    if module.local:
+        type = weight_part(ref, type, module.mesh)
+    new = Weight(type, _name([each.name for each in weights], name, module), ref)
     for each in weights:
         del module.weights[each.name]
     return module.add_weight(new)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from irc.errors import Error
 from irc.ir.core import Module
 from irc.ir.dims import Dim, DimLike
-from irc.passes.shard.make_divisible import replaced, substitute
+from irc.passes.shard.make_divisible import substitute
 from irc.pipeline import Pass, Stats, register
 
 
@@ -35,10 +35,6 @@ class StaticCapacity(Pass):
         if not sizes:
             return
         substitute(module, sizes)
-        for function in module.functions.values():
-            for key, type in function.layouts.items():
-                shape = tuple(replaced(dim, sizes) for dim in type.shape)
-                function.layouts[key] = type.replace(shape=shape)
         for name, size in sizes.items():
             module.dims.pop(name)
             stats.explain(f"the caches hold {size} tokens, the most that {name} may be")

@@ -140,8 +140,12 @@ def transfers(names: Mapping[int, list[str]]) -> list[dict[str, Any]]:
 
 def sharding_of(function: Function) -> dict[tuple[str, bool], tuple[Axes, ...]]:
     """(name, whether it is a result) -> the mesh axes that shard each dimension."""
-    args = {(str(a.name), False): function.argument_layout(a) for a in function.args}
-    results = zip(function.result_names(), function.result_layouts(), strict=True)
+    args = {(str(a.name), False): a.type.global_type for a in function.args}
+    results = zip(
+        function.result_names(),
+        [value.type.global_type for value in function.returned],
+        strict=True,
+    )
     types = args | {(name, True): type for name, type in results}
     return {key: type.axes for key, type in types.items() if any(type.axes)}
 

@@ -105,14 +105,17 @@ class Run:
 
     def joined(self) -> dict[str, Array]:
         """The results, joined from their shards where they are sharded."""
-        names, layouts = self.function.result_names(), self.function.result_layouts()
+        names, layouts = (
+            self.function.result_names(),
+            [value.type.global_type for value in self.function.returned],
+        )
         return {
             name: self._joined(layout, arrays)
             for name, layout, arrays in zip(names, layouts, self.results, strict=True)
         }
 
     def _joined(self, layout: TensorType, arrays: list[Array]) -> Array:
-        if not (self.module.local and layout.sharded):
+        if not (self.module.local and any(layout.axes)):
             return arrays[0]
         shape = run_sizes("evaluate", [bind(dim, self.sizes[0]) for dim in layout.shape])
         return join_arrays(arrays, layout.axes, self.module.mesh, shape)
@@ -140,7 +143,7 @@ def _by_rank(
         return [Input(name, arg.type, np.asarray(value))]
     ranks = module.mesh.ranks
     if not isinstance(value, (list, tuple)):
-        return [Input(name, function.argument_layout(arg), np.asarray(value))] * ranks
+        return [Input(name, arg.type.global_type, np.asarray(value))] * ranks
     arrays = cast("Sequence[Any]", value)
     if len(arrays) != ranks:
         raise Error(f"the input {name} has {len(arrays)} arrays, one per rank, for {ranks} ranks")

@@ -68,7 +68,7 @@ def _is_generator(module: Module) -> bool:
 
 def _logits(module: Module, base: Path | str | None) -> dict[str, Any] | None:
     at = module.main.result_names().index("logits")
-    type = module.main.result_layouts()[at]
+    type = [value.type.global_type for value in module.main.returned][at]
     vocabulary = type.shape[-1]
     if not isinstance(vocabulary, int):
         return None
@@ -117,7 +117,7 @@ def _tolerance(dtype: str, largest: float) -> float:
 def _prompts(module: Module, vocabulary: int) -> Iterator[list[int]]:
     """Prompts, from the longest that fits one call and the caches to the shortest, repeatedly."""
     (arg,) = [arg for arg in module.main.args if arg.name == "input_ids"]
-    dim = module.main.argument_layout(arg).shape[1]
+    dim = arg.type.global_type.shape[1]
     unit = smallest(dim)  # sharded tokens: a multiple
     limits = [op.operands[0].type.shape[2] for op in module.ops() if op.opname == "cache_update"]
     names = dim.symbols() if isinstance(dim, Dim) else ()
@@ -131,7 +131,7 @@ def _prompts(module: Module, vocabulary: int) -> Iterator[list[int]]:
 
 def _inputs(module: Module, ids: list[int]) -> dict[str, np.ndarray]:
     """The arguments of a first call with these ids in every row, of as few rows as possible."""
-    args = {str(arg.name): module.main.argument_layout(arg) for arg in module.main.args}
+    args = {str(arg.name): arg.type.global_type for arg in module.main.args}
     rows = smallest(args["input_ids"].shape[0])
     known = {
         "input_ids": np.tile(np.array(ids, np.int32), (rows, 1)),

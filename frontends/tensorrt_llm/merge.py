@@ -18,10 +18,12 @@ import numpy as np
 from ... import ops
 from ...errors import Error
 from ...ir.core import Function, Module, Op, Result, Value, Weight
+from ...ir.declare import types_of
 from ...ir.dims import Dim
 from ...ir.mesh import Mesh
 from ...ir.types import TensorType
 from ...ir.verify import verify
+from ...ir.weight_parts import weight_part
 from ...ops import Call, Return
 from ...source import Loc
 from ...weights import ConcatRef, Ref, Shard, Unsqueeze
@@ -50,7 +52,7 @@ def merge(networks: Table[int, Network], mapping: Mapping, name: str = "network"
         )
     parallel = mesh.ranks > 1
     title = re.sub(r"\W", "_", name) or "network"
-    module = Module(title, mesh, _dims(networks), local=parallel, explicit=parallel)
+    module = Module(title, mesh, _dims(networks), local=parallel)
     arrays = ArrayFile(current_session().folder, title)
     size = mesh.ranks // mapping.pp_size
     _check_transfers(networks, size)
@@ -64,6 +66,8 @@ def merge(networks: Table[int, Network], mapping: Mapping, name: str = "network"
         handed = _handed(stages)
         for number, (stage, sent) in enumerate(zip(stages, handed, strict=True)):
             module.add_function(stage.finish(f"stage{number}", sent))
+            for key, value in sent.items():
+                stages[number + 1].function.arg(key).type = value.type
         module.add_function(_pipeline(stages, handed))
     arrays.write(module)
     files = current_session().files
@@ -134,12 +138,12 @@ class Stage:
         """The value that is `values[i]` on rank i; an Error where no one value is."""
         key = tuple(values)
         if key not in self._values:
-            join = self._leaf if all(map(_is_leaf, key)) else self._part
+            join = self._leaf if all(map(_is_leaf, key)) else self._selected
             self._values[key] = join(key, what, loc)
         return self._values[key]
 
     def finish(self, name: str, sent: Table[str, Value]) -> Function:
-        """The function, with its results, what it sends, and their layouts."""
+        """The function, with its results, what it sends, and their global types."""
         function, outputs = self.function, self.networks[0].outputs
         results = {n: value for n, value in self.results.items() if not _is_sent(value, sent)}
         results |= sent
@@ -150,17 +154,23 @@ class Stage:
         types = {str(arg.name): arg.type for arg in function.args}
         for key, value in results.items():
             reused = outputs[key].tensor.reuses if key in outputs else ""
-            alias = reused if types.get(reused) is value.type else None
+            held = types.get(reused)
+            alias = reused if held and held.replicated is value.type.replicated else None
             function.results += (Result(key, alias),)
-            if alias is None:
-                self._lay_out(key, value.type)
+            if key not in sent:
+                value.type = held if held and alias else self._part(key, value.type)
         _leave_out_unused(function)
-        for arg in function.args:
-            self._lay_out(f"%{arg.name}", arg.type)
+        _retype(function)
+        for result, value in zip(function.results, function.returned, strict=True):
+            axes = value.type.global_type.varying
+            if axes and result.name not in sent:
+                result.varies = True
+                note = f"the output {result.name} differs between the ranks of {'.'.join(axes)}"
+                current_session().note(note)
         return function
 
-    def _lay_out(self, key: str, type: TensorType) -> None:
-        """State the global type of an argument or result of which the ranks hold parts."""
+    def _part(self, key: str, type: TensorType) -> TensorType:
+        """The type of an input or output, with the global type where the ranks hold shards."""
         is_cache = _CACHE.fullmatch(key) and type.ndim == 5
         tensor_parallel = ("tp", "ep")  # with experts, tensor parallelism is over both
         dim, over = self.networks[0].layouts.get(key, (2, tensor_parallel if is_cache else ()))
@@ -170,7 +180,8 @@ class Stage:
             shape = list(type.shape)
             shape[dim] = shape[dim] * mesh.group_size(axes)
             sharding = tuple(axes if i == dim else () for i in range(type.ndim))
-            self.function.layouts[key] = TensorType(type.dtype, tuple(shape), sharding)
+            return type.part_of(TensorType(type.dtype, tuple(shape), sharding))
+        return type
 
     def _same(
         self, what: str, values: Sequence[Any], loc: Loc | None = None, shown: Sequence[Any] = ()
@@ -191,7 +202,8 @@ class Stage:
             inputs = [network.inputs.get(name) for network in self.networks]
             types = ["missing" if tensor is None else tensor.type for tensor in inputs]
             self._same(f"the input {name}", types)
-            arg = self.function.add_argument(name, cast("TensorType", types[0]))
+            type = self._part(f"%{name}", cast("TensorType", types[0]))
+            arg = self.function.add_argument(name, type)
             self._values[tuple(network.function.arg(name) for network in self.networks)] = arg
 
     def _join_operations(self, row: Sequence[Any]) -> None:
@@ -225,7 +237,7 @@ class Stage:
         places = self._add(ops.Add(places, self._number(starts, "i32", loc)), loc)
         return self._add(ops.Gather(x, places, dim=first.dim), loc)
 
-    def _part(self, values: tuple[Value, ...], what: str, loc: Loc | None) -> Value:
+    def _selected(self, values: tuple[Value, ...], what: str, loc: Loc | None) -> Value:
         """A result of an operation with several, such as split: on each rank another one."""
         every = [value.producer.results if value.producer else () for value in values]
         parts = [self._values.get(results) for results in zip(*every, strict=False)]
@@ -325,10 +337,12 @@ class Stage:
             for place, value in enumerate(table)
         ]
         if not axes:
-            return self.module.add_weight(Weight(type, name, refs[0]))
+            own = weight_part(refs[0], type, self.module.mesh)
+            return self.module.add_weight(Weight(own, name, refs[0]))
         parts = tuple(refs) if type.ndim else tuple(ref.then(Unsqueeze(0)) for ref in refs)
         ref = ConcatRef(parts, 0).then(Shard(0, axes))
-        weight = Weight(TensorType(type.dtype, type.shape or (1,)), name, ref)
+        own = TensorType(type.dtype, type.shape or (1,))
+        weight = Weight(own.part_of(own.replace(varying=axes)), name, ref)
         value = self.module.add_weight(weight)
         return value if type.ndim else self._add(ops.Reshape(value, shape=()), loc)
 
@@ -408,7 +422,7 @@ def _handed(stages: Sequence[Stage]) -> list[dict[str, Value]]:
             what = f"tensor {index} from pipeline stage {number} to {number + 1}"
             value = stage.value([source.value for source in sources], what, sources[0].loc)
             arg = following.value([target.value for target in targets], what, targets[0].loc)
-            if value.type != arg.type:
+            if value.type.replicated != arg.type.replicated:
                 raise Error(
                     f"{what} is sent as {value.type} and received as {arg.type}, at "
                     f"{targets[0].loc.where()}; expected one type",
@@ -423,7 +437,7 @@ def _pipeline(stages: Sequence[Stage], handed: Sequence[dict[str, Value]]) -> Fu
     """@forward, which calls the functions of the stages."""
     main = Function("forward")
     inputs: dict[str, Value] = {}
-    results: dict[str, tuple[Value, str | None]] = {}
+    results: dict[str, tuple[Value, Result]] = {}
     between: dict[str, Value] = {}  # what the stage before has sent
     for number, (stage, sent) in enumerate(zip(stages, handed, strict=True)):
         function = stage.function
@@ -433,7 +447,6 @@ def _pipeline(stages: Sequence[Stage], handed: Sequence[dict[str, Value]]) -> Fu
         values = inputs | between
         call = Call([values[str(arg.name)] for arg in function.args], callee=function, stage=number)
         main.append(call)
-        main.layouts |= function.layouts
         between = {}
         for value, result in zip(call.results, function.results, strict=True):
             value.name = str(result.name)
@@ -442,9 +455,9 @@ def _pipeline(stages: Sequence[Stage], handed: Sequence[dict[str, Value]]) -> Fu
             elif value.name in results:
                 raise Error(f"two pipeline stages have an output called {value.name!r}; rename one")
             else:
-                results[value.name] = value, result.alias
+                results[value.name] = value, result
     main.append(Return([value for value, _ in results.values()]))
-    main.results = tuple(Result(name, alias) for name, (_, alias) in results.items())
+    main.results = tuple(Result(name, old.alias, old.varies) for name, (_, old) in results.items())
     return main
 
 
@@ -453,6 +466,14 @@ def _is_sent(value: Value, sent: Table[str, Value]) -> bool:
     maker = value.producer
     source = maker.operands[0] if maker is not None and maker.opname == "cast" else value
     return any(other is value or other is source for other in sent.values())
+
+
+def _retype(function: Function) -> None:
+    """Derive the global types of all values anew, but those of outputs."""
+    given = {*function.returned}
+    for op in function:
+        for result, type in zip(op.results, types_of(op), strict=True):
+            result.type = result.type if result in given else type
 
 
 def _leave_out_unused(function: Function) -> None:

@@ -109,6 +109,6 @@ def _split_symbol(name: str, known: Iterable[str], axes: Collection[str]) -> str
 def _parts(module: Module, name: str) -> int:
     """The factor of a new symbol in the shapes of arguments: the number of shards."""
     function = module.main
-    shapes = (function.argument_layout(arg).shape for arg in function.args)
+    shapes = (arg.type.global_type.shape for arg in function.args)
     found = (exact_divide(dim, symbol(name)) for shape in shapes for dim in shape)
     return next((factor for factor in found if isinstance(factor, int) and factor), 1)

@@ -29,13 +29,9 @@ def _advice(axis: str) -> str:
 def _used(module: Module) -> Iterator[str]:
     """The axes that something is sharded or summed over, with repetitions."""
     values = [*module.weights.values(), *(value for op in module.ops() for value in op.results)]
-    types = [value.type for value in values]
-    for function in module.functions.values():
-        types += [*(arg.type for arg in function.args), *function.layouts.values()]
-    for type in types:
-        yield from type.partial
-        for axes in type.axes:
-            yield from axes
+    values += [arg for function in module.functions.values() for arg in function.args]
+    for value in values:
+        yield from value.type.global_type.spread
     for weight in module.weights.values():
         for step in weight.ref.every_step():
             yield from step.axes if isinstance(step, Shard) else ()

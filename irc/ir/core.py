@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from ..source import Loc
     from ..weights import Ref
+    from .attributes import Number
     from .facts import Bound
 
 
@@ -34,9 +35,14 @@ class Value:
         self.users: dict[Op, int] = {}
 
     def replace_by(self, new: Value) -> None:
-        """Every use of this value becomes a use of `new`, which takes the name if it has none."""
+        """Every use of this value becomes a use of `new`, which takes the name if it has none.
+
+        A new value of the local view is part of the same global value.
+        """
         if new is self:
             return
+        if new.type is not self.type and isinstance(new.owner, Op) and not new.users:
+            new.type = _recorded(new.type, self.type)
         for user, count in self.users.items():
             user.operands = tuple([new if v is self else v for v in user.operands])
             new.users[user] = new.users.get(user, 0) + count
@@ -51,6 +57,12 @@ class Value:
 
     def __repr__(self) -> str:
         return f"%{self.name or '_'}: {self.type}"
+
+
+def _recorded(new: TensorType, old: TensorType) -> TensorType:
+    """The type of a new value in the place of an old one, which keeps its global type."""
+    local = not new.sharded and not old.sharded and new.replicated is old.replicated
+    return old if local else new
 
 
 class Weight(Value):
@@ -84,6 +96,7 @@ class Op:
     attribute_defaults: ClassVar[Mapping[str, Any]]
     composite: ClassVar[bool]
     sharding: ClassVar[str | None]
+    records: ClassVar[bool] = False  # whether `infer` gives local results their global types
     # the facts of irc/ir/facts.py, with their defaults
     sums: ClassVar[tuple[frozenset[str], ...]] = ()
     addends: ClassVar[tuple[str, ...]] = ()
@@ -96,6 +109,8 @@ class Op:
     selects: ClassVar[str] = ""
     in_place: ClassVar[str] = ""
     safe_values: ClassVar[Mapping[str, int]] = {}
+    # the reduction that completes what a rank computes of its shard alone, or "any" collective
+    per_shard: ClassVar[str] = ""
 
     operands: tuple[Value, ...]
     results: tuple[Value, ...]
@@ -138,6 +153,18 @@ class Op:
     def sharding_rule(self) -> str | None:
         """The rule of this very operation; most have one rule per class."""
         return self.sharding
+
+    def local_rule(self) -> str | None:
+        """The rule of an operation of the local view, over the global types of its operands."""
+        return self.sharding_rule()
+
+    def local_sums(self) -> tuple[frozenset[str], ...]:
+        """The fact `sums` of this very operation in the local view."""
+        return self.sums
+
+    def repeated(self) -> Number | None:
+        """The number that all elements are, of an operation without operands; else None."""
+        return None
 
     def bound(self, result: int) -> Bound:
         """The fact `bounded` of one result of this very operation."""
@@ -208,12 +235,17 @@ class Op:
 
 
 class Result:
-    """A declared result of a function: its name for callers, and the argument it overwrites."""
+    """A declared result of a function: its name for callers, and the argument it overwrites.
 
-    __slots__ = ("alias", "name")
+    One that `varies` may differ between ranks, as its author wants it.
+    """
 
-    def __init__(self, name: str | None = None, alias: str | None = None) -> None:
-        self.name, self.alias = name, alias
+    __slots__ = ("alias", "name", "varies")
+
+    def __init__(
+        self, name: str | None = None, alias: str | None = None, varies: bool = False
+    ) -> None:
+        self.name, self.alias, self.varies = name, alias, varies
 
 
 class Function(Displayed):
@@ -221,15 +253,12 @@ class Function(Displayed):
 
     Order is kept because collectives must run in the same order on every rank. `results` says,
     per returned value, under which name callers get it and which argument's memory it may reuse.
-    In the local view `layouts` holds the global type of every sharded argument (under `%name`) and
-    result (under its name). A result that overwrites an argument has the layout of that argument.
     """
 
     def __init__(self, name: str, args: Iterable[tuple[str, TensorType]] = ()) -> None:
         self.name = name
         self.args = tuple(Value(t, self, i, n) for i, (n, t) in enumerate(args))
         self.results: tuple[Result, ...] = ()
-        self.layouts: dict[str, TensorType] = {}
         self.first: Op | None = None
         self.last: Op | None = None
 
@@ -276,20 +305,6 @@ class Function(Displayed):
         """Result index to the index of the argument whose memory it reuses."""
         names = {arg.name: arg.index for arg in self.args}
         return {i: names[r.alias] for i, r in enumerate(self.results) if r.alias is not None}
-
-    def argument_layout(self, arg: Value) -> TensorType:
-        """The global type of an argument."""
-        return self.layouts.get(f"%{arg.name}", arg.type)
-
-    def result_layouts(self) -> list[TensorType]:
-        """The global type of every result."""
-        aliases = self.aliases()
-        return [
-            self.argument_layout(self.args[aliases[i]])
-            if i in aliases
-            else self.layouts.get(name, value.type)
-            for i, (name, value) in enumerate(zip(self.result_names(), self.returned, strict=True))
-        ]
 
     def append(self, op: Op) -> Op:
         """Put `op` at the end."""
@@ -349,8 +364,7 @@ class Module(Displayed):
 
     `dims` maps a symbol to (min, typical, max). `files` maps a short name to the path of a
     checkpoint file; the `foreign` ones are read, but not copied (decision 0019). In the global view
-    types carry axes; in the `local` view shapes are those of one rank. An `explicit` local module
-    is the localization of no global one.
+    types carry axes; in the `local` view shapes are those of one rank.
     """
 
     def __init__(
@@ -359,9 +373,8 @@ class Module(Displayed):
         mesh: Mesh | None = None,
         dims: Mapping[str, tuple[int, int, int]] | None = None,
         local: bool = False,
-        explicit: bool = False,
     ) -> None:
-        self.name, self.mesh, self.local, self.explicit = name, mesh or Mesh(), local, explicit
+        self.name, self.mesh, self.local = name, mesh or Mesh(), local
         self.dims: dict[str, tuple[int, int, int]] = dict(dims or {})
         self.files: dict[str, str] = {}
         self.foreign: frozenset[str] = frozenset()

@@ -26,6 +26,7 @@ from ..extensions.user_files import watch
 from . import attributes
 from .core import Op, Value
 from .facts import Facts, set_facts
+from .recorded import local_types
 from .sharding import result_types
 from .types import TensorType
 
@@ -76,6 +77,8 @@ def inferred(op: Op) -> tuple[TensorType, ...]:
     except Error as error:
         raise _naming(error, op) from None
     outs = types if isinstance(types, tuple) else (types,)
+    if any(value.type.of is not None for value in op.operands):
+        return local_types(op, outs)
     return result_types(op, outs)
 
 

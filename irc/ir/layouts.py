@@ -43,6 +43,14 @@ def local_type(type: TensorType, mesh: Mesh) -> TensorType:
     return TensorType(type.dtype, local_shape(type, mesh)) if type.sharded else type
 
 
+def recorded_type(type: TensorType, mesh: Mesh) -> TensorType:
+    """The type of one rank's part with its global type, where axes of one rank are left out."""
+    wide = [name for name, size in mesh.axes if size > 1]
+    axes = tuple(tuple(axis for axis in over if axis in wide) for over in type.axes)
+    partial = tuple(axis for axis in type.partial if axis in wide)
+    return local_type(type, mesh).part_of(TensorType(type.dtype, type.shape, axes, partial))
+
+
 def uneven(size: DimLike, group_size: int) -> bool:
     """Whether the last ranks have padding."""
     return not isinstance(size, Dim) and size % group_size != 0

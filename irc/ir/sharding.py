@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from .core import Op
 
 Words: TypeAlias = tuple[str, ...]
+Sums: TypeAlias = tuple[frozenset[str], ...]
 
 
 @dataclass(frozen=True)
@@ -102,31 +103,51 @@ def result_types(op: Op, outs: tuple[TensorType, ...]) -> tuple[TensorType, ...]
     if text is None:
         return outs
     rule = parse_rule(text)
-    where = _axes_by_name(op, rule)
-    for name in rule.replicated & where.keys():
+    where = axes_by_name(op, rule)
+    check_replicated(op, rule, where)
+    return spread_types(op, rule, where, outs, op.sums)
+
+
+def check_replicated(op: Op, rule: Rule, where: dict[str, Axes]) -> None:
+    """An Error where a dimension is sharded that the rule needs replicated."""
+    for name in sorted(rule.replicated & where.keys()):
         raise Error(
             f"{op.opname} needs dimension {name!r} replicated, but it is sharded over "
             f"{'.'.join(where[name])}; put an all_gather before it",
             op,
         )
+
+
+def spread_types(
+    op: Op, rule: Rule, where: dict[str, Axes], outs: tuple[TensorType, ...], sums: Sums
+) -> tuple[TensorType, ...]:
+    """Result types with the axes of the names; an Error where sums do not pass through.
+
+    `sums` are the groups of operands in which the operation is additive.
+    """
     words = result_words(rule, outs)
     kept = {name for names in words for name in names}
     lost = [a for name, axes in where.items() if name not in kept for a in axes]
     _check_addends(op, lost)
-    partial = passed_sums(op, lost)
+    partial = tuple(sorted({*passed_sums(op, lost, sums), *lost}))
+    varying = _passed_varying(op, rule, where)
     done: list[TensorType] = []
     for out, names in zip(outs, words, strict=True):
         axes = tuple(where.get(n, ()) for n in names)
-        done.append(out.replace(axes=axes, partial=tuple(sorted({*partial, *lost}))))
+        done.append(out.replace(axes=axes, partial=partial, varying=varying))
     return tuple(done)
 
 
-def _axes_by_name(op: Op, rule: Rule) -> dict[str, Axes]:
-    """The axes of each name; every operand that has the name must agree."""
+def axes_by_name(op: Op, rule: Rule) -> dict[str, Axes]:
+    """The axes of each name; every operand that has the name must agree.
+
+    An operand that varies over axes may have any shard of the dimensions that they shard.
+    """
     where: dict[str, Axes] = {}
-    seen: dict[str, tuple[str, Axes]] = {}
+    seen: dict[str, tuple[str, Axes, Axes]] = {}
     operands = list(op.named_operands())
     for (name, value), (_, words) in zip(operands, operand_words(op, rule), strict=True):
+        varying = value.type.varying
         for word, size, axes in zip(words, value.type.shape, value.type.axes, strict=True):
             if word == "1" and axes:
                 raise Error(
@@ -136,12 +157,39 @@ def _axes_by_name(op: Op, rule: Rule) -> dict[str, Axes]:
                 )
             if word == "1" or (size == 1 and not axes and word.startswith(".")):
                 continue  # a broadcast dimension fits any axes
-            other, known = seen.setdefault(word, (name, axes))
-            if known != axes:
+            other, known, free = seen.setdefault(word, (name, axes, varying))
+            if axes and not known and free and in_order(axes, free):
+                seen[word] = (name, axes, varying)
+            elif known != axes and (axes or not in_order(known, varying)):
                 raise Error(_disagreement(op, word, other, known, name, axes), op)
             if axes:
                 where[word] = axes
     return where
+
+
+def _passed_varying(op: Op, rule: Rule, where: dict[str, Axes]) -> Axes:
+    """The axes over which results vary: those of operands that no dimension takes up."""
+    if not any(value.type.varying for value in op.operands):
+        return ()
+    placed = {axis for axes in where.values() for axis in axes}
+    found: dict[str, None] = {}
+    for (name, words), value in zip(operand_words(op, rule), op.operands, strict=True):
+        own = rule.positions.union(words)
+        held = {axis for word in own & where.keys() for axis in where[word]}
+        wrong = () if rule.is_elementwise else placed.intersection(value.type.varying) - held
+        for axis in sorted(wrong):
+            raise Error(
+                f"{op.opname} mixes shards over {axis} with {name}, which varies over {axis} in "
+                "other dimensions",
+                op,
+            )
+        found.update(dict.fromkeys(value.type.varying))
+    return tuple(axis for axis in found if axis not in placed)
+
+
+def in_order(axes: Axes, varying: Axes) -> bool:
+    """Whether what varies so may be shards over axes: over all of them, in their order."""
+    return tuple(axis for axis in varying if axis in axes) == axes
 
 
 def _disagreement(op: Op, word: str, a: str, a_axes: Axes, b: str, b_axes: Axes) -> str:
@@ -155,11 +203,12 @@ def _disagreement(op: Op, word: str, a: str, a_axes: Axes, b: str, b_axes: Axes)
     )
 
 
-def passed_sums(op: Op, lost: list[str]) -> Axes:
+def passed_sums(op: Op, lost: list[str], sums: Sums | None = None) -> Axes:
     """The partial sums that pass through; an Error where the operation is not additive in them.
 
     What is added to a contraction over `lost` is partial over it as the contraction itself is.
     """
+    sums = op.sums if sums is None else sums
     partials = [
         (name, tuple(a for a in v.type.partial if name not in op.addends or a not in lost))
         for name, v in op.named_operands()
@@ -168,14 +217,14 @@ def passed_sums(op: Op, lost: list[str]) -> Axes:
     if not partial:
         return ()
     axes = " ".join(sorted({axis for partial in partial.values() for axis in partial}))
-    wrong = {n: partial for n, partial in partial.items() if not any(n in g for g in op.sums)}
+    wrong = {n: partial for n, partial in partial.items() if not any(n in g for g in sums)}
     if wrong:
         raise Error(
             f"{op.opname} needs complete operands, but {_list(wrong)} is a partial sum over "
             f"{axes}; put an all_reduce before it",
             op,
         )
-    groups = [group & {name for name, _ in partials} for group in op.sums]
+    groups = [group & {name for name, _ in partials} for group in sums]
     fits = next((g for g in groups if g >= partial.keys()), None)
     if fits is None:
         raise Error(f"{op.opname} multiplies partial sums ({_list(partial)}); complete one", op)

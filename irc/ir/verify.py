@@ -11,7 +11,9 @@ from .core import Function, Module, Op, Value, Weight
 from .declare import types_of
 from .dims import Dim
 from .layouts import local_type
+from .recorded import origin, recorded_refusal
 from .types import TensorType
+from .weight_parts import weight_part
 
 _SYMBOL = re.compile(r"\w[\w.]*")
 _MOST_OPERANDS = 10_000
@@ -31,6 +33,11 @@ def verify(module: Module) -> None:
             raise Error(f"function @{function.name} is filed under the name {name!r}")
         _check_function(module, function)
     _check_users(module)
+    if module.local:
+        called = {op.attributes["callee"] for op in module.ops() if op.opname == "call"}
+        for function in module.functions.values():
+            if function not in called:
+                _check_same(function)
 
 
 def check_calls(function: Function, sizes: dict[Function, tuple[int, int]]) -> None:
@@ -86,10 +93,20 @@ def _check_weight(module: Module, name: str, weight: Weight) -> None:
     for file in weight.ref.files():
         if file not in module.files:
             raise Error(f"weight @{name} refers to the file @{file}, which is not declared")
-    if weight.type.partial:
+    if weight.type.global_type.partial:
         raise Error(f"weight @{name} is {weight.type}, but stored bytes are never a partial sum")
     _check_type(module, weight.type, None, f"weight @{name}")
+    if module.local:
+        _check_part(module, weight)
     _check_reference(module, weight)
+
+
+def _check_part(module: Module, weight: Weight) -> None:
+    """The shard steps of a reference give the part that the type says, or one that varies."""
+    part = weight_part(weight.ref, weight.type, module.mesh)
+    own, made = weight.type.global_type, part.global_type
+    if own is not made and not {*made.spread} <= {*own.spread} == {*own.varying}:
+        raise Error(f"weight @{weight.name} is {weight.type}, but {weight.ref} gives {part}")
 
 
 def _check_reference(module: Module, weight: Weight) -> None:
@@ -128,8 +145,11 @@ def _check_function(module: Module, function: Function) -> None:
         if len(types) != len(results):
             raise Error(f"{op.opname} has {len(results)} results, but it makes {len(types)}", op)
         for result, type in zip(results, types, strict=True):
-            if result.type is not type:
-                raise Error(f"the result of {op.opname} is {result.type}, but it makes {type}", op)
+            refusal = recorded_refusal(op, result.index, type, result.type)
+            if refusal is not None:
+                made = refusal or f"it makes {type}"
+                raise Error(f"the result of {op.opname} is {result.type}, but {made}", op)
+            type = result.type
             if type not in checked:
                 _check_type(module, type, op, op.opname)
                 checked.add(type)
@@ -145,7 +165,6 @@ def _check_function(module: Module, function: Function) -> None:
     if op is None or op.opname != "return":
         raise Error(f"@{function.name} does not end in return", op)
     _check_results(function)
-    _check_layouts(module, function)
 
 
 def _undefined(value: Value, function: Function) -> str:
@@ -204,24 +223,19 @@ def _check_results(function: Function) -> None:
         taken.add(result.alias)
 
 
-def _check_layouts(module: Module, function: Function) -> None:
-    """Layouts are global types of arguments and results, of which these are one rank's shard."""
-    values = {f"%{arg.name}": arg for arg in function.args}
-    named = zip(function.result_names(), function.returned, strict=True)
-    aliases = function.aliases()
-    values |= {name: value for i, (name, value) in enumerate(named) if i not in aliases}
-    for name, layout in function.layouts.items():
-        if not module.local:
-            raise Error(f"@{function.name} has layouts, which are for the local view only")
-        if name not in values:
+def _check_same(function: Function) -> None:
+    """What callers get of a function is the same on all ranks, or shards of one global value."""
+    names = function.result_names()
+    free = {name for name, result in zip(names, function.results, strict=False) if result.varies}
+    for name, value in zip(names, function.returned, strict=True):
+        type = value.type.global_type
+        for axis in (*type.partial, *(() if name in free else type.varying)):
+            op, reason = origin(value, axis)
+            kind = "varies" if axis in type.varying else "is a partial sum"
             raise Error(
-                f"@{function.name} has a layout of {name}, which it neither takes nor gives"
-            )
-        _check_axes(module, layout, None, f"the layout of {name}")
-        if layout.partial or local_type(layout, module.mesh) is not values[name].type:
-            raise Error(
-                f"the layout of {name} in @{function.name} is {layout}, of which one rank's shard "
-                f"is not {values[name].type}"
+                f"the result {name} of @{function.name} {kind} over {axis}, so that ranks return "
+                f"different values: {reason}",
+                op or function.last,
             )
 
 
@@ -238,9 +252,17 @@ def _check_boundary(name: str | None, what: str) -> None:
 
 def _check_type(module: Module, type: TensorType, op: Op | None, what: str) -> None:
     """The axes are those of the mesh, and every symbol has a range where any has one."""
-    _check_axes(module, type, op, what)
+    _check_axes(module, type.global_type, op, what)
     if module.local and type.sharded:
         raise Error(f"{what} is {type}, but in a local module shapes are one rank's", op)
+    if not module.local and (type.of is not None or type.varying):
+        raise Error(f"{what} is {type}, one rank's type, but the module is in the global view", op)
+    if type.of is not None and local_type(type.of, module.mesh) is not type.replicated:
+        raise Error(
+            f"{what} is {type}, but one rank's shard of {type.of} is "
+            f"{local_type(type.of, module.mesh)}",
+            op,
+        )
     for dim in type.shape:
         for symbol in dim.symbols() if isinstance(dim, Dim) else ():
             if not symbol.isidentifier():  # so it is one in C++ as well
@@ -250,6 +272,6 @@ def _check_type(module: Module, type: TensorType, op: Op | None, what: str) -> N
 
 
 def _check_axes(module: Module, type: TensorType, op: Op | None, what: str) -> None:
-    for axis in [a for group in type.axes for a in group] + list(type.partial):
+    for axis in type.spread:
         if axis not in module.mesh.names:
             raise Error(f"{what} is {type}, but the mesh ({module.mesh}) has no axis {axis!r}", op)

@@ -61,6 +61,7 @@ class OverAxes(Op):
     """Base of the operations over mesh axes."""
 
     __slots__ = ()
+    records = True
     axis: str
 
     @property
@@ -125,29 +126,61 @@ class Exchange(Collective):
             raise Error(f"{self.opname}: there is no rank {root} in a group of {self.group_size}")
         return self._local_type(x) if self.group_size else self._global_type(x, axes)
 
+    def verify(self, module: Module) -> None:
+        """In the local view too the collective converts what the ranks have of a global value."""
+        Collective.verify(self, module)
+        if self.group_size > 1:
+            self._global_type(self.x.type.global_type, self.axes)
+            self._check_completes(self.attributes.get("op"))
+
+    def _check_completes(self, kind: str | None) -> None:
+        made = self.x.producer
+        needed = made.per_shard if made is not None else ""
+        varying = {*self.axes} & {*self.x.type.global_type.varying}
+        if kind and varying and needed not in ("", "any", kind):
+            raise Error(
+                f"{self.opname} takes the {kind} of what each rank of {self.axis} has of its own "
+                f"shard by {made.opname if made else ''}, which only op={needed} completes"
+            )
+
     def _local_type(self, x: TensorType) -> TensorType:
         """One rank's result type from its operand's."""
+        if self.group_size == 1:
+            return x
         gathered, scattered = self._dims(x)
         shape = x.shape
         if scattered is not None:
             shape = _put(shape, scattered, self._shard_size(shape[scattered], scattered))
         if gathered is not None:
             shape = _put(shape, gathered, shape[gathered] * self.group_size)
-        return x.replace(shape=shape)
+        try:
+            of = self._global_type(x.global_type, self.axes)
+        except Error:
+            if x.of is not None:
+                raise
+            # the trace of one rank, which knows no others; `verify` raises
+            of = TensorType(x.dtype, shape, varying=tuple(x.global_type.spread))
+        # what is not sharded any more keeps the padding of its shards
+        sizes = zip(shape, of.shape, of.axes, strict=True)
+        whole = tuple([size if axes else local for local, size, axes in sizes])
+        return TensorType(x.dtype, shape).part_of(of.replace(shape=whole))
 
     def _global_type(self, x: TensorType, axes: Axes) -> TensorType:
-        """The result type in the global view."""
+        """The result type in the global view, also of values of the local view."""
         gathered, scattered = self._dims(x)
         kind = self.attributes.get("op")
+        if gathered is not None and scattered is not None and {*axes} <= {*x.varying}:
+            return x  # every rank gets other blocks
         if gathered is not None and gathered == scattered:
             raise Error(
                 f"{self.opname}: split and concat are both dimension {gathered}; exchanging "
-                "blocks of one dimension has a meaning in the local view only"
+                "blocks of one dimension has a meaning in the local view only, for values that "
+                f"vary over {'.'.join(axes)}"
             )
         if kind is not None:
             x = self._finished(x, axes, kind)
         elif gathered is None:
-            self._check_replicated(x, axes)
+            x = self._replicated(x, axes)
         if gathered is not None:
             x = self._gathered(x, axes, gathered)
         if scattered is not None:
@@ -160,8 +193,13 @@ class Exchange(Collective):
         return [position(self.opname, getattr(self, n), x.ndim) if n else None for n in names]
 
     def _finished(self, x: TensorType, axes: Axes, kind: str) -> TensorType:
-        """`x` without the partial sum over `axes`, which must be there."""
+        """`x` without the partial sum over `axes`, which must be there.
+
+        In the local view values that vary over the axes may be combined as well.
+        """
         over = ".".join(axes)
+        if self.group_size:
+            return self._combined(x, axes, kind)
         if kind != "sum":
             raise Error(
                 f"{self.opname} over {over}: the global view has partial sums only, "
@@ -173,8 +211,41 @@ class Exchange(Collective):
             )
         return x.replace(partial=tuple(a for a in x.partial if a not in axes))
 
+    def _combined(self, x: TensorType, axes: Axes, kind: str) -> TensorType:
+        """The global type of local values that are combined over the ranks of `axes`."""
+        over = set(axes)
+        wrong = [axis for axes in x.axes for axis in axes if axis in over]
+        if wrong:
+            raise Error(
+                f"{self.opname} takes the {kind} of different shards, those of the ranks of "
+                f"{wrong[0]}; put an all_gather before it"
+            )
+        if kind != "sum" and over & set(x.partial):
+            raise Error(
+                f"{self.opname} takes the {kind} of a partial sum over {'.'.join(axes)}: only "
+                "op=sum completes it"
+            )
+        same = sorted(over - {*x.partial, *x.varying})
+        if same and kind in ("sum", "prod"):
+            made = f"{self.group_size} times the value" if kind == "sum" else "a power of it"
+            raise Error(
+                f"{self.opname} reduces a value that is the same on all ranks of {same[0]} "
+                f"already; that makes {made}: leave it out"
+            )
+        return _without(x, over)
+
     def _gathered(self, x: TensorType, axes: Axes, at: int) -> TensorType:
-        """`x` with dimension `at` replicated over `axes`, which must be its innermost axes."""
+        """`x` with dimension `at` replicated over `axes`, which must be its innermost axes.
+
+        The joined values of ranks that vary over the axes are the same on all of them.
+        """
+        if set(axes) <= set(x.varying) or (self.group_size and not set(axes) & set(x.spread)):
+            return _without(x, set(axes))
+        if set(axes) & set(x.partial):
+            raise Error(
+                f"{self.opname} over {'.'.join(axes)}: the operand is a partial sum, {x}, which "
+                "only a reduction completes"
+            )
         if x.axes[at][-len(axes) :] != axes:
             raise Error(
                 f"{self.opname} over {'.'.join(axes)}: dimension {at} of {x} is not sharded over "
@@ -182,13 +253,14 @@ class Exchange(Collective):
             )
         return x.replace(axes=_put(x.axes, at, x.axes[at][: -len(axes)]))
 
-    def _check_replicated(self, x: TensorType, axes: Axes) -> None:
-        """An Error unless every rank along `axes` holds `x` replicated."""
+    def _replicated(self, x: TensorType, axes: Axes) -> TensorType:
+        """`x` as the ranks along `axes` get it from one of them, which must have all of it."""
         if set(axes) & {*x.partial, *(axis for group in x.axes for axis in group)}:
             raise Error(
                 f"{self.opname} over {'.'.join(axes)}: the operand is {x}, but it must be "
                 "replicated on the root; put an all_gather or all_reduce before it"
             )
+        return _without(x, set(axes))
 
     def _shard_size(self, size: DimLike, dim: int) -> DimLike:
         """One rank's shard of a scattered dimension."""
@@ -345,8 +417,7 @@ class Rank(Collective):
     axis: str
 
     def infer(self) -> TensorType:
-        _ = self.axes  # an Error where it is no axis
-        return TensorType("i32", ())
+        return TensorType("i32", (), of=TensorType("i32", (), varying=self.axes))
 
     def verify(self, module: Module) -> None:
         """The axis is one of the mesh, and the module is in the local view."""
@@ -356,6 +427,12 @@ class Rank(Collective):
 
     def combine(self, shards: list[Array]) -> list[Array]:
         return [np.int32(i) for i in range(len(shards))]
+
+
+def _without(x: TensorType, axes: set[str]) -> TensorType:
+    """The type where no sum over `axes` is left, and nothing varies over them."""
+    partial, varying = (tuple(a for a in own if a not in axes) for own in (x.partial, x.varying))
+    return x.replace(partial=partial, varying=varying)
 
 
 def _only(root: int, value: Array, group_size: int) -> list[Array]:

@@ -52,6 +52,10 @@ class Constant(Op):
             number_fits(self.opname, value, self.dtype)
         return TensorType(self.dtype, self.shape)
 
+    def repeated(self) -> Number | None:
+        same = len({repr(value) for value in self.values}) == 1
+        return self.values[0] if same else None
+
     def bound(self, result: int) -> Bound:
         return "always" if all(map(math.isfinite, self.values)) else "no"
 
@@ -74,6 +78,9 @@ class Full(Op):
         dtype(self.dtype)
         number_fits(self.opname, self.value, self.dtype)
         return TensorType(self.dtype, self.shape)
+
+    def repeated(self) -> Number | None:
+        return self.value
 
     def bound(self, result: int) -> Bound:
         return "always" if math.isfinite(self.value) else "no"
@@ -115,6 +122,7 @@ class Call(Op):
     value is used by its own stage and the next only.
     """
 
+    records = True
     values: Operands
     callee: Function
     stage: int = -1
@@ -129,7 +137,8 @@ class Call(Op):
                 f"call: @{self.callee.name} takes ({', '.join(map(str, wanted))}), "
                 f"not ({', '.join(map(str, found))})"
             )
-        return tuple(value.type for value in self.callee.returned)
+        types = [value.type for value in self.callee.returned]
+        return tuple(map(_on_one_stage, types) if self.stage >= 0 else types)
 
     def verify(self, module: Module) -> None:
         """Stages are indices of the axis `pp`, in order, and send values to the next stage."""
@@ -156,3 +165,11 @@ class Call(Op):
                     f"call with stage={self.stage} uses %{value.name or '_'} of "
                     f"stage={maker.stage}; pass it from stage to stage"
                 )
+
+
+def _on_one_stage(type: TensorType) -> TensorType:
+    """The type of a result of a stage: along pp only the ranks of that stage have it."""
+    whole = type.global_type
+    if "pp" not in whole.varying:
+        return type
+    return type.part_of(whole.replace(varying=tuple(a for a in whole.varying if a != "pp")))

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ..errors import Error
 from ..ir.dims import Dim, DimLike, Shape, exact_divide
-from .shapes import rule_text
+from .shapes import rule_text, shape_text
 
 Group = tuple[list[int], list[int]]  # positions in the old and in the new shape
 
@@ -17,6 +18,8 @@ def reshape_rule(old: Shape, new: Shape) -> str:
     dimension of either side varies slowest, so that sharding it divides both sides at the
     same element, if the shards are even (`local_attributes` in passes checks the counts).
     """
+    if _product(old, range(len(old))) != _product(new, range(len(new))):
+        raise Error(f"reshape: {shape_text(old)} and {shape_text(new)} hold other elements")
     left, right = [f"x{i}!" for i in range(len(old))], ["1"] * len(new)
     for number, (olds, news) in enumerate(factor_groups(old, new)):
         if olds and news:

@@ -47,6 +47,9 @@ class AllReduceRmsNorm(OverAxes):
     def verify(self, module: Module) -> None:
         """The axes are those of the mesh, and `group_size` agrees with it."""
         check_group_size(self, module, self.axes, self.group_size)
+        if self.group_size > 1:
+            x = Value(self.x.type, None, 0)
+            AllReduce(x, axis=self.axis, group_size=self.group_size).verify(module)
 
     def expand(self) -> tuple[Value, ...]:
         total = Add(AllReduce(self.x, axis=self.axis, group_size=self.group_size), self.residual)

@@ -86,6 +86,10 @@ class Pad(Op):
         ends = enumerate(zip(self.before, self.after, strict=True))
         return rule_along(self.x.type, *[i for i, (a, b) in ends if a != 0 or b != 0])
 
+    def local_sums(self) -> tuple[frozenset[str], ...]:
+        """Elements of 0 add nothing to a sum over ranks."""
+        return (frozenset(["x"]),) if self.value == 0 else ()
+
     def evaluate(self, x: Any) -> Any:
         before, after = (run_sizes(self.opname, sizes) for sizes in (self.before, self.after))
         ends = list(zip(before, after, strict=True))

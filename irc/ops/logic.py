@@ -138,6 +138,11 @@ class Cast(Op):
         fits = largest(self.dtype) >= largest(self.x.type.dtype) or not is_float(self.dtype)
         return "operands" if fits else "no"
 
+    def local_sums(self) -> tuple[frozenset[str], ...]:
+        """Terms of a sum over ranks may be rounded before they are added."""
+        floats = is_float(self.dtype) and is_float(self.x.type.dtype)
+        return (frozenset(["x"]),) if floats else ()
+
     @np.errstate(all="ignore")
     def evaluate(self, x: Any) -> Any:
         return np.asarray(x).astype(numpy_dtype(self.dtype))

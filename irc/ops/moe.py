@@ -15,7 +15,7 @@ import numpy as np
 
 from ..errors import Error
 from ..ir.core import Module, Op, Value
-from ..ir.declare import Operand, OptionalOperand, operation, optional
+from ..ir.declare import Operand, OptionalOperand, operation, optional, placeholder
 from ..ir.dims import Dim, DimLike, exact_divide
 from ..ir.types import TensorType
 from .control import Full, Iota
@@ -43,6 +43,12 @@ class Routed(Op):
     def token_word(self) -> str:
         """The name of the token dimension in the rule; it cannot be sharded without parts."""
         return "t" if self.parts > 1 else "t!"
+
+    def local_rule(self) -> str | None:
+        """One rank has all tokens of its parts."""
+        view = placeholder(self, self.operands)
+        setattr(view, "parts", max(2, self.parts))
+        return view.sharding_rule()
 
     def pairs(self) -> tuple[DimLike, DimLike, DimLike]:
         """(tokens, choices of each, tokens of a part)."""

@@ -17,6 +17,7 @@ from .shapes import (
     dim_names,
     not_above,
     position,
+    rule_along,
     rule_text,
     run_sizes,
     same_but,
@@ -87,6 +88,10 @@ class Split(AlongDim):
             raise Error(f"split: the sizes {shape_text(self.sizes)} do not add up to {shape[at]}")
         kind = self.x.type.dtype
         return tuple(TensorType(kind, (*shape[:at], n, *shape[at + 1 :])) for n in self.sizes)
+
+    def local_rule(self) -> str:
+        """Shards that were joined are taken apart on every rank alike."""
+        return rule_along(self.x.type)
 
     def evaluate(self, x: Any) -> Any:
         ends = np.cumsum(run_sizes(self.opname, self.sizes))[:-1]

@@ -89,6 +89,8 @@ class ReduceMean(Reduction):
 class ReduceMax(Reduction):
     """The largest element over `dims`; NaN where there is one, the least value over nothing."""
 
+    per_shard: ClassVar = "max"
+
     def evaluate(self, x: Any) -> Any:
         kind = self.x.type.dtype
         least = -np.inf if is_float(kind) else integer_range(kind)[0]
@@ -143,6 +145,7 @@ class Topk(AlongDim):
     Of equal elements the one in front comes first; NaN counts as the largest.
     """
 
+    per_shard: ClassVar = "any"
     x: Operand
     k: DimLike
     dim: int = -1

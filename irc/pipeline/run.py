@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 
-from ..analysis.spmd import verify_spmd
+from ..analysis.stages import check_stages
 from ..argument_checks import check_kind
 from ..errors import Error
 from ..ir.core import Module
@@ -68,12 +68,12 @@ class Instrument:
 
 
 class VerifyEach(Instrument):
-    """Verifies the module, and the collectives of its ranks, after every pass."""
+    """Verifies the module, and what its stages communicate, after every pass."""
 
     def after(self, step: Step, module: Module) -> None:
         try:
             verify(module)
-            verify_spmd(module)
+            check_stages(module)
         except Error as error:
             error.add_note(f"the module was valid before the pass {step}")
             raise
@@ -95,7 +95,7 @@ def run_pipeline(
     pipeline = _pipeline(passes)
     if not verified:
         verify(module)
-    verify_spmd(module)
+    check_stages(module)
     watching = (VerifyEach(),) if instruments is None else tuple(instruments)
     for instrument in watching:
         instrument.start(module, pipeline)

@@ -9,7 +9,10 @@ from typing import Any, NamedTuple, cast
 
 from ..errors import Error
 from ..ir.core import Function, Module, Op, Value
+from ..ir.declare import types_of
 from ..ir.gc_pause import collector_paused
+from ..ir.recorded import recorded_refusal
+from ..ir.types import TensorType
 from .compile import Matcher
 from .rules import Rule, drop_unplaced, unplaced_users
 from .stats import RuleStats, Stats
@@ -104,6 +107,9 @@ class _Driver:
             except Error as error:
                 message = f"the rule {rule.name} ({rule.where}) {error.message}"
                 raise Error(message, op) from error
+            if not _keeps_parts(op, values):
+                drop_unplaced(built)
+                continue
             uses = [result.users for result in op.results]
             touched = uses[0] if len(uses) == 1 else [user for users in uses for user in users]
             fresh = substitute(op, values)
@@ -178,9 +184,28 @@ def results_of(op: Op, new: Any) -> tuple[Value, ...]:
     for old, value in zip(olds, values, strict=True):
         if not isinstance(value, Value):
             raise Error(f"returns {value!r}, which is no value, operation or tuple of them")
-        if value.type is not old.type:
+        if _plain(value.type) is not _plain(old.type):
             raise Error(f"returns {value.type} for {old.type}; a rewrite must keep the types")
     return values
+
+
+def _plain(type: TensorType) -> TensorType:
+    """A local type without its global type; any other as it is."""
+    return type.replicated if type.of is not None else type
+
+
+def _keeps_parts(op: Op, values: tuple[Value, ...]) -> bool:
+    """Whether the new local values can be parts of the same global values as the old ones."""
+    for old, value in zip(op.results, values, strict=True):
+        if value.type is old.type:
+            continue
+        maker = value.producer
+        if maker is None or maker.parent is not None:
+            return False
+        derived = types_of(maker)[value.index]
+        if recorded_refusal(maker, value.index, derived, old.type) is not None:
+            return False
+    return True
 
 
 def replace(op: Op, new: Any) -> list[Op]:

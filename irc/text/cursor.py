@@ -17,7 +17,9 @@ TOKEN = re.compile(
       [%@]\w[\w.]*                                        # %value, @symbol
     | %"(?:[^"\\\n]|\\.)*+"                              # an argument whose name is no word
     | [=,:{}()]
-    | [A-Za-z_]\w*+(?:\[[^][\n"]*+\](?:\{[^}{\n"]*+\})?)? # a word, or a type: bf16[B]{sum tp}
+    # a word, or a type: bf16[B]{sum tp}, bf16[4] of bf16[8@tp]
+    | [A-Za-z_]\w*+(?:\[[^][\n"]*+\](?:\{[^}{\n"]*+\})?
+        (?:\ +of\ +[A-Za-z_]\w*+\[[^][\n"]*+\](?:\{[^}{\n"]*+\})?)*+)?
     | -?(?:\d+\.?\d*(?:[eE][-+]?\d+)?|inf\b)             # a number
     | "(?:[^"\\\n]|\\.)*+"?                              # a string, also one without its end
     | ->

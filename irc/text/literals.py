@@ -20,7 +20,11 @@ WORDS: dict[str, Any] = {
     "-inf": float("-inf"),
     "nan": float("nan"),
 }
-_TYPE = re.compile(r"([A-Za-z_]\w*)\[([^\]]*)\](?:\{\s*sum((?:\s+[A-Za-z_]\w*)+)\s*\})?")
+_TYPE = re.compile(
+    r"([A-Za-z_]\w*)\[([^\]]*)\](?:\{\s*(?:sum((?:\s+[A-Za-z_]\w*)+)\s*)?"
+    r",?\s*(?:varies((?:\s+[A-Za-z_]\w*)+)\s*)?\})?"
+)
+_OF = re.compile(r"(?<=[\]}])\s+of\s+")
 _DIM = re.compile(r"\s*([^@,]*?)\s*(?:@([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*)\s*)?")
 _TERM = re.compile(
     r"\s*([-+]?)\s*((?:\d{1,19}|[A-Za-z_]\w*)(?:\s*\*\s*(?:\d{1,19}|[A-Za-z_]\w*))*)"
@@ -88,12 +92,27 @@ def parse_dim(text: str) -> DimLike:
     return total
 
 
-def parse_type(c: Cursor) -> TensorType:
-    """The type in the current token; does not advance."""
-    match = _TYPE.fullmatch(c.token)
+def parse_type(c: Cursor, local: bool = False) -> TensorType:
+    """The type in the current token; does not advance.
+
+    In the `local` view partial sums and varying values are global types of the same shape.
+    """
+    texts = _OF.split(c.token)
+    types = [_type(c, text) for text in texts]
+    own = types[0]
+    if len(types) == 1:
+        global_type = own if local and not any(own.axes) else None
+        return own if global_type is None else own.part_of(global_type)
+    if not local or len(types) > 2 or own.sharded:
+        c.fail(f"expected a type of one rank, then `of` and the global type, found {c.shown}")
+    return own.part_of(types[1])
+
+
+def _type(c: Cursor, text: str) -> TensorType:
+    match = _TYPE.fullmatch(text)
     if match is None:
         c.fail(f"expected a type such as f32[B, 64], found {c.shown}")
-    dtype, inner, partial = match[1], match[2], match[3]
+    dtype, inner, partial, varying = match[1], match[2], match[3] or "", match[4] or ""
     shape: list[DimLike] = []
     axes: list[Axes] = []
     for part in inner.split(",") if inner.strip() else []:
@@ -106,6 +125,7 @@ def parse_type(c: Cursor) -> TensorType:
             c.fail(error.message)
         axes.append(tuple(dim[2].split(".")) if dim[2] else ())
     try:
-        return TensorType(dtype, tuple(shape), tuple(axes), tuple((partial or "").split()))
+        sums = tuple(partial.split())
+        return TensorType(dtype, tuple(shape), tuple(axes), sums, tuple(varying.split()))
     except Error as error:
         c.fail(error.message)

@@ -12,6 +12,7 @@ from ..ir.declare import REGISTRY, op_class
 from ..ir.gc_pause import collector_paused
 from ..ir.mesh import Mesh
 from ..ir.string_literals import shown_name
+from ..ir.recorded import recorded_refusal
 from ..ir.types import TensorType
 from ..ir.verify import check_calls
 from ..source import Loc
@@ -49,13 +50,13 @@ class _Parser:
         self.types: dict[str, TensorType] = {}
         self.attributes: dict[tuple[type[Op] | str, ...], dict[str, Any]] = {}
         self.sizes: dict[Function, tuple[int, int]] = {}
+        self.local = False
 
     def module(self) -> Module:
         c = self.cursor
         c.expect("module")
         module = Module(c.symbol())
-        module.local = c.accept("local")
-        module.explicit = module.local and c.accept("explicit")
+        self.local = module.local = c.accept("local")
         if c.accept("mesh"):
             module.mesh = Mesh(tuple(self._pairs(c.integer).items()))
         if c.accept("dims"):
@@ -121,7 +122,7 @@ class _Parser:
         c = self.cursor
         known = self.types.get(c.token)
         if known is None:
-            known = self.types[c.token] = parse_type(c)
+            known = self.types[c.token] = parse_type(c, self.local)
         c.advance()
         return known
 
@@ -144,8 +145,6 @@ class _Parser:
         c.expect("->")
         at = c.index
         declared = self._results(function, env)
-        if c.accept("layouts"):
-            self._layouts(function)
         c.expect("{")
         while not c.accept("}"):
             if not self._plain_operation(function, env):
@@ -168,19 +167,10 @@ class _Parser:
                 if c.token not in env or c.token[:1] != "%":
                     c.fail(f"{c.shown} is no argument of @{function.name}")
                 alias = c.argument()
-            results.append(Result(name, alias))
-        if any(r.name or r.alias for r in results):
+            results.append(Result(name, alias, bool(types[-1].global_type.varying)))
+        if any(r.name or r.alias or r.varies for r in results):
             function.results = tuple(results)
         return types
-
-    def _layouts(self, function: Function) -> None:
-        c = self.cursor
-        for _ in c.items("(", ")"):
-            name = f"%{c.argument()}" if c.token[:1] == "%" else c.result()
-            if name in function.layouts:
-                c.fail(f"{name} is defined twice", back=1)
-            c.expect(":")
-            function.layouts[name] = self._type()
 
     def _check_results(self, function: Function, declared: list[TensorType], at: int) -> None:
         if function.last is None or function.last.opname != "return":
@@ -358,10 +348,11 @@ class _Parser:
             if i:
                 c.expect(",")
             written = self._type()
-            if written is not result.type:
-                c.fail(
-                    f"{name} is written as {written}, but {op.opname} gives {result.type}", back=1
-                )
+            refusal = recorded_refusal(op, i, result.type, written)
+            if refusal is not None:
+                gives = f"but {op.opname} gives {result.type}"
+                c.fail(f"{name} is written as {written}, {refusal or gives}", back=1)
+            result.type = written
             hint = name[1:].partition(".")[0]
             result.name = None if hint.isdigit() else hint
             env[name] = result

@@ -16,7 +16,7 @@ def print_module(module: Module, locs: bool = False, scope: str | None = None) -
     `scope` keeps only the operations of one module path and the paths below it; that text does not
     parse.
     """
-    local = " local" * module.local + " explicit" * module.explicit
+    local = " local" * module.local
     mesh = f" mesh({module.mesh})" if module.mesh.axes else ""
     dims = ", ".join(
         f"{n}={low}:{typical}:{high}" for n, (low, typical, high) in module.dims.items()
@@ -78,7 +78,7 @@ def names_of(function: Function) -> dict[Value, str]:
 def _function(function: Function, out: list[str], locs: bool, scope: str | None) -> None:
     names = names_of(function)
     args = [f"{names[a]}: {a.type}" for a in function.args]
-    results = f"({_results(function, names)}){_layouts(function)}"
+    results = f"({_results(function, names)})"
     if scope is not None:
         used = {v for op in function if _in_scope(op, scope) for v in op.operands}
         args = [text for a, text in zip(function.args, args, strict=True) if a in used] + ["..."]
@@ -90,17 +90,6 @@ def _function(function: Function, out: list[str], locs: bool, scope: str | None)
             continue
         out.append(f"    {text} {op.loc!r}" if locs and op.loc is not None else f"    {text}")
     out.append("  }")
-
-
-def _layouts(function: Function) -> str:
-    if not function.layouts:
-        return ""
-    signs = {name: "%" * (name[0] == "%") for name in function.layouts}
-    shown = (
-        f"{signs[name]}{shown_name(name.removeprefix('%'))}: {type}"
-        for name, type in function.layouts.items()
-    )
-    return f" layouts({', '.join(shown)})"
 
 
 def _results(function: Function, names: dict[Value, str]) -> str:

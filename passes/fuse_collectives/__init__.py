@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from irc import ops
-from irc.analysis.replication import replication
 from irc.ir.core import Function, Module, Op, Value, Weight
 from irc.ir.dims import Dim, bind, product
 from irc.ir.dtypes import DTYPES
@@ -113,26 +112,21 @@ def quantize_before_gather(
     return gathered.rebuilt([codes.rebuilt(given).result])
 
 
-def _reduce_what_is_chosen(module: Module) -> list[Rule]:
-    """The rule about selections; none where there are none, or layouts are not known."""
-    chosen = [op for op in module.ops() if isinstance(op, ops.GatherElements)]
-    if module.explicit or not any(isinstance(op.x.producer, ops.AllReduce) for op in chosen):
-        return []
-    differing = replication(module) if module.local else {}
+def _reduce_what_is_chosen(module: Module) -> Rule:
+    """The rule about selections, for the sizes of a module."""
 
     @rule(P.gather_elements(P.all_reduce("x").capture("reduced"), "indices").capture("choice"))
     def reduce_what_is_chosen(
         x: Value, indices: Value, reduced: ops.AllReduce, choice: ops.GatherElements
     ) -> Op | None:
         """Only the selected elements need to be combined."""
-        types = {axis for axes in indices.type.axes for axis in axes}
-        if (types | differing.get(indices, frozenset())) & set(reduced.axes):
+        if set(reduced.axes).intersection(indices.type.global_type.spread):
             return decline("the ranks of the sum select different elements")
         if not _fewer(module, indices, x):
             return decline("the rule takes selections of fewer elements than the operand has")
         return reduced.rebuilt([ops.GatherElements(x, indices, dim=choice.dim).result])
 
-    return [reduce_what_is_chosen]
+    return reduce_what_is_chosen
 
 
 def _fewer(module: Module, value: Value, other: Value) -> bool:
@@ -162,7 +156,7 @@ class FuseCollectives(Pass):
         rules = [scatter_for_slice, slice_of_gathered, reduce_what_is_cut]
         rules += [send_before_widening, send_after_narrowing]
         rules += [gather_codes, quantize_before_gather]
-        stats.update(apply_rules(module, rules + _reduce_what_is_chosen(module)))
+        stats.update(apply_rules(module, [*rules, _reduce_what_is_chosen(module)]))
         if self.norm:
             for function in module.functions.values():
                 _fuse_norms(function, stats)

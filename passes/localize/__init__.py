@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from irc.errors import Error
 from irc.ir.core import Function, Module, Op, Result, Value, Weight
-from irc.ir.layouts import local_shape, local_type
+from irc.ir.layouts import local_shape, local_type, recorded_type
 from irc.ir.types import TensorType
+from irc.ir.weight_parts import weight_part
 from irc.ops import Call
 from irc.pipeline import Pass, Stats, register
 from irc.weights import Pad, Shard, with_shape
@@ -20,8 +21,8 @@ class Localize(Pass):
     """Shapes become one rank's, collectives their group_size, weights their shards.
 
     One text serves every rank: what differs is computed from `rank`. A dimension that does not
-    divide is ceil-sized on every rank; where the padding could reach a result it is masked. The
-    layouts of a function say of which global tensors its arguments and results are parts.
+    divide is ceil-sized on every rank; where the padding could reach a result it is masked. Every
+    local value keeps its global type.
     """
 
     view = "global"
@@ -48,6 +49,7 @@ def _cut(module: Module, weight: Weight, zeros: dict[Value, int]) -> None:
     A table gets rows of zeros behind where lookups request it.
     """
     type = local = weight.type
+    recorded = recorded_type(type, module.mesh)
     ref = with_shape(weight.ref, type.shape, type.dtype)
     if type.sharded:
         local = local_type(type, module.mesh)
@@ -61,7 +63,8 @@ def _cut(module: Module, weight: Weight, zeros: dict[Value, int]) -> None:
         ref = ref.then(Pad(0, spare))
         local = local.replace(shape=(rows + spare, *local.shape[1:]))
     if local is not type:
-        weight.ref, weight.type = ref, local
+        kept = local if spare else recorded
+        weight.ref, weight.type = ref, weight_part(ref, kept, module.mesh)
 
 
 def _builder(
@@ -73,7 +76,7 @@ def _builder(
 ) -> Builder:
     """A builder of the function in the local view, whose arguments stand for the global ones."""
     mesh = module.mesh
-    args = [(str(arg.name), local_type(_complete(arg, function), mesh)) for arg in function.args]
+    args = [(str(arg.name), recorded_type(_complete(arg, function), mesh)) for arg in function.args]
     new = Function(function.name, args)
     new.results = tuple(Result(r.name, r.alias) for r in function.results)
     values: dict[Value, Value] = dict(zip(function.args, new.args, strict=True))
@@ -93,8 +96,9 @@ def _localized(builder: Builder, function: Function, stats: Stats) -> Function:
     new = builder.function
     for op in function:
         _operation(builder, op)
+    for value in function.returned:
+        _complete(value, function)
     stats.count("operations", sum(1 for _ in new))
-    _set_layouts(function, builder)
     for op in reversed(function):
         op.erase()
     return new
@@ -113,7 +117,7 @@ def _operation(builder: Builder, op: Op) -> None:
     builder.loc = op.loc
     try:
         for old, new in zip(op.results, form_of(op)(builder, op), strict=True):
-            _check(builder, old, new)
+            _record(builder, old, new)
             builder.values[old] = new
             if new.producer is not None:
                 new.name = new.name if new in builder.kept else old.name
@@ -121,25 +125,14 @@ def _operation(builder: Builder, op: Op) -> None:
         raise error.at(op) from None
 
 
-def _check(builder: Builder, old: Value, new: Value) -> None:
+def _record(builder: Builder, old: Value, new: Value) -> None:
+    """Give a local value the global type that it is part of."""
     wanted = local_shape(old.type, builder.mesh)
     if new.type.shape != wanted:
         raise Error(
-            f"one rank's shard of {old.type} is {list(wanted)}, but it would compute {new.type}; "
-            "these sizes do not divide: gather the value before, or pad its dimensions"
+            f"one rank's shard of {old.type} is {list(wanted)}, but it would compute "
+            f"{new.type.replicated}; these sizes do not divide: gather the value before, or pad "
+            "its dimensions"
         )
-
-
-def _set_layouts(function: Function, builder: Builder) -> None:
-    """Record the global types of sharded arguments and results."""
-    new = builder.function
-    for arg in function.args:
-        if arg.type.sharded:
-            new.layouts[f"%{arg.name}"] = arg.type
-    aliases = function.aliases()
-    named = zip(function.result_names(), function.returned, strict=True)
-    for i, (name, value) in enumerate(named):
-        complete = _complete(value, function)
-        type = builder.type(value) if isinstance(value, Weight) else complete
-        if type.sharded and i not in aliases:
-            new.layouts[name] = type
+    if new not in builder.kept and new.producer is not None:
+        new.type = recorded_type(old.type, builder.mesh)

@@ -73,8 +73,20 @@ class Builder:
             self.kept.add(known)
         return known
 
+    def wide(self, axes: Axes) -> Axes:
+        """The axes that have several ranks."""
+        return tuple(axis for axis in axes if self.mesh.size(axis) > 1)
+
+    def own(self, value: Value) -> Value:
+        """The value as each rank's own, rather than part of a global one."""
+        spread = value.type.global_type.spread
+        varying = TensorType(value.type.dtype, value.type.shape, varying=spread)
+        value.type = value.type.part_of(varying)
+        return value
+
     def rank(self, axes: Axes, dtype: str = "i32") -> Value:
         """This rank's position along the axes, made once per function."""
+        axes = self.wide(axes)
         if dtype != "i32":
             return self._once(("rank", axes, dtype), lambda: ops.Cast(self.rank(axes), dtype=dtype))
         name = f"rank_{'_'.join(axes)}"
@@ -144,5 +156,6 @@ class Builder:
             return x
         x = self.padded(x, dim, part * group_size)
         shape = x.type.shape
-        cut = (*shape[:dim], group_size, part, *shape[dim + 1 :])
-        return self.add(ops.Gather(ops.Reshape(x, shape=cut), self.rank(axes), dim=dim))
+        cut = ops.Reshape(x, shape=(*shape[:dim], group_size, part, *shape[dim + 1 :]))
+        parts = self.own(cut.result) if x.type.global_type.axes[dim] else cut.result
+        return self.add(ops.Gather(parts, self.rank(axes), dim=dim))

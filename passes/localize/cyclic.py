@@ -37,7 +37,7 @@ def cyclic_embedding(builder: Builder, op: Op) -> tuple[Value, ...]:
     if op.scatter >= 0:
         ids = _by_destination(builder, ids, op.scatter, op.parts)
     else:
-        ids = builder.add(ops.Reshape(ids, shape=(1, product(ids.type.shape))))
+        ids = builder.own(builder.add(ops.Reshape(ids, shape=(1, product(ids.type.shape)))))
     queued = _queued(builder, op, ids)
     size: DimLike = op.capacity or ids.type.shape[1]
     if op.split is not None:
@@ -66,7 +66,8 @@ def _by_destination(builder: Builder, ids: Value, dim: int, group_size: int) -> 
     ids = builder.add(ops.Reshape(ids, shape=(*shape[:dim], group_size, part, *shape[dim + 1 :])))
     order = (dim, *(i for i in range(len(shape) + 1) if i != dim))
     ids = builder.add(ops.Transpose(ids, order=order)) if dim else ids
-    return builder.add(ops.Reshape(ids, shape=(group_size, product(ids.type.shape[1:]))))
+    queues = ops.Reshape(ids, shape=(group_size, product(ids.type.shape[1:])))
+    return builder.own(builder.add(queues))
 
 
 def _queued(builder: Builder, op: ops.CyclicEmbedding, ids: Value) -> Queued:

@@ -34,7 +34,8 @@ def _collective(builder: Builder, op: Op) -> tuple[Value, ...]:
         dim: int = getattr(op, op.scatters) % x.type.ndim
         x = builder.padded(x, dim, wanted[dim] * group_size)
         _check_outer(builder, builder.type(op.x), dim, axes, x.type.shape[dim])
-    x = builder.add(op.rebuilt([x], group_size=group_size))
+    axis = ".".join(builder.wide(axes))
+    x = builder.add(op.rebuilt([x], axis=axis, group_size=group_size))
     if op.gathers:
         joined: int = getattr(op, op.gathers) % x.type.ndim
         _check_outer(builder, op.result.type, joined, (), x.type.shape[joined])

@@ -71,8 +71,8 @@ def merge_equal(function: Function, name: str, key: Callable[[Op], object], stat
     """
     seen: dict[object, Op] = {}
     for op in function:
-        op_key = key(op)
-        first = op if op_key is None else seen.setdefault(op_key, op)
+        op_key, types = key(op), tuple([result.type for result in op.results])
+        first = op if op_key is None else seen.setdefault((op_key, types), op)
         if first is op or not permit(name, op):
             continue
         for old, new in zip(op.results, first.results, strict=True):
@@ -99,7 +99,8 @@ def named_results(function: Function) -> list[Result]:
     """The declared results of a function, each with its name."""
     declared = function.results or [Result()] * len(function.returned)
     names = function.result_names()
-    return [Result(name, result.alias) for name, result in zip(names, declared, strict=True)]
+    pairs = zip(names, declared, strict=True)
+    return [Result(name, result.alias, result.varies) for name, result in pairs]
 
 
 def set_results(function: Function, values: Sequence[Value], results: Sequence[Result]) -> None:

@@ -17,6 +17,7 @@ from irc import ops
 from irc.backends.reference import evaluate
 from irc.frontends import random_weights
 from irc.ir.core import Module, Op, Value
+from irc.ir.types import TensorType
 from irc.pipeline import run_pipeline
 from irc.text import parse_module
 from irc.weights import Cyclic, Shard, Slice
@@ -150,8 +151,9 @@ def _of_collectives(module: Module) -> Iterator[tuple[str, Callable[[Module], No
 
 
 def _exchange(old: Op, new: Value) -> None:
-    if new.type is not old.result.type:
+    if new.type.replicated is not old.result.type.replicated:
         raise irc.Error("another type")
+    new.type = old.result.type  # the line of the text keeps its type
     old.result.replace_by(new)
     old.erase()
 
@@ -283,8 +285,7 @@ def _step(name: str, at: int, other: Any) -> Callable[[Module], None]:
 
 def _of_layouts(module: Module) -> Iterator[tuple[str, Callable[[Module], None]]]:
     """Layouts over other axes, in other dimensions, or of whole values."""
-    main = module.main
-    for name, layout in main.layouts.items():
+    for name, layout in _layouts(module).items():
         for dim, axes in enumerate(layout.axes):
             if not axes:
                 continue
@@ -301,15 +302,30 @@ def _of_layouts(module: Module) -> Iterator[tuple[str, Callable[[Module], None]]
                 other = layout.replace(axes=each)
 
                 def change(copy: Module, name: str = name, other: Any = other) -> None:
-                    copy.main.layouts[name] = other
+                    value = _boundary(copy)[name]
+                    value.type = value.type.part_of(other)
 
                 yield f"{name}: {layout} -> {other}", change
         if not name.startswith("%"):
             yield f"{name} without layout", lambda copy, name=name: _without(copy, name)
 
 
+def _boundary(module: Module) -> dict[str, Value]:
+    """The arguments, as `%name`, and the results that reuse none."""
+    main, aliases = module.main, module.main.aliases()
+    named = zip(main.result_names(), main.returned, strict=True)
+    results = {name: value for i, (name, value) in enumerate(named) if i not in aliases}
+    return {f"%{arg.name}": arg for arg in main.args} | results
+
+
+def _layouts(module: Module) -> dict[str, TensorType]:
+    """The global types of arguments and results that are shards."""
+    return {name: v.type.of for name, v in _boundary(module).items() if v.type.of is not None}
+
+
 def _without(module: Module, name: str) -> None:
-    del module.main.layouts[name]
+    value = _boundary(module)[name]
+    value.type = value.type.replicated
 
 
 def _with(axes: tuple[Any, ...], dim: int, place: tuple[str, ...]) -> tuple[Any, ...]:

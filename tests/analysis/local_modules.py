@@ -9,6 +9,7 @@ from irc import ops
 from irc.ir.core import Function, Module, Op, Result, Value, Weight
 from irc.ir.mesh import Mesh
 from irc.ir.types import TensorType
+from irc.ir.weight_parts import weight_part
 from irc.source import Loc
 from irc.weights import RandomRef, Shard
 from tests.fresh import fresh
@@ -33,28 +34,26 @@ class Local:
         args = [
             ("x", whole),
             ("ids", TensorType("i32", (SIZE,))),
-            ("part", TensorType("f32", (SIZE // self.group_size, SIZE))),
+            ("part", TensorType("f32", (SIZE // self.group_size, SIZE)).part_of(split)),
         ]
         self.function = self.module.add_function(Function("forward", args))
-        self.function.layouts["%part"] = split
         self.x, self.ids, self.part = self.function.args
         for _ in range(self.rng.randint(2, 5)):
             self.axis, self.group_size = self.pick()
             self.x = self.rng.choice(BLOCKS)(self)
-        self.finish(split)
+        self.finish()
 
     def pick(self) -> tuple[str, int]:
         """A mesh axis of several ranks, and how many."""
         axes = [(name, size) for name, size in self.mesh.axes if size > 1]
         return self.rng.choice(axes)
 
-    def finish(self, split: TensorType) -> None:
+    def finish(self) -> None:
         """Return the last value, and sometimes the sharded argument."""
         values, names = [self.x], ["y"]
         if self.rng.random() < 0.5:
             values.append(self.add(ops.Silu(self.part)))
             names.append("mine")
-            self.function.layouts["mine"] = split
         self.function.append(ops.Return(values))
         self.function.results = tuple(Result(name) for name in names)
 
@@ -71,7 +70,8 @@ class Local:
             ref = ref.then(Shard(split, (self.axis,)))
             own[split] //= self.group_size
         name = f"w{len(self.module.weights)}"
-        return self.module.add_weight(Weight(TensorType("f32", tuple(own)), name, ref))
+        type = weight_part(ref, TensorType("f32", tuple(own)), self.mesh)
+        return self.module.add_weight(Weight(type, name, ref))
 
     def send(self, kind: type[Op], value: Value, **options: Any) -> Value:
         """Append a collective of `value` over the current axis."""
@@ -145,6 +145,7 @@ def chosen(b: Local) -> Value:
 def rooted(b: Local) -> Value:
     root = b.root()
     total = b.send(ops.Reduce, b.terms(), root=root)
+    total.type = total.type.part_of(total.type.replicated.replace(varying=(b.axis,)))
     return b.residual(b.send(ops.Broadcast, total, root=root))
 
 
@@ -160,7 +161,7 @@ def scattered(b: Local) -> Value:
 
 def moments(b: Local) -> Value:
     """The sum over the sharded argument."""
-    (axis,) = b.function.layouts["%part"].axes[0]
+    (axis,) = b.part.type.global_type.axes[0]
     total = b.add(ops.ReduceSum(b.part, dims=(0,)))
     return b.add(ops.Add(b.x, b.add(ops.AllReduce(total, axis=axis, group_size=b.mesh.size(axis)))))
 
@@ -179,7 +180,7 @@ def local_module(seed: int, locs: bool = True) -> Module:
 def local_inputs(module: Module, seed: int) -> dict[str, Any]:
     """Fresh arrays for its arguments, the sharded one as a shard per rank."""
     rng, mesh = fresh(seed), module.mesh
-    axes = module.main.layouts["%part"].axes[0]
+    axes = module.main.arg("part").type.global_type.axes[0]
     parts = [rng.standard_normal((SIZE // mesh.group_size(axes), SIZE), "f4") for _ in range(ROWS)]
     return {
         "x": rng.standard_normal((SIZE, SIZE), "f4"),

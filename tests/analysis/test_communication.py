@@ -84,8 +84,8 @@ def test_both_views_have_the_same_messages(model: str, mesh: str) -> None:
 
 
 TEXT = """module @m local mesh(pp=2, tp=4) {{
-  func @forward(%x: bf16[8, 6]) -> (bf16[8, 6]) {{
-    %a = all_reduce %x {{axis="{axis}", group_size={group_size}}} : bf16[8, 6]
+  func @forward(%x: bf16[8, 6]{{varies pp tp}}) -> (bf16[8, 6]{{varies pp tp}}) {{
+    %a = all_reduce %x {{axis="{axis}", group_size={group_size}}} : bf16[8, 6]{{varies pp tp}}
     return %a
   }}
 }}"""
@@ -107,7 +107,7 @@ def test_fused_collectives_count() -> None:
     module = parse_module(
         """module @m local mesh(tp=2) {
   weight @w : f32[6] = unbound("w")
-  func @forward(%x: f32[8, 6], %r: f32[8, 6]) -> (f32[8, 6], f32[8, 6]) {
+  func @forward(%x: f32[8, 6]{sum tp}, %r: f32[8, 6]) -> (f32[8, 6], f32[8, 6]) {
     %n, %s = all_reduce_rms_norm %x, %r, @w {axis="tp", group_size=2} : f32[8, 6], f32[8, 6]
     return %n, %s
   }

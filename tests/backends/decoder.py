@@ -15,6 +15,7 @@ from irc.ir.dims import symbol
 from irc.ir.dtypes import numpy_dtype
 from irc.ir.mesh import Mesh
 from irc.ir.types import TensorType
+from irc.ir.weight_parts import weight_part
 from irc.ops import Return
 from irc.weights import Cast, FileRef, Shard
 from tests.fresh import fresh
@@ -123,17 +124,17 @@ def build(shape: Shape, files: list[str], group_size: int = 1) -> Module:
         if group_size > 1 and dim is not None:
             ref = ref.then(Shard(dim, ("tp",)))
         size = (shape.shard(group_size).vocab, size[1]) if key == "lm_head.weight" else size
-        module.add_weight(Weight(TensorType(shape.dtype, size), key.replace(".", "_"), ref))
-    function = module.add_function(_forward(part, module, group_size))
-    if group_size > 1:
-        whole = TensorType(shape.dtype, (B, shape.kv_heads, C, shape.head_dim))
-        split = whole.replace(axes=((), ("tp",), (), ()))
-        function.layouts = {f"%{a.name}": split for a in function.args if a.type.ndim == 4}
+        type = weight_part(ref, TensorType(shape.dtype, size), mesh)
+        module.add_weight(Weight(type, key.replace(".", "_"), ref))
+    module.add_function(_forward(part, module, group_size))
     return module
 
 
 def _forward(shape: Shape, module: Module, group_size: int) -> Function:
     cache = TensorType(shape.dtype, (B, shape.kv_heads, C, shape.head_dim))
+    if group_size > 1:
+        whole = TensorType(shape.dtype, (B, shape.kv_heads * group_size, C, shape.head_dim))
+        cache = cache.part_of(whole.replace(axes=((), ("tp",), (), ())))
     caches = [f"{name}{i}" for i in range(shape.layers) for name in "kv"]
     args = {
         "input_ids": TensorType("i32", (B, S)),

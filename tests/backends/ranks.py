@@ -84,16 +84,21 @@ def close(got: np.ndarray, want: np.ndarray, what: str) -> None:
 
 
 class Builder:
-    """Builds a local module of one function."""
+    """Builds a local module of one function, whose values are each rank's own."""
 
     def __init__(self, mesh: str, args: Mapping[str, TensorType]) -> None:
         self.module = Module("m", Mesh.parse(mesh), local=True)
-        self.function = Function("forward", list(args.items()))
+        self.function = Function("forward", [(n, self._own(type)) for n, type in args.items()])
         self.module.add_function(self.function)
 
     def put(self, op: str, /, *operands: Any, **attributes: Any) -> Value:
         """The result of one more operation."""
-        return self.function.append(op_class(op)(*operands, **attributes)).result
+        value = self.function.append(op_class(op)(*operands, **attributes)).result
+        value.type = value.type if op == "rank" else self._own(value.type)
+        return value
+
+    def _own(self, type: TensorType) -> TensorType:
+        return type.part_of(type.replicated.replace(varying=self.module.mesh.names))
 
     def collective(self, op: str, x: Value, axis: str = "tp", /, **attributes: Any) -> Value:
         """The result of one more collective."""
@@ -103,7 +108,7 @@ class Builder:
     def done(self, results: Mapping[str, Value]) -> Module:
         """The module that returns these."""
         self.function.append(Return(list(results.values())))
-        self.function.results = tuple(map(Result, results))
+        self.function.results = tuple(Result(name, varies=True) for name in results)
         verify(self.module)
         return self.module
 

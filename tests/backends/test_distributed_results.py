@@ -17,10 +17,10 @@ from irc.text import parse_module
 from tests.fresh import fresh
 
 SHARDS = """module @m local mesh(dp=2, tp=3) {
-  func @forward(%a: f32[4, 5], %b: f32[7, 2], %c: f32[4, 2], %d: f32[7, 5]) -> (w: f32[4, 5], x: f32[7, 2], y: f32[4, 2], z: f32[7, 5]) layouts(%a: f32[7@dp, 5], %b: f32[7, 5@tp], %c: f32[7@dp, 5@tp], w: f32[7@dp, 5], x: f32[7, 5@tp], y: f32[7@dp, 5@tp]) {
-    %w = neg %a : f32[4, 5]
-    %x = neg %b : f32[7, 2]
-    %y = neg %c : f32[4, 2]
+  func @forward(%a: f32[4, 5] of f32[7@dp, 5], %b: f32[7, 2] of f32[7, 5@tp], %c: f32[4, 2] of f32[7@dp, 5@tp], %d: f32[7, 5]) -> (w: f32[4, 5] of f32[7@dp, 5], x: f32[7, 2] of f32[7, 5@tp], y: f32[4, 2] of f32[7@dp, 5@tp], z: f32[7, 5]) {
+    %w = neg %a : f32[4, 5] of f32[7@dp, 5]
+    %x = neg %b : f32[7, 2] of f32[7, 5@tp]
+    %y = neg %c : f32[4, 2] of f32[7@dp, 5@tp]
     %z = neg %d : f32[7, 5]
     return %w, %x, %y, %z
   }

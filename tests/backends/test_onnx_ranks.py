@@ -158,17 +158,17 @@ def test_a_group_of_one_rank_is_left_out(tmp_path: Path) -> None:
 
 
 RANKS = """module @m local mesh(cp=2, tp=2) {
-  weight @w : f32[6, 4] = random("w", 1, 0.5, [12, 4]).shard(0, tp)
-  func @forward(%x: f32[3, 4]) -> (f32[3, 6]) {
-    %1 = rank {axis="cp"} : i32[]
-    %2 = rank {axis="tp.cp"} : i32[]
-    %3 = rank {axis="cp"} : i32[]
-    %4 = add %1, %2 : i32[]
-    %5 = add %4, %3 : i32[]
-    %6 = cast %5 {dtype="f32"} : f32[]
-    %y = linear %x, @w : f32[3, 6]
-    %z = add %y, %6 : f32[3, 6]
-    %s = all_reduce %z {axis="cp", group_size=2} : f32[3, 6]
+  weight @w : f32[6, 4]{varies tp} = random("w", 1, 0.5, [12, 4]).shard(0, tp)
+  func @forward(%x: f32[3, 4]{varies cp tp}) -> (f32[3, 6]{varies tp}) {
+    %1 = rank {axis="cp"} : i32[]{varies cp}
+    %2 = rank {axis="tp.cp"} : i32[]{varies tp cp}
+    %3 = rank {axis="cp"} : i32[]{varies cp}
+    %4 = add %1, %2 : i32[]{varies cp tp}
+    %5 = add %4, %3 : i32[]{varies cp tp}
+    %6 = cast %5 {dtype="f32"} : f32[]{varies cp tp}
+    %y = linear %x, @w : f32[3, 6]{varies cp tp}
+    %z = add %y, %6 : f32[3, 6]{varies cp tp}
+    %s = all_reduce %z {axis="cp", group_size=2} : f32[3, 6]{varies tp}
     return %s
   }
 }"""
@@ -205,12 +205,12 @@ def test_bytes_that_several_ranks_need_are_written_once(tmp_path: Path) -> None:
     write(tmp_path / "m.safetensors", arrays)
     text = """module @m local mesh(dp=2, tp=2) {
       file @f = "m.safetensors"
-      weight @rows : f32[3, 4] = @f["a"].shard(0, tp)
-      weight @columns : f32[6, 2] = @f["b"].shard(1, tp)
+      weight @rows : f32[3, 4]{varies tp} = @f["a"].shard(0, tp)
+      weight @columns : f32[6, 2]{varies tp} = @f["b"].shard(1, tp)
       weight @turned : f32[4, 6] = @f["c"].transpose(1, 0)
-      weight @quarter : f32[6, 1] = @f["d"].shard(1, dp.tp)
+      weight @quarter : f32[6, 1]{varies dp tp} = @f["d"].shard(1, dp.tp)
       weight @whole : f32[6, 4] = @f["d"]
-      func @forward(%x: f32[6]) -> (f32[3, 4], f32[6, 2], f32[4, 6], f32[6, 1], f32[6, 4]) {
+      func @forward(%x: f32[6]{varies dp tp}) -> (f32[3, 4]{varies tp}, f32[6, 2]{varies tp}, f32[4, 6], f32[6, 1]{varies dp tp}, f32[6, 4]) {
         return @rows, @columns, @turned, @quarter, @whole
       }
     }"""

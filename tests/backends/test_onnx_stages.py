@@ -27,43 +27,42 @@ from tests.fresh import fresh
 # Three stages of two ranks. Stage 1 needs %x for the size S, which its operand [B*S, 8] does not
 # determine; stage 2 has no state and no collective; two stages call @block with other caches.
 TEXT = """module @m local mesh(pp=3, tp=2) dims(B=1:2:4, S=1:3:9, C=1:8:16) {
-  weight @a : f32[4, 8] = random("a", 1, 0.5, [8, 8]).shard(0, tp)
-  weight @b : f32[8, 4] = random("b", 1, 0.5, [8, 8]).shard(1, tp)
-  weight @last : f32[3, 8] = random("last", 1, 0.5, [5, 8]).shard(0, tp)
-  func @block(%x: f32[B, S, 8], %past: i32[B], %k: f32[B, 1, C, 4])
-      -> (f32[B, S, 8], f32[B, 1, C, 4]) {
-    %h = linear %x, @a : f32[B, S, 4]
-    %u = cache_update %k, %h, %past : f32[B, 1, C, 4]
-    %t = attention %h, %u, %u, past=%past {head_dim=4, causal} : f32[B, S, 4]
-    %y = linear %t, @b : f32[B, S, 8]
+  weight @a : f32[4, 8] of f32[8@tp, 8] = random("a", 1, 0.5, [8, 8]).shard(0, tp)
+  weight @b : f32[8, 4] of f32[8, 8@tp] = random("b", 1, 0.5, [8, 8]).shard(1, tp)
+  weight @last : f32[3, 8] of f32[5@tp, 8] = random("last", 1, 0.5, [5, 8]).shard(0, tp)
+  func @block(%x: f32[B, S, 8], %past: i32[B], %k: f32[B, 1, C, 4] of f32[B, 2@tp, C, 4])
+      -> (f32[B, S, 8], f32[B, 1, C, 4] of f32[B, 2@tp, C, 4]) {
+    %h = linear %x, @a : f32[B, S, 4] of f32[B, S, 8@tp]
+    %u = cache_update %k, %h, %past : f32[B, 1, C, 4] of f32[B, 2@tp, C, 4]
+    %t = attention %h, %u, %u, past=%past {head_dim=4, causal} : f32[B, S, 4] of f32[B, S, 8@tp]
+    %y = linear %t, @b : f32[B, S, 8]{sum tp}
     %z = all_reduce %y {axis="tp", group_size=2} : f32[B, S, 8]
     return %z, %u
   }
-  func @front(%x: f32[B, S, 8], %past: i32[B], %k0: f32[B, 1, C, 4])
-      -> (flat: f32[B*S, 8], k0: f32[B, 1, C, 4] aliases %k0) {
-    %y, %u = call %x, %past, %k0 {callee=@block} : f32[B, S, 8], f32[B, 1, C, 4]
+  func @front(%x: f32[B, S, 8], %past: i32[B], %k0: f32[B, 1, C, 4] of f32[B, 2@tp, C, 4])
+      -> (flat: f32[B*S, 8], k0: f32[B, 1, C, 4] of f32[B, 2@tp, C, 4] aliases %k0) {
+    %y, %u = call %x, %past, %k0 {callee=@block} : f32[B, S, 8], f32[B, 1, C, 4] of f32[B, 2@tp, C, 4]
     %flat = reshape %y {shape=[B*S, 8]} : f32[B*S, 8]
     return %flat, %u
   }
-  func @middle(%x: f32[B, S, 8], %past: i32[B], %k1: f32[B, 1, C, 4], %flat: f32[B*S, 8])
-      -> (y: f32[B, S, 8], k1: f32[B, 1, C, 4] aliases %k1, flat: f32[B*S, 8]) {
+  func @middle(%x: f32[B, S, 8], %past: i32[B], %k1: f32[B, 1, C, 4] of f32[B, 2@tp, C, 4], %flat: f32[B*S, 8])
+      -> (y: f32[B, S, 8], k1: f32[B, 1, C, 4] of f32[B, 2@tp, C, 4] aliases %k1, flat: f32[B*S, 8]) {
     %g = reshape %flat {shape=[B, S, 8]} : f32[B, S, 8]
-    %y, %u = call %g, %past, %k1 {callee=@block} : f32[B, S, 8], f32[B, 1, C, 4]
+    %y, %u = call %g, %past, %k1 {callee=@block} : f32[B, S, 8], f32[B, 1, C, 4] of f32[B, 2@tp, C, 4]
     return %y, %u, %flat
   }
-  func @back(%y: f32[B, S, 8], %flat: f32[B*S, 8]) -> (h: f32[B, S, 3], e: f32[B*S, 8]) {
-    %h = linear %y, @last : f32[B, S, 3]
+  func @back(%y: f32[B, S, 8], %flat: f32[B*S, 8]) -> (h: f32[B, S, 3] of f32[B, S, 5@tp], e: f32[B*S, 8]) {
+    %h = linear %y, @last : f32[B, S, 3] of f32[B, S, 5@tp]
     %e = neg %flat : f32[B*S, 8]
     return %h, %e
   }
-  func @forward(%x: f32[B, S, 8], %past: i32[B], %k0: f32[B, 1, C, 4], %k1: f32[B, 1, C, 4])
-      -> (h: f32[B, S, 3], k1: f32[B, 1, C, 4] aliases %k1, e: f32[B*S, 8],
-          k0: f32[B, 1, C, 4] aliases %k0)
-      layouts(h: f32[B, S, 5@tp], %k0: f32[B, 2@tp, C, 4], %k1: f32[B, 2@tp, C, 4]) {
-    %flat, %u = call %x, %past, %k0 {callee=@front, stage=0} : f32[B*S, 8], f32[B, 1, C, 4]
+  func @forward(%x: f32[B, S, 8], %past: i32[B], %k0: f32[B, 1, C, 4] of f32[B, 2@tp, C, 4], %k1: f32[B, 1, C, 4] of f32[B, 2@tp, C, 4])
+      -> (h: f32[B, S, 3] of f32[B, S, 5@tp], k1: f32[B, 1, C, 4] of f32[B, 2@tp, C, 4] aliases %k1, e: f32[B*S, 8],
+          k0: f32[B, 1, C, 4] of f32[B, 2@tp, C, 4] aliases %k0) {
+    %flat, %u = call %x, %past, %k0 {callee=@front, stage=0} : f32[B*S, 8], f32[B, 1, C, 4] of f32[B, 2@tp, C, 4]
     %y, %v, %f = call %x, %past, %k1, %flat {callee=@middle, stage=1}
-      : f32[B, S, 8], f32[B, 1, C, 4], f32[B*S, 8]
-    %h, %e = call %y, %f {callee=@back, stage=2} : f32[B, S, 3], f32[B*S, 8]
+      : f32[B, S, 8], f32[B, 1, C, 4] of f32[B, 2@tp, C, 4], f32[B*S, 8]
+    %h, %e = call %y, %f {callee=@back, stage=2} : f32[B, S, 3] of f32[B, S, 5@tp], f32[B*S, 8]
     return %h, %v, %e, %u
   }
 }"""
@@ -194,15 +193,19 @@ def test_a_value_may_be_a_result_and_the_input_of_a_stage(tmp_path: Path) -> Non
 NO_STAGES = [
     ("stage=2}", "stage=1}", r"calls stages 0, 1, 1, but the mesh is \(pp=3, tp=2\)"),
     (
-        "(flat: f32[B*S, 8], k0: f32[B, 1, C, 4] aliases %k0)",
-        "(flat: f32[B*S, 8], k0: f32[B, 1, C, 4])",
+        "(flat: f32[B*S, 8], k0: f32[B, 1, C, 4] of f32[B, 2@tp, C, 4] aliases %k0)",
+        "(flat: f32[B*S, 8], k0: f32[B, 1, C, 4] of f32[B, 2@tp, C, 4])",
         "stage 0 takes the state k0, but does not return it; expected every state in one",
     ),
     ("-> (y: f32", "-> (t: f32", "stage 2 takes t as y; expected one name"),
-    ("-> (h: f32[B, S, 3], e", "-> (t: f32[B, S, 3], e", "@forward returns t as h; expected"),
+    (
+        "-> (h: f32[B, S, 3] of f32[B, S, 5@tp], e",
+        "-> (t: f32[B, S, 3] of f32[B, S, 5@tp], e",
+        "@forward returns t as h; expected",
+    ),
     (
         "    return %h, %v, %e, %u",
-        "    %n = neg %h : f32[B, S, 3]\n    return %n, %v, %e, %u",
+        "    %n = neg %h : f32[B, S, 3] of f32[B, S, 5@tp]\n    return %n, %v, %e, %u",
         "neg is between the calls of stages, and no stage runs it",
     ),
 ]

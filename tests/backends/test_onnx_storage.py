@@ -174,13 +174,13 @@ def test_weights_of_four_bits_are_packed_by_two(folder: Path) -> None:
 @pytest.mark.parametrize(("ranks", "step"), [(1, ".transpose(1, 0)"), (3, ".shard(1, tp)")])
 def test_writing_weights_takes_no_memory(ranks: int, step: str, tmp_path: Path) -> None:
     path, size = sparse_checkpoint(tmp_path, 60_000, 999), 60_000 * 999 * 4
-    shape = "999, 60000" if ranks == 1 else "60000, 333"
+    type = "f32[999, 60000]" if ranks == 1 else "f32[60000, 333] of f32[60000, 999@tp]"
     m = text_module(
         "%x: f32[1]",
-        f"f32[{shape}]",
+        type,
         "return @w",
         f"local mesh(tp={ranks})",
-        f'  file @f = "{path.name}"\n  weight @w : f32[{shape}] = @f["x"]{step}',
+        f'  file @f = "{path.name}"\n  weight @w : {type} = @f["x"]{step}',
     )
     before = resident()
     facts = backend.emit(m, tmp_path, base=tmp_path).facts

@@ -75,11 +75,11 @@ def test_options_are_checked(tmp_path: Path) -> None:
 
 
 FAILING = """module @m local mesh(tp=3) dims(S=1:3:9) {
-  func @forward(%x: f32[S, 4], %i: i32[S]) -> (f32[S, 4], n: f32[S, 4]) {
+  func @forward(%x: f32[S, 4]{varies tp}, %i: i32[S]) -> (f32[S, 4], n: f32[S, 4]) {
     %a = all_reduce %x {axis="tp", group_size=3} : f32[S, 4]
-    %r = rank {axis="tp"} : i32[]
-    %j = mul %i, %r : i32[S]
-    %b = gather %a, %j {dim=0} : f32[S, 4]
+    %r = rank {axis="tp"} : i32[]{varies tp}
+    %j = mul %i, %r : i32[S]{varies tp}
+    %b = gather %a, %j {dim=0} : f32[S, 4]{varies tp}
     %c = all_reduce %b {axis="tp", group_size=3} : f32[S, 4]
     %d = all_gather %c {axis="tp", dim=0, group_size=3} : f32[3*S, 4]
     %e = slice %d {dim=0, start=0, stop=S} : f32[S, 4]

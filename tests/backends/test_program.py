@@ -49,13 +49,13 @@ def test_a_stream_keeps_the_state_and_a_run_keeps_nothing() -> None:
 
 def test_every_rank_keeps_its_own_state() -> None:
     counter = module(
-        "%x: f32[], %total: f32[]",
-        "f32[], total: f32[] aliases %total",
+        "%x: f32[], %total: f32[]{varies tp}",
+        "f32[], total: f32[]{varies tp} aliases %total",
         """
-        %rank = rank {axis="tp"} : i32[]
-        %step = cast %rank {dtype="f32"} : f32[]
-        %more = add %total, %step : f32[]
-        %new = add %more, %x : f32[]
+        %rank = rank {axis="tp"} : i32[]{varies tp}
+        %step = cast %rank {dtype="f32"} : f32[]{varies tp}
+        %more = add %total, %step : f32[]{varies tp}
+        %new = add %more, %x : f32[]{varies tp}
         %sum = all_reduce %new {axis="tp", group_size=3} : f32[]
         return %sum, %new
         """,

@@ -201,16 +201,16 @@ def test_given_weights_are_checked(message: str, weights: dict[str, np.ndarray])
 
 
 SHARDED = module(
-    "%x: f32[2]",
-    "f32[2], i32[]",
+    "%x: f32[2]{varies tp}",
+    "f32[2], i32[]{varies tp}",
     """
-    %part = mul %x, @w : f32[2]
+    %part = mul %x, @w : f32[2]{varies tp}
     %sum = all_reduce %part {axis="tp", group_size=2} : f32[2]
-    %rank = rank {axis="tp"} : i32[]
+    %rank = rank {axis="tp"} : i32[]{varies tp}
     return %sum, %rank
     """,
     head="local mesh(tp=2)",
-    top='  weight @w : f32[2] = unbound("w").shard(0, tp)',
+    top='  weight @w : f32[2]{varies tp} = unbound("w").shard(0, tp)',
 )
 
 
@@ -234,10 +234,10 @@ def test_ranks_need_a_local_module_and_one_input_each() -> None:
 
 
 SHARED = """module @m local mesh(tp=2) {
-  func @forward(%x: f32[B, 2], %y: f32[1, 2*S]) -> (x: f32[B, 2], y: f32[1, 2*S])
-      layouts(%x: f32[B, 3@tp], %y: f32[1, 4*S@tp], x: f32[B, 3@tp], y: f32[1, 4*S@tp]) {
-    %a = neg %x : f32[B, 2]
-    %b = neg %y : f32[1, 2*S]
+  func @forward(%x: f32[B, 2] of f32[B, 3@tp], %y: f32[1, 2*S] of f32[1, 4*S@tp])
+      -> (x: f32[B, 2] of f32[B, 3@tp], y: f32[1, 2*S] of f32[1, 4*S@tp]) {
+    %a = neg %x : f32[B, 2] of f32[B, 3@tp]
+    %b = neg %y : f32[1, 2*S] of f32[1, 4*S@tp]
     return %a, %b
   }
 }"""
@@ -282,7 +282,7 @@ def test_a_dimension_of_ranks_is_a_multiple() -> None:
 
 def test_ranks_of_a_group_hold_equal_shapes() -> None:
     loose = module(
-        "%x: f32[S]",
+        "%x: f32[S]{varies tp}",
         "f32[S]",
         '%y = all_reduce %x {axis="tp", group_size=2} : f32[S]\nreturn %y',
         head="local mesh(tp=2)",

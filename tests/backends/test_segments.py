@@ -25,8 +25,10 @@ REDUCE = '{axis="tp", group_size=2}'
 
 
 def module(body: str, results: str) -> Module:
-    weight = '  weight @w : bf16[4, 4] = random("w", 1, 0.5)'
-    return text_module("%x: f32[S, 4]", results, body, "local mesh(tp=2) dims(S=1:3:9)", weight)
+    weight = '  weight @w : bf16[4, 4]{varies tp} = random("w", 1, 0.5)'
+    return text_module(
+        "%x: f32[S, 4]{varies tp}", results, body, "local mesh(tp=2) dims(S=1:3:9)", weight
+    )
 
 
 def model(m: Module, folder: Path) -> ModelProto:
@@ -36,17 +38,17 @@ def model(m: Module, folder: Path) -> ModelProto:
 
 TWICE = module(
     f"""
-    %wide = cast @w {{dtype="f32"}} : f32[4, 4]
-    %a = linear %x, %wide : f32[S, 4]
+    %wide = cast @w {{dtype="f32"}} : f32[4, 4]{{varies tp}}
+    %a = linear %x, %wide : f32[S, 4]{{varies tp}}
     %b = all_reduce %a {REDUCE} : f32[S, 4]
-    %c = linear %b, %wide : f32[S, 4]
-    %d = add %c, %x : f32[S, 4]
+    %c = linear %b, %wide : f32[S, 4]{{varies tp}}
+    %d = add %c, %x : f32[S, 4]{{varies tp}}
     %e = all_reduce %wide {REDUCE} : f32[4, 4]
-    %f = linear %d, %e : f32[S, 4]
+    %f = linear %d, %e : f32[S, 4]{{varies tp}}
     %z = full {{value=2.0, shape=[3]}} : f32[3]
     return %f, %z, %b
     """,
-    "f32[S, 4], f32[3], f32[S, 4]",
+    "f32[S, 4]{varies tp}, f32[3], f32[S, 4]",
 )
 
 
@@ -82,7 +84,7 @@ def test_segments_hold_their_own_weights(tmp_path: Path) -> None:
 def test_unused_operations_are_left_out(tmp_path: Path) -> None:
     m = module(
         f"""
-        %a = neg %x : f32[S, 4]
+        %a = neg %x : f32[S, 4]{{varies tp}}
         %b = all_reduce %a {REDUCE} : f32[S, 4]
         %c = neg %b : f32[S, 4]
         %d = all_reduce %x {REDUCE} : f32[S, 4]
@@ -138,12 +140,12 @@ def test_shapes_known_only_at_run_time(tmp_path: Path) -> None:
 
 def test_collectives_of_weights_and_constants(tmp_path: Path) -> None:
     text = """module @m local mesh(tp=2) {
-      weight @w : f32[4, 3] = random("w", 1, 0.5, [8, 3]).shard(0, tp)
-      func @forward(%x: f32[3]) -> (f32[8, 3], f32[4, 3], i32[2], f32[3]) {
+      weight @w : f32[4, 3]{varies tp} = random("w", 1, 0.5, [8, 3]).shard(0, tp)
+      func @forward(%x: f32[3]{varies tp}) -> (f32[8, 3], f32[4, 3], i32[2], f32[3]{varies tp}) {
         %a = all_gather @w {axis="tp", dim=0, group_size=2} : f32[8, 3]
         %b = all_reduce @w {axis="tp", group_size=2} : f32[4, 3]
-        %c = rank {axis="tp"} : i32[]
-        %d = unsqueeze %c {dims=[0]} : i32[1]
+        %c = rank {axis="tp"} : i32[]{varies tp}
+        %d = unsqueeze %c {dims=[0]} : i32[1]{varies tp}
         %e = all_gather %d {axis="tp", dim=0, group_size=2} : i32[2]
         return %a, %b, %e, %x
       }

@@ -132,9 +132,9 @@ def test_a_module_that_is_no_language_model() -> None:
 def test_a_local_module_is_taken_as_it_is(tmp_path: Path) -> None:
     (tmp_path / "m.irc").write_text(
         """module @m local mesh(tp=2) {
-  weight @w : bf16[8, 4] = unbound("w", [16, 4]).shard(0, tp)
+  weight @w : bf16[8, 4] of bf16[16@tp, 4] = unbound("w", [16, 4]).shard(0, tp)
   func @forward(%x: bf16[4]) -> (y: bf16[16]) {
-    %a = linear %x, @w : bf16[8]
+    %a = linear %x, @w : bf16[8] of bf16[16@tp]
     %y = all_gather %a {axis="tp", dim=0, group_size=2} : bf16[16]
     return %y
   }

@@ -38,9 +38,9 @@ IDS = np.array([[1, 2, 3], [4, 5, 6]])
 LOCAL = """\
 module @m local mesh(tp=3) {
   func @forward(%x: f32[B]) -> (y: f32[B]) {
-    %rank = rank {axis="tp"} : i32[]
-    %factor = cast %rank {dtype="f32"} : f32[]
-    %part = mul %x, %factor : f32[B]
+    %rank = rank {axis="tp"} : i32[]{varies tp}
+    %factor = cast %rank {dtype="f32"} : f32[]{varies tp}
+    %part = mul %x, %factor : f32[B]{varies tp}
     %y = all_reduce %part {axis="tp", group_size=3} : f32[B]
     return %y
   }

@@ -169,7 +169,7 @@ class HostProgram:
         function, mesh = self.module.main, self.module.mesh
         given = dict(inputs)
         if self.module.local:
-            axes = {str(arg.name): function.argument_layout(arg).axes for arg in function.args}
+            axes = {str(arg.name): arg.type.global_type.axes for arg in function.args}
             given = {
                 name: [split_array(array, axes[name], mesh, p.rank) for p in self.planners]
                 for name, array in inputs.items()
@@ -177,7 +177,11 @@ class HostProgram:
         found = self.ranks(given, **sizes)
         return {
             name: self._joined(layout, [results[name] for results in found])
-            for name, layout in zip(function.result_names(), function.result_layouts(), strict=True)
+            for name, layout in zip(
+                function.result_names(),
+                [value.type.global_type for value in function.returned],
+                strict=True,
+            )
         }
 
     def ranks(self, inputs: Mapping[str, Any], **sizes: int) -> list[dict[str, Array]]:

@@ -40,11 +40,12 @@ WIDTH = 7
 
 def module_of(ranks: int, kind: str, text: str, results: str = "y") -> Module:
     type = f"{kind}[B, {WIDTH}]"
+    own = f"{type}{{varies tp}}"
     given = ", ".join(f"{name}: {type}" for name in results.split())
     body = text.replace(OVER, f'{{axis="tp", group_size={ranks}')
     lines = "\n".join(f"{line.strip()} : {type}" for line in body.splitlines())
     return parse_module(f"""module @m local mesh(tp={ranks}) dims(B=1:2:999999) {{
-      func @forward(%x: {type}, %r: {type}) -> ({given}) {{
+      func @forward(%x: {own}, %r: {type}) -> ({given}) {{
         {lines}
         return {", ".join(f"%{name}" for name in results.split())} }} }}""")
 
@@ -137,7 +138,7 @@ def test_shards_of_all_ranks(ranks: int, kind: str, width: int) -> None:
     """Any bits, all ones too."""
     group, rng, dtype = Ranks(ranks), fresh(), numpy_dtype(kind)
     module = parse_module(f"""module @m local mesh(tp={ranks}) dims(B=1:2:999999) {{
-      func @forward(%x: {kind}[B, {width}]) -> (y: {kind}[{ranks}*B, {width}]) {{
+      func @forward(%x: {kind}[B, {width}]{{varies tp}}) -> (y: {kind}[{ranks}*B, {width}]) {{
         %y = all_gather %x {{axis="tp", dim=0, group_size={ranks}}} : {kind}[{ranks}*B, {width}]
         return %y }} }}""")
     for rows in (1, int(rng.integers(2, 999)), LARGEST // 2 // width // dtype.itemsize, 2):
@@ -183,8 +184,8 @@ def test_a_kernel_ends_once_the_run_has_failed() -> None:
 @pytest.mark.parametrize("rows", [1, 3])
 def test_products_are_added_before_they_are_rounded(rows: int) -> None:
     module = parse_module("""module @m local mesh(tp=2) dims(B=1:2:99) {
-      func @forward(%x: bf16[B, 256], %w: bf16[64, 256], %r: bf16[B, 64]) -> (y: bf16[B, 64]) {
-        %p = linear %x, %w : bf16[B, 64]
+      func @forward(%x: bf16[B, 256]{varies tp}, %w: bf16[64, 256]{varies tp}, %r: bf16[B, 64]) -> (y: bf16[B, 64]) {
+        %p = linear %x, %w : bf16[B, 64]{varies tp}
         %a = all_reduce %p {axis="tp", group_size=2} : bf16[B, 64]
         %y = add %r, %a : bf16[B, 64]
         return %y } }""")
@@ -255,7 +256,7 @@ def test_kernels_compile_for_every_gpu(architecture: str) -> None:
     ranks, kind = int(rng.integers(2, 9)), str(rng.choice(["bf16", "f16", "f32"]))
     one, every = f"{kind}[B, 4]", f"{kind}[{ranks}*B, 4]"
     module = parse_module(f"""module @m local mesh(tp={ranks}) dims(B=1:2:99) {{
-      func @forward(%x: {one}, %r: {one}) -> (y: {one}, z: {every}) {{
+      func @forward(%x: {one}{{varies tp}}, %r: {one}) -> (y: {one}, z: {every}) {{
         %a = all_reduce %x {{axis="tp", group_size={ranks}}} : {one}
         %y = add %a, %r : {one}
         %z = all_gather %y {{axis="tp", dim=0, group_size={ranks}}} : {every}

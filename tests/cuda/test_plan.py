@@ -310,8 +310,8 @@ def test_what_would_need_its_own_result_is_not_fused(monkeypatch: pytest.MonkeyP
 
 def test_expected_times() -> None:
     text = """module @m local mesh(tp=2) {
-      func @f(%x: f32[1000, 1000]) -> (f32[2000, 1000]) {
-        %0 = neg %x : f32[1000, 1000]
+      func @f(%x: f32[1000, 1000]{varies tp}) -> (f32[2000, 1000]) {
+        %0 = neg %x : f32[1000, 1000]{varies tp}
         %1 = all_gather %0 {axis="tp", dim=0, group_size=2} : f32[2000, 1000]
         return %1
       }

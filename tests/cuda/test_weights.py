@@ -22,11 +22,11 @@ TEXT = """module @m local mesh(tp=2) {{
   file @data = "data"
   weight @whole : f32[6, 10] = bytes(@data, 8, f32[6, 10])
   weight @same : f32[6, 10] = bytes(@data, 8, f32[6, 10])
-  weight @rows : f32[3, 10] = bytes(@data, 8, f32[6, 10]).shard(0, tp)
-  weight @columns : f32[6, 5] = bytes(@data, 8, f32[6, 10]).shard(1, tp)
+  weight @rows : f32[3, 10]{{varies tp}} = bytes(@data, 8, f32[6, 10]).shard(0, tp)
+  weight @columns : f32[6, 5]{{varies tp}} = bytes(@data, 8, f32[6, 10]).shard(1, tp)
   weight @half : bf16[6, 10] = bytes(@data, 8, f32[6, 10]).cast(bf16)
   weight @codes : i4[3, 7] = bytes(@data, 400, i4[3, 7])
-  weight @joined : f32[5, 10] = concat({first}, {rows}; 0)
+  weight @joined : f32[5, 10]{{varies tp}} = concat({first}, {rows}; 0)
   weight @none : f32[0, 4] = zeros([0, 4], f32)
   func @f(%x: f32[2]) -> (f32[2]) {{
     return %x

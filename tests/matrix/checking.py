@@ -122,7 +122,9 @@ class Wanted:
             return
         main = module.main
         ranks = evaluate_ranks(module, inputs, weights=Weights(module))
-        for name, layout in zip(main.result_names(), main.result_layouts(), strict=True):
+        for name, layout in zip(
+            main.result_names(), [value.type.global_type for value in main.returned], strict=True
+        ):
             array, axes = self.results[name], layout.axes
             for number, rank in enumerate(ranks):
                 true = split_array(np.ones(array.shape, np.bool_), axes, module.mesh, number)

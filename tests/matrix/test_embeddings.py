@@ -66,6 +66,6 @@ def test_every_scheme_finds_the_rows(wanted: str, scheme: str, tmp_path: Path) -
                 outside = int(np.count_nonzero((ids < 0) | (ids >= rows)))
                 assert result["ids_out_of_range"] == outside, where
         if number < 3 and ids.size:
-            axes = module.main.argument_layout(module.main.args[0]).axes
+            axes = module.main.args[0].type.global_type.axes
             parts = [split_array(ids, axes, module.mesh, rank) for rank in range(ranks)]
             agrees(module, {"ids": parts}, tmp_path)

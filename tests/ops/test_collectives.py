@@ -11,7 +11,7 @@ import pytest
 
 from irc.backends.reference import evaluate, evaluate_ranks
 from irc.errors import Error
-from irc.ir.core import Function, Module
+from irc.ir.core import Function, Module, Result
 from irc.ir.declare import op_class
 from irc.ir.mesh import Mesh
 from irc.ir.types import Axes, TensorType
@@ -30,7 +30,10 @@ Arrays = list[np.ndarray]
 def run(op: str, mesh: Mesh, shards: Arrays, axis: str = "tp", /, **attributes: Any) -> Arrays:
     """The results of a collective in the local view, per rank, from the operands per rank."""
     module = Module("m", mesh, local=True)
-    function = Function("forward", [("x", TensorType("f32", shards[0].shape))])
+    type = TensorType("f32", shards[0].shape)
+    own = type.part_of(type.replace(varying=mesh.names))
+    function = Function("forward", [("x", own)])
+    function.results = (Result(varies=True),)
     group_size = mesh.group_size(tuple(axis.split(".")))
     made = op_class(op)(function.arg("x"), axis=axis, group_size=group_size, **attributes)
     function.append(made)
@@ -125,6 +128,7 @@ def test_a_group_over_two_axes_counts_the_last_fastest() -> None:
 def test_rank_is_the_index_in_the_group(mesh: Mesh) -> None:
     module = Module("m", mesh, local=True)
     function = Function("forward")
+    function.results = (Result(varies=True),)
     function.append(op := Rank(axis="tp"))
     function.append(Return(op.results))
     module.add_function(function)
@@ -210,8 +214,8 @@ def text(local: str, line: str) -> Module:
             "=4, but the mesh",
         ),
         ("local", 'broadcast %x {axis="tpp", group_size=2} : f32[4, 6]', "did you mean 'tp'"),
-        ("", 'rank {axis="tp"} : i32[]', "so it is for the local view only"),
-        ("local", 'rank {axis="dp"} : i32[]', "has no axis 'dp'"),
+        ("", 'rank {axis="tp"} : i32[]', r"but rank gives i32\[\]\{varies tp\}"),
+        ("local", 'rank {axis="dp"} : i32[]{varies dp}', "has no axis 'dp'"),
     ],
 )
 def test_a_collective_fits_the_view_and_the_mesh(

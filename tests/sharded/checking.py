@@ -77,7 +77,9 @@ def check(
         return
     ranks = evaluate_ranks(module, inputs, weights=weights)
     main = module.main
-    for name, layout in zip(main.result_names(), main.result_layouts(), strict=True):
+    for name, layout in zip(
+        main.result_names(), [value.type.global_type for value in main.returned], strict=True
+    ):
         array, axes = wanted[name], layout.axes
         for number, rank in enumerate(ranks):
             true = split_array(np.ones(array.shape, np.bool_), axes, module.mesh, number)

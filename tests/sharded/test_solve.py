@@ -252,7 +252,7 @@ def test_a_state_is_sharded_unless_it_was_used_replicated(
         weights=W,
     )
     module = same(text, "tp=2", ["w 0@tp"], tmp_path)
-    assert str(module.main.argument_layout(module.main.args[1])) == state
+    assert str(module.main.args[1].type.global_type) == state
 
 
 def test_notes_of_layers_are_grouped() -> None:

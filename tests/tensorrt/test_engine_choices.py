@@ -27,9 +27,9 @@ BODIES = {
     "largest": """%y = all_reduce %x {axis="tp", op="max", group_size=2} : f32[4, 8]
       return %y""",
     "largest and more": """%a = all_reduce %x {axis="tp", op="max", group_size=2} : f32[4, 8]
-      %r = rank {axis="tp"} : i32[]
+      %r = rank {axis="tp"} : i32[]{varies tp}
       %s = reshape %a {shape=[2, 2, 8]} : f32[2, 2, 8]
-      %b = gather %s, %r {dim=0} : f32[2, 8]
+      %b = gather %s, %r {dim=0} : f32[2, 8]{varies tp}
       %y = all_gather %b {axis="tp", dim=0, group_size=2} : f32[4, 8]
       return %y""",
 }

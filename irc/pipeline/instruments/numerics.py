@@ -96,7 +96,7 @@ def small_sizes(module: Module) -> dict[str, int]:
     """A small value for every symbolic dim, within its range in the module."""
     symbols: dict[str, None] = dict.fromkeys(module.dims)
     for arg in module.main.args:
-        for dim in module.main.argument_layout(arg).shape:
+        for dim in arg.type.global_type.shape:
             if not isinstance(dim, int):
                 symbols |= dict.fromkeys(dim.symbols())
     sizes: dict[str, int] = {}
@@ -113,7 +113,7 @@ def random_inputs(module: Module, sizes: Mapping[str, int], seed: int = 0) -> di
     """
     random = np.random.default_rng(seed)
     local = LocalSizes(module.mesh, sizes)
-    types = {str(arg.name): module.main.argument_layout(arg) for arg in module.main.args}
+    types = {str(arg.name): arg.type.global_type for arg in module.main.args}
     found: dict[str, Array] = {}
     for name, type in types.items():
         kind, shape = dtype(type.dtype), tuple(map(local.dim, type.shape))

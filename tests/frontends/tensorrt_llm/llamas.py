@@ -193,7 +193,7 @@ class Steps:
         if array is None:
             array = self.caches.get(name)
         if array is None:
-            layout = self.module.main.layouts.get(f"%{name}", type)
+            layout = type.global_type
             sizes = {"batch_size_beam_width": ROWS, "max_seq_len": CAPACITY, "past_key_len": 0}
             array = np.zeros(
                 [sizes[str(n)] if str(n) in sizes else int(str(n)) for n in layout.shape]

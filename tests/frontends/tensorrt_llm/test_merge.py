@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 import irc
-from irc.analysis.spmd import verify_spmd
 from irc.frontends import functional as F
 from irc.frontends.tensor import one
 from irc.frontends.tensorrt_llm import Network, Parameter, Tensor, default_net, merge, net_guard
@@ -19,6 +18,7 @@ from irc.frontends.tensorrt_llm.engines import merged
 from irc.frontends.tensorrt_llm.mapping import Mapping
 from irc.frontends.tensorrt_llm.module import constant_tensor
 from irc.frontends.tensorrt_llm.tensor import wrap
+from irc.ir.verify import verify
 from irc.weights import UnboundRef, ZerosRef
 from tests.fresh import fresh
 
@@ -78,19 +78,22 @@ def test_the_merged_module_compiles_and_runs(tmp_path: Path) -> None:
     model, x = Mlp(), fresh().normal(size=(2, 5)).astype(np.float32)
     with new_session():
         module = trace(model, 2, 2)
-        assert module.local and module.explicit and str(module.mesh) == "pp=2, tp=2"
+        assert module.local and str(module.mesh) == "pp=2, tp=2"
         assert list(module.functions) == ["stage0", "stage1", "forward"]
         assert module.dims == {"b": (1, 2, 5)}
         artifact = irc.compile(module, tmp_path / "out", bundle=True)
     assert np.allclose(artifact.run({"x": x})["y"], model.oracle(x), atol=1e-3)
 
 
-def test_layouts_of_explicit_modules_are_not_checked() -> None:
+def test_a_lost_collective_of_a_script_is_refused() -> None:
     with new_session():
-        text = str(trace(Mlp(1), 2))  # the rows of `down` are stored one rank after the other
-    verify_spmd(irc.parse(text))
-    with pytest.raises(irc.Error, match="sharded over tp in x and replicated in y"):
-        verify_spmd(irc.parse(text.replace(" local explicit ", " local ")))
+        module = trace(Mlp(1), 2)
+    verify(module)
+    (total,) = [op for op in module.ops() if op.opname == "all_reduce"]
+    total.result.replace_by(total.operands[0])
+    total.erase()
+    with pytest.raises(irc.Error, match=r"result of \w+ is f32.*but it makes f32.*varies tp"):
+        verify(module)
 
 
 def test_equal_arrays_are_stored_once() -> None:
@@ -262,7 +265,8 @@ def test_caches_are_shared_by_heads_and_written_in_place() -> None:
         module = trace(cached, 2)
         got = irc.evaluate(module, {"past_key_value_0": past})["present_key_value_0"]
     layout = "f32[b, 2, 4@tp, length, 3]"
-    assert {n: str(t) for n, t in module.main.layouts.items()} == {"%past_key_value_0": layout}
+    (arg,), (result,) = module.main.args, module.main.returned
+    assert str(arg.type.of) == str(result.type.of) == layout
     assert module.main.aliases() == {0: 0}
     assert np.array_equal(got, past * np.array([1, 1, 2, 2], np.float32)[:, None, None])
 
