@@ -170,7 +170,7 @@ def _view(op: Op, written: TensorType | None) -> Op:
         ]
     view = placeholder(op, tuple([Value(type, None, i) for i, type in enumerate(types)]))
     if "shape" in op.attribute_types and written is not None:
-        setattr(view, "shape", written.shape)
+        view.shape = written.shape  # pyright: ignore[reportAttributeAccessIssue]
     return view
 
 

@@ -15,7 +15,7 @@ _Key: TypeAlias = "tuple[str, Shape, tuple[Axes, ...], Axes, Axes, TensorType | 
 
 
 class TensorType:
-    """`bf16[B, S, 4096@tp]{sum tp}`, or in the local view `bf16[B, S, 2048] of bf16[B, S, 4096@tp]`.
+    """`bf16[B, 4096@tp]{sum dp}`, or in the local view `bf16[B, 2048] of bf16[B, 4096@tp]`.
 
     `axes` has an entry per dimension: the mesh axes that shard it (`4096@cp.tp` is sharded over cp,
     each shard over tp). `partial` holds, sorted, the axes over which it is a partial sum: the

@@ -47,7 +47,8 @@ class Routed(Op):
     def local_rule(self) -> str | None:
         """One rank has all tokens of its parts."""
         view = placeholder(self, self.operands)
-        setattr(view, "parts", max(2, self.parts))
+        assert isinstance(view, Routed)
+        view.parts = max(2, self.parts)
         return view.sharding_rule()
 
     def pairs(self) -> tuple[DimLike, DimLike, DimLike]:

@@ -11,8 +11,8 @@ from ..ir.core import Function, Module, Op, Result, Value, Weight
 from ..ir.declare import REGISTRY, op_class
 from ..ir.gc_pause import collector_paused
 from ..ir.mesh import Mesh
-from ..ir.string_literals import shown_name
 from ..ir.recorded import recorded_refusal
+from ..ir.string_literals import shown_name
 from ..ir.types import TensorType
 from ..ir.verify import check_calls
 from ..source import Loc

@@ -6,8 +6,9 @@ from math import lcm
 from typing import Any, cast
 
 from irc.errors import Error
-from irc.ir.core import Function, Module
+from irc.ir.core import Function, Module, Op
 from irc.ir.dims import Dim, DimLike, bind, exact_divide, symbol
+from irc.ir.types import TensorType
 from irc.pipeline import Stats
 
 from ..shared.edit import retype
@@ -74,8 +75,16 @@ def substitute(module: Module, sizes: dict[str, DimLike]) -> None:
     """Write other dimensions for symbols, everywhere in a module.
 
     Splits of weights and arguments are put aside meanwhile: the results do not have theirs yet.
+    In the local view every value keeps its own.
     """
     args = [arg for function in module.functions.values() for arg in function.args]
+    if module.local:
+        results = [result for op in module.ops() for result in op.results]
+        for value in (*module.weights.values(), *args, *results):
+            value.type = _substituted(value.type, sizes)
+        for op in module.ops():
+            _substitute_attributes(op, sizes)
+        return
     split = [(value, value.type.axes) for value in (*module.weights.values(), *args)]
     for value, _ in split:
         shape = tuple(replaced(dim, sizes) for dim in value.type.shape)
@@ -88,9 +97,22 @@ def substitute(module: Module, sizes: dict[str, DimLike]) -> None:
 
 def _retype(function: Function, sizes: dict[str, DimLike]) -> None:
     for op in function:
-        for name in op.attribute_types:
-            setattr(op, name, _attribute(getattr(op, name), sizes))
+        _substitute_attributes(op, sizes)
         retype(op)
+
+
+def _substitute_attributes(op: Op, sizes: dict[str, DimLike]) -> None:
+    for name in op.attribute_types:
+        setattr(op, name, _attribute(getattr(op, name), sizes))
+
+
+def _substituted(type: TensorType, sizes: dict[str, DimLike]) -> TensorType:
+    """A local type with other dimensions, in its global type too."""
+    own, whole = (
+        each.replace(shape=tuple(replaced(dim, sizes) for dim in each.shape))
+        for each in (type, type.global_type)
+    )
+    return own.part_of(whole)
 
 
 def _attribute(value: Any, sizes: dict[str, DimLike]) -> Any:

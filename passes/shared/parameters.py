@@ -12,6 +12,7 @@ from itertools import pairwise
 from irc.ir.core import Module, Op, Value, Weight
 from irc.ir.dims import DimLike, exact_divide
 from irc.ir.types import TensorType
+from irc.ir.weight_parts import weight_part
 from irc.ops import Add, Dequantize, DynamicScale, Full, Linear, Matmul, Quantize, Transpose
 from irc.rewrite import erase_dead
 from irc.weights import Shard, Slice, with_shape
@@ -127,6 +128,8 @@ class Slicer:
         ranges = tuple((begin, end) if i == dim else None for i in range(len(shape)))
         ref = with_shape(weight.ref, shape, weight.type.dtype).then(Slice(ranges))
         cut = TensorType(weight.type.dtype, (*shape[:dim], end - begin, *shape[dim + 1 :]))
+        if self.module.local:
+            cut = weight_part(ref, cut, self.module.mesh)
         return Weight(cut, free_name(f"{weight.name}.{number}", self.module.weights), ref)
 
     def separate(

@@ -76,7 +76,7 @@ REFUSED: dict[str, tuple[list[tuple[str, str]], str]] = {
         "softmax needs dimension 'd1' replicated",
     ),
     "shards meet a complete value": (
-        [("@down :", "@down :"), ("8] of f32[4, 16@tp] =", "8] ="), (", [4, 16]).shard(1, tp)", ")")],
+        [("8] of f32[4, 16@tp] =", "8] ="), (", [4, 16]).shard(1, tp)", ")")],
         "'k' is sharded over tp in x and replicated in weight",
     ),
     "a weight that is cut in another dimension": (
@@ -96,13 +96,18 @@ REFUSED: dict[str, tuple[list[tuple[str, str]], str]] = {
         "tanh needs complete operands, but x is a partial sum over tp",
     ),
     "the rank in a result": (
-        [before("%y = add", RANK, '%f = cast %r {dtype="f32"} : f32[]{varies tp}')]
-        + [("%y = add %x, %s : f32[B, 4]", "%y = add %s, %f : f32[B, 4]")],
+        [
+            before("%y = add", RANK, '%f = cast %r {dtype="f32"} : f32[]{varies tp}'),
+            ("%y = add %x, %s : f32[B, 4]", "%y = add %s, %f : f32[B, 4]"),
+        ],
         r"written as f32\[B, 4\], but add gives f32\[B, 4\]\{varies tp\}",
     ),
     "the rank in a layer": (
-        [before("%h =", RANK, '%f = cast %r {dtype="f32"} : f32[]{varies tp}')]
-        + [before("%h =", "%v = add %x, %f : f32[B, 4]{varies tp}"), ("linear %x", "linear %v")],
+        [
+            before("%h =", RANK, '%f = cast %r {dtype="f32"} : f32[]{varies tp}'),
+            before("%h =", "%v = add %x, %f : f32[B, 4]{varies tp}"),
+            ("linear %x", "linear %v"),
+        ],
         "mixes shards over tp with x, which varies over tp in other dimensions",
     ),
     "a lookup without the rank": (
@@ -110,8 +115,10 @@ REFUSED: dict[str, tuple[list[tuple[str, str]], str]] = {
         "embedding must know where the shard of a rank of tp begins",
     ),
     "a minimum of maxima": (
-        [before(SUM, "%w = reduce_max %a {dims=[1], keep=true} : f32[B, 1]{varies tp}")]
-        + [before(SUM, f'%w1 = all_reduce %w {GROUP}, op="min"}} : f32[B, 1]')],
+        [
+            before(SUM, "%w = reduce_max %a {dims=[1], keep=true} : f32[B, 1]{varies tp}"),
+            before(SUM, f'%w1 = all_reduce %w {GROUP}, op="min"}} : f32[B, 1]'),
+        ],
         "by reduce_max, which only op=max completes",
     ),
     "a shard of another size": (

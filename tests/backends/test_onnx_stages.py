@@ -65,7 +65,7 @@ TEXT = """module @m local mesh(pp=3, tp=2) dims(B=1:2:4, S=1:3:9, C=1:8:16) {
     %h, %e = call %y, %f {callee=@back, stage=2} : f32[B, S, 3] of f32[B, S, 5@tp], f32[B*S, 8]
     return %h, %v, %e, %u
   }
-}"""
+}"""  # noqa: E501
 
 
 def module() -> Module:

@@ -184,7 +184,8 @@ def test_a_kernel_ends_once_the_run_has_failed() -> None:
 @pytest.mark.parametrize("rows", [1, 3])
 def test_products_are_added_before_they_are_rounded(rows: int) -> None:
     module = parse_module("""module @m local mesh(tp=2) dims(B=1:2:99) {
-      func @forward(%x: bf16[B, 256]{varies tp}, %w: bf16[64, 256]{varies tp}, %r: bf16[B, 64]) -> (y: bf16[B, 64]) {
+      func @forward(%x: bf16[B, 256]{varies tp}, %w: bf16[64, 256]{varies tp}, %r: bf16[B, 64])
+          -> (y: bf16[B, 64]) {
         %p = linear %x, %w : bf16[B, 64]{varies tp}
         %a = all_reduce %p {axis="tp", group_size=2} : bf16[B, 64]
         %y = add %r, %a : bf16[B, 64]
