@@ -86,8 +86,9 @@ def module_of(lookup: Lookup) -> Module:
     rows, columns = lookup.shard
     module = Module(f"lookup_{lookup.scheme}", Mesh((("tp", lookup.ranks),)), local=True)
     kind = TensorType(lookup.dtype, (rows + 2, columns))
-    table = module.add_weight(Weight(kind, "table", UnboundRef("table")))
-    arguments = [("ids", TensorType("i32", (lookup.padded,))), ("shift", TensorType("i32", ()))]
+    table = module.add_weight(Weight(_own(kind), "table", UnboundRef("table")))
+    shift = _own(TensorType("i32", ()))
+    arguments = [("ids", TensorType("i32", (lookup.padded,))), ("shift", shift)]
     function = module.add_function(Function("forward", arguments))
 
     def add(op: Op) -> Value:
@@ -109,8 +110,13 @@ def module_of(lookup: Lookup) -> Module:
             joined = add(AllToAll(found, axis="tp", split=0, concat=0, group_size=group_size))
             out = merged(add, joined, group_size)
     function.append(Return([out]))
-    function.results = (Result("rows"),)
+    function.results = (Result("rows", varies=True),)
     return module
+
+
+def _own(type: TensorType) -> TensorType:
+    """The type of what every rank has of its own."""
+    return type.part_of(type.replace(varying=("tp",)))
 
 
 def merged(add: Any, joined: Value, group_size: int) -> Value:

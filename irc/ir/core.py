@@ -162,6 +162,10 @@ class Op:
         """The fact `sums` of this very operation in the local view."""
         return self.sums
 
+    def refusal(self) -> Error | None:
+        """Why an operation that `records` does not take its local operands, if it does not."""
+        return None
+
     def repeated(self) -> Number | None:
         """The number that all elements are, of an operation without operands; else None."""
         return None

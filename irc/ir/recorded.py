@@ -80,7 +80,8 @@ def recorded_refusal(op: Op, index: int, derived: TensorType, written: TensorTyp
     type = found.types[0 if op.records else index]
     if _may_be(type, wanted, found.forced):
         return None
-    return found.refusal.message if found.refusal is not None else ""
+    refusal = op.refusal() if op.records else found.refusal
+    return refusal.message if refusal is not None else ""
 
 
 def _may_be(found: TensorType, wanted: TensorType, forced: tuple[str, ...]) -> bool:

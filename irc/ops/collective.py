@@ -133,6 +133,13 @@ class Exchange(Collective):
             self._global_type(self.x.type.global_type, self.axes)
             self._check_completes(self.attributes.get("op"))
 
+    def refusal(self) -> Error | None:
+        try:
+            self._global_type(self.x.type.global_type, self.axes)
+        except Error as error:
+            return error
+        return None
+
     def _check_completes(self, kind: str | None) -> None:
         made = self.x.producer
         needed = made.per_shard if made is not None else ""
@@ -155,10 +162,7 @@ class Exchange(Collective):
             shape = _put(shape, gathered, shape[gathered] * self.group_size)
         try:
             of = self._global_type(x.global_type, self.axes)
-        except Error:
-            if x.of is not None:
-                raise
-            # the trace of one rank, which knows no others; `verify` raises
+        except Error:  # `verify` raises: the trace of one rank knows nothing of others
             of = TensorType(x.dtype, shape, varying=tuple(x.global_type.spread))
         # what is not sharded any more keeps the padding of its shards
         sizes = zip(shape, of.shape, of.axes, strict=True)

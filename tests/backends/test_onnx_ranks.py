@@ -211,7 +211,8 @@ def test_bytes_that_several_ranks_need_are_written_once(tmp_path: Path) -> None:
       weight @quarter : f32[6, 1]{varies dp tp} = @f["d"].shard(1, dp.tp)
       weight @whole : f32[6, 4] = @f["d"]
       func @forward(%x: f32[6]{varies dp tp})
-        -> (f32[3, 4]{varies tp}, f32[6, 2]{varies tp}, f32[4, 6], f32[6, 1]{varies dp tp}, f32[6, 4]) {
+        -> (f32[3, 4]{varies tp}, f32[6, 2]{varies tp}, f32[4, 6], f32[6, 1]{varies dp tp},
+          f32[6, 4]) {
         return @rows, @columns, @turned, @quarter, @whole
       }
     }"""

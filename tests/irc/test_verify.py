@@ -93,6 +93,15 @@ CASES = [
         "x.type = TensorType('f32', (symbol('B T'), 8))",
         r"f32\[B T, 8\], but 'B T' is no name for a dim",
     ),
+    (
+        "m.local = True; w.ref = w.ref.then(Shard(1, ('tp',)))",
+        r"weight @w is f32\[B, 8\], but .* gives f32\[B, 8\] of f32\[B, 16@tp\]",
+    ),
+    (
+        "m.local = True; d.set_operands((a.result, c));"
+        "b.result.type = x.type.part_of(x.type.replace(varying=('tp',)))",
+        "the result y of @forward varies over tp",
+    ),
     ("x.type = T.part_of(on('tp'))", "one rank's type, but the module is in the global view"),
     (
         "m.local = True; x.type = T.part_of(on('tp'))",

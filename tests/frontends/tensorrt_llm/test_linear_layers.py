@@ -149,7 +149,7 @@ def test_unset_weights_are_shards_of_the_checkpoint() -> None:
 
     with new_session():
         module = module_of(build, {"ids": np.zeros(3, "int32")}, 2)
-    refs = {str(weight.type): weight.ref for weight in module.weights.values()}
+    refs = {str(weight.type.replicated): weight.ref for weight in module.weights.values()}
     assert {
         kind: (getattr(ref, "shape", None), [*map(str, ref.steps)]) for kind, ref in refs.items()
     } == {
