@@ -27,7 +27,14 @@ class TensorType:
     """
 
     __slots__ = (
-        *("__weakref__", "_text", "axes", "dtype", "of", "partial", "shape", "sharded"),
+        "__weakref__",
+        "_text",
+        "axes",
+        "dtype",
+        "of",
+        "partial",
+        "shape",
+        "sharded",
         "varying",
     )
     dtype: str

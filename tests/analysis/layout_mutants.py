@@ -32,6 +32,7 @@ from tests.sharded.test_experts import OVER_DP
 MESHES = ("tp=2", "dp=2,tp=2", "ep=2,tp=2", "tp=3", "dp=2,ep=2,tp=2")
 BEFORE, AFTER = "inline, canonicalize, cse", "localize, fuse-collectives, cse, canonicalize, dce"
 HEADS = {"num_attention_heads": 8, "num_key_value_heads": 4}
+OWN = "own: "
 Arrays = dict[str, np.ndarray]
 
 
@@ -144,10 +145,23 @@ def _of_collectives(module: Module) -> Iterator[tuple[str, Callable[[Module], No
                 old = _communications(copy)[at]
                 _exchange(old, make(old))
 
-            yield f"{op!r} -> {what}", change
+            yield f"{_seen(op)}{op!r} -> {what}", change
         if op.operands:
-            yield f"{op!r} moved forward", lambda copy, at=at: _forward(_communications(copy)[at])
-            yield f"{op!r} moved back", lambda copy, at=at: _back(_communications(copy)[at])
+            yield (
+                f"{_seen(op)}{op!r} moved forward",
+                lambda copy, at=at: _forward(_communications(copy)[at]),
+            )
+            yield (
+                f"{_seen(op)}{op!r} moved back",
+                lambda copy, at=at: _back(_communications(copy)[at]),
+            )
+
+
+def _seen(op: Op) -> str:
+    """`own: ` for what combines or exchanges what the ranks have of their own."""
+    axes = op.attributes["axis"].split(".")
+    own = op.operands and {*axes} <= {*op.operands[0].type.global_type.varying}
+    return OWN if own else ""
 
 
 def _exchange(old: Op, new: Value) -> None:
@@ -270,7 +284,8 @@ def _of_weights(module: Module) -> Iterator[tuple[str, Callable[[Module], None]]
             elif isinstance(step, Cyclic):
                 others.append(None)
             for other in others:
-                yield f"@{name} {step} -> {other}", _step(name, at, other)
+                own = OWN * bool(weight.type.global_type.varying)
+                yield f"{own}@{name} {step} -> {other}", _step(name, at, other)
 
 
 def _step(name: str, at: int, other: Any) -> Callable[[Module], None]:

@@ -10,7 +10,7 @@ from irc.errors import Error
 from irc.ir.core import Module
 from irc.ir.verify import verify
 from irc.text import parse_module
-from tests.analysis.layout_mutants import Sample, mutants, samples
+from tests.analysis.layout_mutants import OWN, Sample, mutants, samples
 from tests.fresh import session_seed
 from tests.sharded.checking import check
 
@@ -19,13 +19,21 @@ EACH = 40  # mutants of a sample
 
 
 def outcome(sample: Sample, what: str, module: Module) -> str:
-    """`refused` or `equal`; an AssertionError where accepted results are wrong."""
+    """`refused` or `equal`; an AssertionError where accepted results are wrong.
+
+    Other exchanges of what the ranks have of their own are `another` program.
+    """
     try:
         verify(module)
     except Error as error:
         assert error.op is None or error.op.loc is None or ".py:" in str(error), error
         return "refused"
-    check(module, sample.inputs, sample.wanted, f"{sample.name}: {what}", sample.tolerance)
+    try:
+        check(module, sample.inputs, sample.wanted, f"{sample.name}: {what}", sample.tolerance)
+    except (AssertionError, Error):
+        if not what.startswith(OWN):
+            raise
+        return "another"
     return "equal"
 
 
@@ -38,4 +46,4 @@ def test_mutants_are_equal_or_refused(tmp_path: Path) -> None:
             if at == EACH:
                 break
             counts[outcome(sample, what, module)] += 1
-    assert counts["refused"] > COUNT, counts
+    assert counts["refused"] > max(COUNT, 2 * counts["another"]), counts
