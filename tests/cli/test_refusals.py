@@ -16,7 +16,7 @@ TEXTS = {
     "broken.irc": "module @m {",
     "two.irc": "module @m mesh(tp=2) { func @f(%x: f32[2]) -> (f32[2]) { return %x } }",
     "local.irc": """module @m local mesh(tp=2) {
-  func @forward(%x: f32[6]) -> (f32[6]) {
+  func @forward(%x: f32[6]{varies tp}) -> (f32[6]) {
     %b = all_reduce %x {axis="tp", group_size=2} : f32[6]
     return %b
   }
