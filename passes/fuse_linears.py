@@ -165,7 +165,8 @@ def _form_of(part: Value) -> str:
     """The operations and the types, but for rows, of a parameter."""
     if isinstance(part, Weight):
         type = part.type
-        return f"{type.dtype}[{', '.join(map(str, ('N', *type.shape[1:])))}]"
+        over = "@" + ".".join(type.of.axes[0]) if type.of is not None else ""
+        return f"{type.dtype}[{', '.join(map(str, (f'N{over}', *type.shape[1:])))}]"
     op = part.producer
     assert op is not None
     inner = (f"{name}={_form_of(value)}" for name, value in op.named_operands())

@@ -238,6 +238,16 @@ class Op:
         return f"<{self.opname} {', '.join(map(repr, self.results))}>"
 
 
+def placeholder(op: Op, operands: tuple[Value, ...]) -> Op:
+    """`op` over other values, without links or results: for expand() and evaluate()."""
+    copy = object.__new__(type(op))
+    copy.operands, copy.present, copy.results = operands, op.present, ()
+    copy.loc, copy.parent, copy.prev, copy.next = op.loc, None, None, None
+    for name in op.attribute_types:
+        setattr(copy, name, getattr(op, name))
+    return copy
+
+
 class Result:
     """A declared result of a function: its name for callers, and the argument it overwrites.
 

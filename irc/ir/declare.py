@@ -25,6 +25,7 @@ from ..extensions.entry_points import load_installed
 from ..extensions.user_files import watch
 from . import attributes
 from .core import Op, Value
+from .core import placeholder as placeholder
 from .facts import Facts, set_facts
 from .recorded import local_types
 from .sharding import result_types
@@ -101,16 +102,6 @@ def types_of(op: Op) -> tuple[TensorType, ...]:
             _MEMO.clear()
         types = _MEMO[key] = inferred(op)
     return types
-
-
-def placeholder(op: Op, operands: tuple[Value, ...]) -> Op:
-    """`op` over other values, without links or results: for expand() and evaluate()."""
-    copy = object.__new__(type(op))
-    copy.operands, copy.present, copy.results = operands, op.present, ()
-    copy.loc, copy.parent, copy.prev, copy.next = op.loc, None, None, None
-    for name in op.attribute_types:
-        setattr(copy, name, getattr(op, name))
-    return copy
 
 
 def _expansion_types(op: Op) -> tuple[TensorType, ...]:

@@ -9,9 +9,10 @@ derived where it varies, see decision 0020.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from ..errors import Error
+from .core import Op, Value, placeholder
 from .dims import Dim, DimLike, exact_divide
 from .sharding import (
     Words,
@@ -24,9 +25,6 @@ from .sharding import (
     spread_types,
 )
 from .types import TensorType
-
-if TYPE_CHECKING:
-    from .core import Op, Value
 
 _SUM, _VARIES = -1, -2  # places of axes that shard no dimension
 
@@ -160,9 +158,6 @@ def _view(op: Op, written: TensorType | None) -> Op:
     Where the shape of the result is an attribute, it is that of the type `written`; if there is
     none, shapes stay local.
     """
-    from .core import Value
-    from .declare import placeholder
-
     types = [value.type.global_type for value in op.operands]
     if "shape" in op.attribute_types and written is None:
         types = [
