@@ -11,7 +11,16 @@ from ..dtypes import data_type, numpy_to_torch
 from ..enums import AttentionMaskType
 from ..errors import ScriptError
 from ..functional.collectives import recv, send
-from ..layers import MOE, Attention, ColumnLinear, Embedding, FusedGatedMLP, GatedMLP, RmsNorm
+from ..layers import (
+    MOE,
+    Attention,
+    ColumnLinear,
+    Embedding,
+    FusedGatedMLP,
+    GatedMLP,
+    PromptTuningEmbedding,
+    RmsNorm,
+)
 from ..mapping import Mapping
 from ..module import Module
 from ..quantization import QuantMode
@@ -182,7 +191,7 @@ class Transformer(Module):
 def embedding(config: LLaMAConfig) -> Embedding:
     """The table of tokens."""
     mapping, parallel = config.mapping, config.use_parallel_embedding
-    kind = Embedding
+    kind = PromptTuningEmbedding if config.use_prompt_tuning else Embedding
     return kind(
         num_embeddings=config.vocab_size or 0,
         embedding_dim=config.hidden_size,
