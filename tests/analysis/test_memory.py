@@ -19,8 +19,21 @@ from tests.matrix.draw import random_graph
 from tests.tiny_checkpoint import write_checkpoint
 
 
+def only_products_read(op: Op) -> bool:
+    """Whether products alone read the result, as it is, transposed, or dequantized further."""
+    users = op.result.users
+    return bool(users) and all(
+        user.opname in ("linear", "matmul", "gated_mlp")
+        or (user.opname in ("transpose", "dequantize") and only_products_read(user))
+        for user in users
+    )
+
+
 def is_same_memory(op: Op, sizes: LocalSizes) -> bool:
-    """Whether the result is a view of the operand; products read a transposed matrix in place."""
+    """Whether the result is a view of the operand; products read a transposed matrix, and codes, in
+    place."""
+    if op.opname == "dequantize":
+        return only_products_read(op)
     if op.opname != "transpose":
         return op.opname in ("reshape", "squeeze", "unsqueeze")
     shape = sizes.shape(op.operands[0].type)
