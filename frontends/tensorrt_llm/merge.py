@@ -469,10 +469,36 @@ def _is_sent(value: Value, sent: Table[str, Value]) -> bool:
 
 
 def _retype(function: Function) -> None:
-    """Derive the global types of all values anew, but those of outputs."""
+    """Derive the global types of all values anew, but those of outputs.
+
+    What is appended to a cache counts as each rank's own where the rules do not take it for shards
+    of the same dimension: ranks may share a head, and one head of a rank may be any dimension.
+    """
+    _derive(function, {})
+    own: dict[Value, tuple[str, ...]] = {}
+    for op in function:
+        caches = [value.type.global_type.axes for value in op.operands if value.producer is None]
+        if isinstance(op, ops.Concat) and len(caches) == 1:
+            places = {axis: dim for dim, axes in enumerate(caches[0]) for axis in axes}
+            new = [value for value in op.operands if value.producer is not None]
+            own |= {v: (*places,) for v in new if not _is_placed(v.type.global_type, places)}
+    if own:
+        _derive(function, own)
+
+
+def _is_placed(type: TensorType, places: Table[str, int]) -> bool:
+    """Whether a value is sharded over these axes, each in its dimension, or varies over them."""
+    return all(axis in (*type.axes[dim], *type.varying) for axis, dim in places.items())
+
+
+def _derive(function: Function, own: Table[Value, tuple[str, ...]]) -> None:
+    """Set the global types that operations give; values in `own` vary, over these axes too."""
     given = {*function.returned}
     for op in function:
         for result, type in zip(op.results, types_of(op), strict=True):
+            if result in own:
+                axes = dict.fromkeys((*type.global_type.spread, *own[result]))
+                type = type.part_of(type.replicated.replace(varying=tuple(axes)))
             result.type = result.type if result in given else type
 
 
