@@ -264,7 +264,7 @@ class Builder:
         ref = self.files.ref(data) if data.count else ZerosRef(data.shape, data.dtype)
         ref = ref if dtype == data.dtype else ref.then(Cast(dtype))
         name = plain_name(self.names.get(data.name, data.name)) or "weight"
-        return Weight(TensorType(dtype, data.shape), name, ref)
+        return Weight(self.module.own(TensorType(dtype, data.shape)), name, ref)
 
     def constant(self, content: Content, dtype: str, shape: Shape) -> Value:
         """Numbers and sizes as a value; equal ones share one operation."""

@@ -27,6 +27,7 @@ from irc.ir.dtypes import dtype as dtype_called
 from irc.ir.dtypes import numpy_dtype, unpacked
 from irc.ir.mesh import Mesh
 from irc.ir.verify import verify
+from irc.ir.weight_parts import stored_part
 from irc.json_files import read_object
 from irc.onnx_format.files import leaves_folder
 from irc.onnx_format.module_text import CHECKSUM, TEXT, checksum
@@ -306,6 +307,7 @@ def embedded_module(model: ModelProto, files: Files, bound: Mapping[str, Data]) 
         if name not in tensors and name not in bound:
             return None  # its weights are inputs, and no manifest says where their bytes are
         _bind(weight, bound[name] if name in bound else files.data(tensors[name]), files)
+        weight.type = stored_part(weight.ref, weight.type, module.mesh)
     module.files = dict(files.names)
     verify(module)
     return module

@@ -171,7 +171,8 @@ class _Importer:
             self.unsupported.check()
         mesh = mesh_of(joint, self.stated_mesh, self.rank)
         module = Module(self.name, mesh, local=bool(joint) or mesh.ranks > 1)
-        function = Function("forward", self._arguments())
+        arguments = [(name, module.own(type)) for name, type in self._arguments()]
+        function = Function("forward", arguments)
         symbols = dict.fromkeys(name for arg in function.args for name in _symbols(arg))
         self._check_equal()
         module.dims.update(checked_ranges(dims, symbols))
@@ -347,6 +348,8 @@ class _Importer:
         b.finish(returned, places)
         aliases = _aliased(function)
         function.results = tuple(_result(n, aliases.get(i)) for i, n in enumerate(names))
+        for result, value in zip(function.results, returned, strict=True):
+            result.varies = bool(value.type.global_type.varying)
         used = {name for weight in module.weights.values() for name in weight.ref.files()}
         module.files.update((n, path) for n, path in self.files.names.items() if n in used)
         module.add_function(function)

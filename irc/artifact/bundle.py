@@ -16,6 +16,7 @@ from ..errors import Error
 from ..ir.core import Module, Weight
 from ..ir.dtypes import dtype
 from ..ir.mesh import Mesh
+from ..ir.weight_parts import stored_part
 from ..weights import BytesRef, Cast, FileRef, Ref, Shard, Step
 from ..weights.checkpoint import Extent, Reader
 from ..weights.safetensors import Tensor, holds, lay_out
@@ -41,7 +42,8 @@ def bundled(module: Module, path: Path, advance: Advance = lambda done: None) ->
     if not module.weights:
         yield ""
         return
-    files, refs = module.files, {weight: weight.ref for weight in module.weights.values()}
+    files = module.files
+    refs = {weight: (weight.ref, weight.type) for weight in module.weights.values()}
     reader = Reader(module)
     reader.check_copied(refs)
     sources = {weight.name: _source(weight, module.mesh, reader) for weight in refs}
@@ -52,12 +54,13 @@ def bundled(module: Module, path: Path, advance: Advance = lambda done: None) ->
     try:
         module.files = {FILE: path.name}
         for weight in refs:
-            weight.ref = sources[weight.name].written(weight.name, placed[weight.name].offset)
+            ref = sources[weight.name].written(weight.name, placed[weight.name].offset)
+            weight.ref, weight.type = ref, stored_part(ref, weight.type, module.mesh)
         yield hash
     finally:
         module.files = files
-        for weight, ref in refs.items():
-            weight.ref = ref
+        for weight, (ref, type) in refs.items():
+            weight.ref, weight.type = ref, type
 
 
 @dataclass(frozen=True)

@@ -409,6 +409,11 @@ class Module(Displayed):
         self.weights[weight.name] = weight
         return weight
 
+    def own(self, type: TensorType) -> TensorType:
+        """The type of a value of which each rank has its own in the local view: it varies over all
+        axes of the mesh. In the global view `type` itself."""
+        return type.part_of(type.replace(varying=self.mesh.names)) if self.local else type
+
     @property
     def main(self) -> Function:
         """The function callers run: the one called `forward`, else the last."""

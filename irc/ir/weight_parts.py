@@ -28,6 +28,17 @@ def weight_part(ref: Ref, type: TensorType, mesh: Mesh) -> TensorType:
     return own.part_of(TensorType(own.dtype, tuple(sizes), tuple(axes), varying=tuple(varying)))
 
 
+def stored_part(ref: Ref, type: TensorType, mesh: Mesh) -> TensorType:
+    """The type of a weight whose parts are stored in another way, to which `ref` refers.
+
+    It varies over the axes of `type` where the shard steps do not give the part that `type` says:
+    shards that lie one behind the other, or the bytes of one rank.
+    """
+    if type.of is None or weight_part(ref, type, mesh) is type:
+        return type
+    return type.part_of(type.replicated.replace(varying=type.of.spread))
+
+
 def _axes(ref: Ref, ndim: int, mesh: Mesh, varying: dict[str, None]) -> list[Axes]:
     """The axes of every dimension after all steps of a reference; `varying` gets the others."""
     own = ndim - sum(isinstance(step, Unsqueeze) for step in ref.steps)

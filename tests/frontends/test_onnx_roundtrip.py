@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from pathlib import Path
 from typing import Any
@@ -37,12 +38,16 @@ def emitted(module: irc.Module, folder: Path) -> Path:
 
 
 def exact(module: irc.Module, weights: bool = False) -> str:
-    """The text with locations; without files and references of weights unless `weights`."""
+    """The text with locations; without files, references and global types of weights unless
+    `weights`: a file holds what one rank has of them."""
     lines = print_module(module, locs=True).splitlines()
     if weights:
         return "\n".join(lines)
     kept = [line for line in lines if not line.startswith("  file ")]
-    return "\n".join(x.partition(" = ")[0] if x.startswith("  weight ") else x for x in kept)
+    return "\n".join(
+        re.sub(r"(\]( of |\{varies )| = ).*", "]", x) if x.startswith("  weight ") else x
+        for x in kept
+    )
 
 
 def examples() -> list[Any]:

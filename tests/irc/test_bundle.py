@@ -15,6 +15,7 @@ from irc.artifact.bundle import bundled
 from irc.ir.core import Module, Weight
 from irc.ir.mesh import Mesh
 from irc.ir.verify import verify
+from irc.ir.weight_parts import weight_part
 from irc.text import parse_module
 from irc.weights.checkpoint import Reader
 from irc.weights.safetensors import read_header
@@ -137,6 +138,8 @@ RANKS = (
 def test_every_shard_is_contiguous(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     m = module(source, *RANKS)
     m.mesh, m.local = Mesh.parse("pp=2, tp=4"), True
+    for weight in weights_of(m):
+        weight.type = weight_part(weight.ref, weight.type, m.mesh)
     reader, path = Reader(m, source.parent), source.parent / "bundle.safetensors"
     wanted = {w.name: [np.array(reader.read(w, rank)) for rank in range(8)] for w in weights_of(m)}
     monkeypatch.setattr(bundle, "COPY", 24)

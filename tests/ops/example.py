@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from irc.errors import Error
-from irc.ir.core import Function, Module, Op, Value
+from irc.ir.core import Function, Module, Op, Result, Value
 from irc.ir.declare import op_class
 from irc.ir.dims import Dim, Shape, bind
 from irc.ir.dtypes import DTYPES, numpy_dtype
@@ -122,11 +122,17 @@ def module_of(
     module = Module("example", Mesh.parse(example.mesh), dims, local=example.local)
     extra = example.prepare(module, dtype) if example.prepare is not None else {}
     given = list(types or (arg.type(dtype) for arg in example.args))
+    given[:1] = [module.own(type) for type in given[:1]]  # what collectives communicate
     function = Function("forward", list(zip(names_of(example), given, strict=True)))
     op = build(example.op, example.args, function.args, example.attributes | extra)
     function.append(op)
     if not isinstance(op, Return):
         function.append(Return(op.results))
+    for value in function.returned:
+        if value.type.global_type.partial and example.local:  # on the root alone
+            value.type = module.own(value.type.replicated)
+    if any(value.type.global_type.varying for value in function.returned):
+        function.results = tuple(Result(varies=True) for _ in function.returned)
     module.add_function(function)
     return module
 

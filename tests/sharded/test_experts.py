@@ -57,7 +57,7 @@ def test_the_buffer_of_a_rank_holds_its_own_experts_only() -> None:
     module = mixtral()
     run_pipeline(module, 'shard{mesh="ep=2"}, localize')
     buffers = [op.result.type for op in module.ops() if op.opname == "moe_dispatch"]
-    assert {str(type) for type in buffers} == {"f32[3, B*S, 24]"}
+    assert {str(type) for type in buffers} == {"f32[3, B*S, 24] of f32[5@ep, B*S, 24]"}
 
 
 @pytest.mark.parametrize("mesh", ["dp=2", "dp=3", "ep=2", "tp=2", "dp=2,ep=2"])
@@ -198,7 +198,7 @@ def test_a_buffer_of_some_of_the_experts(index: str, tmp_path: Path) -> None:
     module = irc.parse(text)
     spread(module, inputs, "ep=2", plan=plan)
     (buffer,) = (op for op in module.ops() if op.opname == "moe_dispatch")
-    assert str(buffer.result.type) == "f32[2, T, 4]"
+    assert str(buffer.result.type) == "f32[2, T, 4] of f32[3@ep, T, 4]"
 
 
 def test_choices_that_pad_a_shard_take_no_slot(tmp_path: Path) -> None:
