@@ -16,7 +16,7 @@ from ...errors import did_you_mean
 from .api import RELEASES, ROOT, find, is_module, modules, names_of, release, status, suggestion
 from .context import current_session
 from .errors import ScriptError
-from .sources import Definitions, is_read, source_spec
+from .sources import Definitions, source_spec
 from .torch_ops import register
 
 _TENSORRT = "tensorrt"
@@ -74,6 +74,13 @@ def _taken_out() -> dict[str, ModuleType]:
     return {name: sys.modules.pop(name) for name in names}
 
 
+def of_sources(path: str) -> Any:
+    """The object of this path in the session's sources, even where irc has one."""
+    parent, _, name = path.rpartition(".")
+    module = import_module(f"{ROOT}.{parent}")
+    return module.definitions.get(name) if isinstance(module, _Alias) else getattr(module, name)
+
+
 class _Finder(MetaPathFinder, Loader):
     """Makes the modules of the API that are known; of others says that there are none."""
 
@@ -116,10 +123,9 @@ class _Alias(ModuleType):
         path = f"{self._module}.{name}".lstrip(".")
         if path in modules() or source_spec(path) is not None:
             return import_module(f"{ROOT}.{path}")
-        value, note = _own(path), status(path)
-        if value is None and (note.kind != "refused" or is_read(self._module)):
-            value = self.definitions.get(name)
-        if value is None and note.kind == "refused":
+        value = _own(path)
+        value = self.definitions.get(name) if value is None else value
+        if value is None and (note := status(path)).kind == "refused":
             why, sources = note.why, current_session().sources
             if sources is not None and "--tensorrt-llm-sources" in why:
                 why = f"{sources}, which --tensorrt-llm-sources names, does not define it either"

@@ -111,6 +111,18 @@ class TensorrtBuilder:
         """An empty profile."""
         return OptimizationProfile()
 
+    def create_builder_config(self, **_: Any) -> TensorrtConfig:
+        """A config whose flags have no effect."""
+        return TensorrtConfig()
+
+    def build_engine(
+        self, network: Network, config: TensorrtConfig | BuilderConfig
+    ) -> EngineBuffer:
+        """Bytes that name the engine of this rank."""
+        if isinstance(config, TensorrtConfig):
+            config = BuilderConfig(trt_builder_config=config)
+        return Builder().build_engine(network=network, builder_config=config)
+
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)

@@ -187,6 +187,16 @@ class Module(base.Module):
         parts = base.walk(self, prefix, set())
         return ((path, part) for path, part in parts if isinstance(part, base.Module))
 
+    def named_modules_with_parent(
+        self, memo: Any = None, prefix: str = "", parent: Any = None, remove_duplicate: bool = True
+    ) -> Iterator[tuple[str, Any, Any]]:
+        """(path, module, the module that has it) of this module and of all below it, each once."""
+        modules: dict[str, Any] = {}
+        for path, module in self.named_modules(memo, prefix):
+            above = path.rpartition(".")[0]
+            yield path, module, parent if module is self else modules.get(above, self)
+            modules[path] = module
+
     def modules(self) -> Iterator[Any]:
         """This module and all below it, each once."""
         return (module for _, module in self.named_modules())

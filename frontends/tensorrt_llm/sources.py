@@ -25,8 +25,7 @@ from .context import current_session
 
 # Packages and modules that work on TensorRT itself: what irc lacks of them is refused when used.
 _ON_TENSORRT = ("functional", "plugin", "runtime", "network", "builder", "_common", "bindings",
-                "graph_rewriting", "auto_parallel", "executor", "llmapi", "hlapi",
-                "quantization")  # fmt: skip
+                "graph_rewriting", "auto_parallel", "executor", "llmapi", "hlapi")  # fmt: skip
 
 
 def package_folder(folder: str | Path) -> Path:
@@ -47,11 +46,6 @@ def version_of(folder: Path) -> str | None:
     text = file.read_text(encoding="utf-8") if file.is_file() else ""
     stated = re.search(r"""__version__\s*=\s*["']([\d.]+\d)""", text)
     return stated[1] if stated else None
-
-
-def is_read(module: str) -> bool:
-    """Whether what irc lacks of a module is taken from the session's sources."""
-    return module.partition(".")[0] not in _ON_TENSORRT and source_of(module) is not None
 
 
 def source_of(module: str) -> Path | None:
@@ -80,7 +74,8 @@ def is_defined(path: str) -> bool:
     module, _, name = path.rpartition(".")
     if source_spec(path) is not None:
         return True
-    return is_read(module) and Definitions(module, _nothing, _nothing).defines(name)
+    is_read = module.partition(".")[0] not in _ON_TENSORRT and source_of(module) is not None
+    return is_read and Definitions(module, _nothing, _nothing).defines(name)
 
 
 def _nothing(path: str, why: str = "") -> None:

@@ -103,6 +103,24 @@ def elapsed_time_in_sec(tag: str) -> float | None:
     return sum(seconds) if seconds else None
 
 
+@api("profiler.host_memory_info")
+def host_memory_info(pid: int | None = None) -> tuple[int, int, int]:
+    """The bytes that the process uses, that are free, and that there are; zeros where unknown."""
+    try:
+        page = os.sysconf("SC_PAGE_SIZE")
+        used = int(Path(f"/proc/{pid or 'self'}/statm").read_text(encoding="ascii").split()[1])
+        return used * page, os.sysconf("SC_AVPHYS_PAGES") * page, os.sysconf("SC_PHYS_PAGES") * page
+    except (OSError, ValueError):
+        return 0, 0, 0
+
+
+@api("profiler.print_memory_usage")
+def print_memory_usage(tag: str | None = None, unit: str = "GiB", device: Any = None) -> None:
+    """Log the memory of the process in GiB, MiB or KiB."""
+    used = host_memory_info()[0] / (1 << {"G": 30, "M": 20, "K": 10}[unit[0]])
+    logger.info(f"{f'{tag}: ' if tag else ''}{used:.4f} {unit} of host memory")
+
+
 # -- processes: one runs all ranks
 
 _process: ContextVar[tuple[int, int]] = ContextVar("irc_trt_llm_process", default=(0, 1))
@@ -170,7 +188,7 @@ def get_total_gpu_memory(device: int) -> int:
     torch: Any = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_available():
         return int(torch.cuda.get_device_properties(device).total_memory)
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return host_memory_info()[2]
 
 
 @api("_common.serialize_engine")

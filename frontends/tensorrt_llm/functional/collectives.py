@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from enum import IntEnum, IntFlag
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -10,7 +11,7 @@ from typing import Any, NamedTuple
 from ....ops.table_rows import own_rows
 from ... import functional as F
 from ...tensor import Tensor as Inner
-from ..arithmetic import data
+from ..arithmetic import data, wrapped
 from ..context import current_network, current_session
 from ..dtypes import dim_resolve_negative
 from ..errors import ArgumentError, ScriptError
@@ -25,24 +26,19 @@ AllReduceFusionOp = IntEnum(
 )
 
 
+@dataclass
 class AllReduceFusionParams:
-    """That nothing follows the sum over the ranks: irc's passes fuse a residual and a norm."""
+    """What `allreduce` adds and normalizes after the sum over the ranks; it is never changed."""
 
-    def __init__(self, fusion_op: Any = AllReduceFusionOp.NONE, **given: Any) -> None:
-        if fusion_op != AllReduceFusionOp.NONE:
-            raise ScriptError(
-                f"allreduce: {AllReduceFusionOp(fusion_op).name} is not supported; write the "
-                "residual and the norm behind it, which the pass fuse-collectives fuses"
-            )
-        vars(self).update(given, fusion_op=AllReduceFusionOp.NONE)
-
-    def is_off(self) -> bool:
-        """True: nothing reads them."""
-        return True
+    fusion_op: AllReduceFusionOp = AllReduceFusionOp.NONE
+    bias: Tensor | None = None
+    residual: Tensor | None = None
+    norm_weight: Tensor | None = None
+    eps: float = 1e-6
 
 
 class AllReduceParams(AllReduceFusionParams):
-    """The same, by its name since 0.16."""
+    """The same, with other positions of the arguments."""
 
 
 class Group(NamedTuple):
@@ -66,13 +62,40 @@ def group_of(ranks: Sequence[int]) -> Group:
     return Group(".".join(mapping.axis_of(group)), len(group))
 
 
-def allreduce(tensor: Tensor, group: Sequence[int]) -> Tensor:
+def allreduce(
+    tensor: Tensor,
+    group: Sequence[int],
+    all_reduce_params: AllReduceParams | None = None,
+    reduce_fusion_params: AllReduceFusionParams | None = None,
+) -> Any:
     """The sum of the tensors [...] of a group, on every rank of it; as the operand.
 
-    The dtype is that of the tensor: nccl_plugin changes none.
+    With RESIDUAL_RMS_NORM a pair: the normalized sum, and the sum with the residual. The dtype is
+    that of the tensor: nccl_plugin changes none.
     """
     over, x = group_of(group), data(tensor)
-    return wrap(x if over.size == 1 else F.all_reduce(x, over.axis, group_size=over.size))
+    params = all_reduce_params or reduce_fusion_params or AllReduceFusionParams()
+    op, bias, eps = AllReduceFusionOp(params.fusion_op), params.bias, params.eps
+    if op is AllReduceFusionOp.LAST_PROCESS_FOR_UB:
+        raise ScriptError(
+            "allreduce: LAST_PROCESS_FOR_UB is not supported; use RESIDUAL_RMS_NORM, and quantize "
+            "the result by the options of the build"
+        )
+    fused = op is AllReduceFusionOp.RESIDUAL_RMS_NORM
+    if fused and params.residual is None:
+        raise ArgumentError("allreduce: RESIDUAL_RMS_NORM needs a residual")
+    in_one = fused and bias is None and over.size > 1
+    total = x if over.size == 1 or in_one else F.all_reduce(x, over.axis, group_size=over.size)
+    total = total if bias is None else total + data(bias)
+    if not fused:
+        return wrap(total)
+    residual, weight = data(params.residual), params.norm_weight
+    scale = F.full(1.0, shape=(x.shape[-1],), dtype=x.dtype) if weight is None else data(weight)
+    if in_one:
+        operands = x, residual, scale
+        return wrapped(F.all_reduce_rms_norm(*operands, over.axis, eps=eps, group_size=over.size))
+    total = total + residual
+    return wrap(F.rms_norm(total, scale, eps=eps)), wrap(total)
 
 
 def allgather(tensor: Tensor, group: Sequence[int], gather_dim: int = 0) -> Tensor:

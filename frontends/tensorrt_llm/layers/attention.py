@@ -33,7 +33,7 @@ from ..functional.attention import (
 from ..module import Module, Parameter
 from ..quantization import QuantMode
 from .attention_params import AttentionParams, BlockSparseAttnParams, KeyValueCacheParams
-from .linear import NO_MODE, ColumnLinear, RowLinear, refuse_fp8, sharded_parameter
+from .linear import NO_MODE, ColumnLinear, FP8Linear, FP8RowLinear, RowLinear, sharded_parameter
 from .norms import LayerNorm, RmsNorm
 
 _NORMS: dict[Any, Any] = {LayerNormType.LayerNorm: LayerNorm, LayerNormType.RmsNorm: RmsNorm}
@@ -68,11 +68,12 @@ class AttentionBase(Module):
             raise ArgumentError(f"attention: tp_size={tp} needs a tp_group")
         self.dense_bias = self.bias if self.dense_bias is None else self.dense_bias
         self.quant_mode: Any = self.quant_mode or NO_MODE
-        refuse_fp8(self.quant_mode)
+        self.use_fp8_qdq = self.quant_mode.has_fp8_qdq() and release() < 8
+        column, row = (FP8Linear, FP8RowLinear) if self.use_fp8_qdq else (ColumnLinear, RowLinear)
         group: Any = {"dtype": self.dtype, "tp_group": self.tp_group, "tp_size": tp}
         outputs, queries = tp * sum(self.heads.sizes), self.heads.sizes[0]
-        self.qkv: Any = ColumnLinear(hidden, outputs, bias=self.bias, gather_output=False, **group)
-        self.dense: Any = RowLinear(tp * queries, hidden, bias=self.dense_bias, **group)
+        self.qkv = column(hidden, outputs, bias=self.bias, gather_output=False, **group)
+        self.dense = row(tp * queries, hidden, bias=self.dense_bias, **group)
         # from here on those of one rank, as in TensorRT-LLM
         self.hidden_size = hidden // (tp if release() < 8 else 1)
         self.num_attention_heads = self.heads.query_heads
@@ -190,6 +191,8 @@ class Attention(AttentionBase):
         attention_params: AttentionParams | None = None,
         encoder_output: Any = None,
         position_ids: Any = None,
+        all_reduce_params: Any = None,
+        reduce_fusion_params: Any = None,
         attention_packed_mask: Any = None,
     ) -> Any:
         """hidden_states [B, S, hidden_size] to the same; with `use_cache` to (the same, cache).
@@ -231,7 +234,7 @@ class Attention(AttentionBase):
                 packed=rows,
                 plugin=plugin,
             )
-        out = self.dense(context)
+        out = self.dense(context, all_reduce_params=all_reduce_params or reduce_fusion_params)
         return (out, cache) if use_cache else out
 
     def _settings(self, mask_type: AttentionMaskType) -> AttentionSettings:

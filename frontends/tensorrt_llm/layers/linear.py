@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, cast
 
 import numpy as np
@@ -13,8 +13,14 @@ from ...tensor import Tensor
 from ..api import api, register, release
 from ..arithmetic import unwrapped
 from ..dtypes import as_array, numpy_to_torch, torch_of
-from ..errors import ArgumentError, ScriptError
-from ..functional.collectives import allgather, allreduce, group_of
+from ..errors import ArgumentError
+from ..functional.collectives import (
+    AllReduceFusionOp,
+    AllReduceParams,
+    allgather,
+    allreduce,
+    group_of,
+)
 from ..module import Module, Parameter
 from ..quantization import QuantMode
 
@@ -29,12 +35,6 @@ def shard_size(layer: str, what: str, size: int, parts: int) -> int:
             f"{-(-size // parts) * parts}, or choose another tp_size"
         )
     return size // parts
-
-
-def refuse_fp8(mode: QuantMode) -> None:
-    """An Error about blocks whose layers are in FP8, up to 0.9."""
-    if mode.has_fp8_qdq() and release() < 10:
-        raise ScriptError("layers in FP8 are refused; use irc compile FOLDER --quantize fp8")
 
 
 def sharded_parameter(
@@ -52,9 +52,9 @@ def sharded_parameter(
     return parameter
 
 
-def summed(x: Any, group: Sequence[int]) -> Any:
-    """The sum over the ranks of a group."""
-    return unwrapped(allreduce(x, group))
+def summed(x: Any, group: Sequence[int], params: Any = None) -> Any:
+    """The sum over the ranks of a group; with a fusion_op of `params` (the normalized, the sum)."""
+    return unwrapped(allreduce(tensor=x, group=group, all_reduce_params=params))
 
 
 @dataclass(eq=False, repr=False)
@@ -173,9 +173,52 @@ class RowLinear(LinearBase):
 
     is_expert: bool = False
 
-    def forward(self, x: Any) -> Any:
-        """x [..., in_features/tp_size] to [..., out_features] on every rank."""
+    def forward(
+        self, x: Any, all_reduce_params: Any = None, reduce_fusion_params: Any = None
+    ) -> Any:
+        """x [..., in_features/tp_size] to [..., out_features] on every rank; with a fusion_op of
+        `all_reduce_params` to (the normalized sum, the sum)."""
         y = self.multiply(x)
         if self.is_expert:
             return self.biased(y, self.parts)
-        return self.biased(y if self.tp_group is None else summed(y, self.tp_group))
+        params = all_reduce_params or reduce_fusion_params or AllReduceParams()
+        if params.fusion_op == AllReduceFusionOp.NONE:
+            return self.biased(y if self.tp_group is None else summed(y, self.tp_group))
+        bias = params.bias if self.bias is None else self.bias.inner.cast(y.dtype)
+        return summed(y, self.tp_group or [0], replace(params, bias=bias))
+
+
+# -- in FP8
+
+
+@dataclass(eq=False, repr=False)
+class StaticScales(LinearBase):
+    """x and weight as FP8 codes, of scales in activation_scaling_factor [1] and
+    weights_scaling_factor [1]. The weight is in codes from version 0.10 on, before in floats."""
+
+    def make_parameters(self) -> None:
+        shape = self.out_features, self.in_features
+        self.weight = self.parameter(shape, self.dtype if release() < 10 else "fp8", 0, 1)
+        self.activation_scaling_factor = self.parameter((1,), "float32")
+        self.weights_scaling_factor = self.parameter((1,), "float32")
+
+    def multiply(self, x: Tensor) -> Tensor:
+        kind: Any = x.dtype
+        scale = self.activation_scaling_factor.inner.reshape((1,) * x.ndim)
+        scales, weight = self.weights_scaling_factor.inner.reshape(1, 1), self.weight.inner
+        if weight.dtype != "f8e4m3":
+            weight = F.quantize(weight, scales, dtype="f8e4m3")
+        x = F.dequantize(F.quantize(x, scale, dtype="f8e4m3"), scale, dtype=kind)
+        return F.linear(x, F.dequantize(weight, scales, dtype=kind))
+
+
+@api("quantization.layers.FP8Linear", inner=True)
+@dataclass(eq=False, repr=False)
+class FP8Linear(StaticScales, Linear):
+    """Its outputs are sharded over the group."""
+
+
+@api("quantization.layers.FP8RowLinear", inner=True)
+@dataclass(eq=False, repr=False)
+class FP8RowLinear(StaticScales, RowLinear):
+    """Its inputs are sharded over the group."""

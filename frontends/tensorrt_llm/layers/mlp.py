@@ -23,7 +23,7 @@ from ..functional.quantized import PackedWeight
 from ..mapping import Mapping
 from ..module import Module, Parameter
 from ..quantization import QuantMode
-from .linear import NO_MODE, ColumnLinear, RowLinear, refuse_fp8, shard_size, summed
+from .linear import NO_MODE, ColumnLinear, FP8Linear, FP8RowLinear, RowLinear, shard_size, summed
 
 
 @api("layers.mlp.MLP", inner=True)
@@ -46,15 +46,15 @@ class MLP(Module):
 
     def __post_init__(self) -> None:
         self.act = find_activation(self.hidden_act, ACT2FN)
-        refuse_fp8(self.quant_mode)
-        column: Any = ColumnLinear
+        self.use_fp8_qdq = self.quant_mode.has_fp8_qdq() and release() < 10
+        column, row = (FP8Linear, FP8RowLinear) if self.use_fp8_qdq else (ColumnLinear, RowLinear)
         names = "bias", "dtype", "tp_group", "tp_size"
         common: dict[str, Any] = {name: getattr(self, name) for name in names}
         self.make_branches(
             lambda features: column(self.hidden_size, features, gather_output=False, **common)
         )
         common["is_expert"] = self.is_expert
-        self.proj: Any = RowLinear(self.ffn_hidden_size, self.hidden_size, **common)
+        self.proj = row(self.ffn_hidden_size, self.hidden_size, **common)
 
     def make_branches(self, column: Callable[[int], Any]) -> None:
         """Make the layers before the activation; `column` makes one of so many features."""
@@ -64,9 +64,13 @@ class MLP(Module):
         """The features before proj, those of this rank."""
         return unwrapped(self.act(self.fc(x)))
 
-    def forward(self, hidden_states: Any) -> Any:
-        """hidden_states [..., hidden_size] to the same."""
-        return self.proj(self.inner(hidden_states))
+    def forward(
+        self, hidden_states: Any, all_reduce_params: Any = None, reduce_fusion_params: Any = None
+    ) -> Any:
+        """hidden_states [..., hidden_size] to the same; with a fusion_op of `all_reduce_params` to
+        (the normalized sum, the sum)."""
+        inner = self.inner(hidden_states)
+        return self.proj(inner, all_reduce_params=all_reduce_params or reduce_fusion_params)
 
 
 @api("layers.mlp.GatedMLP", inner=True)
@@ -284,7 +288,9 @@ class MixtureOfExperts(Module):
         """The layer itself: all classes of experts compute the same."""
         return self
 
-    def forward(self, hidden_states: Any) -> Any:
+    def forward(
+        self, hidden_states: Any, all_reduce_params: Any = None, reduce_fusion_params: Any = None
+    ) -> Any:
         """hidden_states [..., hidden_size] to the same."""
         x: Tensor = hidden_states
         tokens = x.reshape(product(x.shape[:-1]), x.shape[-1])
@@ -305,7 +311,8 @@ class MixtureOfExperts(Module):
         is_whole = release() < 11 and self.moe_config.tp_mode == ParallelismMode.NONE
         if is_whole or not self.use_all_reduce:
             return mixed.reshape(x.shape)
-        return summed(mixed.reshape(x.shape), self.tp_group or [0])
+        params = all_reduce_params or reduce_fusion_params
+        return summed(mixed.reshape(x.shape), self.tp_group or [0], params)
 
     def _routed(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
         """The weights and the numbers of the experts of each token."""

@@ -1,9 +1,13 @@
 """Linear layers with weight-only codes of 8 or 4 bits, in the order of TensorRT-LLM's kernels, and
-models whose linear layers are replaced by them."""
+models whose linear layers are replaced by them.
+
+Layers of SmoothQuant, AWQ and GPTQ come from the user's copy of TensorRT-LLM.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from inspect import signature
 from typing import Any
 
 import numpy as np
@@ -12,6 +16,7 @@ from ....ir.dtypes import numpy_dtype
 from ....weights import Ref
 from ...checkpoints.mixed_gemm import pack, quantize_columns
 from ...tensor import Tensor
+from ..aliases import of_sources
 from ..api import api, register, release
 from ..context import current_session
 from ..errors import ScriptError
@@ -77,12 +82,14 @@ def quantize_model(
     quant_mode: QuantMode | QuantConfig | None = None,
     quant_config: QuantMode | QuantConfig | None = None,
     exclude_modules: list[str] | None = None,
+    **groups: Any,
 ) -> Any:
     """The model with its linear layers replaced by those of the mode or config, but for
     `exclude_modules`.
 
-    The globs are as in QuantConfig. A weight that is set is quantized to the nearest codes. A mode
-    that is not weight-only with a scale per output is an Error.
+    The globs are as in QuantConfig. A weight that is set is quantized to the nearest codes. Layers
+    that are not weight-only with a scale per output are made by the user's copy of TensorRT-LLM, to
+    which alone `groups`, other options of its function, are given.
     """
     how = quant_mode if quant_config is None else quant_config
     if isinstance(how, QuantConfig):
@@ -92,11 +99,10 @@ def quantize_model(
         config, mode = QuantConfig(exclude_modules=exclude_modules), how or QuantMode(0)
     has_layers = mode.is_weight_only() and not mode.has_per_group_scaling()
     if mode.has_any_quant(exclude_kv_cache=True) and not has_layers:
-        raise ScriptError(
-            f"quantize makes no layers of {mode!r}, only weight-only ones with a scale per output; "
-            "give the folder of transformers to irc compile FOLDER --quantize SCHEME (`irc compile "
-            "--help` lists them)"
-        )
+        more = groups if exclude_modules is None else {"exclude_modules": exclude_modules, **groups}
+        return _by_sources(model, how, mode, more)
+    if groups:
+        raise ScriptError(f"quantize_model: {', '.join(groups)} need a mode with scales per group")
     model.quant_mode = mode
     for path, part in list(model.named_modules()):
         if isinstance(part, Attention):
@@ -112,6 +118,26 @@ def quantize_model(
 
 api("quantization.quantize.weight_only_quantize")(quantize_model)
 quantize = api("quantization.quantize.quantize")(quantize_model)
+
+
+def _by_sources(model: Any, how: Any, mode: QuantMode, options: dict[str, Any]) -> Any:
+    """The model with layers as the user's copy of TensorRT-LLM makes them."""
+    if current_session().sources is None or mode.has_fp8_qdq() or mode.has_fp8_rowwise():
+        raise ScriptError(
+            f"quantize makes no layers of {mode!r}; give the folder of transformers to irc compile "
+            "FOLDER --quantize SCHEME (`irc compile --help` lists them), or for SmoothQuant, "
+            "AWQ and GPTQ your copy of TensorRT-LLM: --tensorrt-llm-sources DIR"
+        )
+    if hasattr(model, "transformer"):  # a model of a config
+        return of_sources("quantization.quantize.quantize")(model, how, **options)
+    return of_sources("models.quantized.quant.quantize_model")(model, how, **options)
+
+
+@api("_utils.get_init_params")
+def get_init_params(obj: Any, cls: Any = None) -> dict[str, Any]:
+    """The arguments that a constructor takes, that of `cls` or its own, as a layer has them."""
+    names = list(signature((cls or type(obj)).__init__).parameters)[1:]
+    return {name: getattr(obj, name) for name in names if hasattr(obj, name)}
 
 
 def _replaced(old: Any, mode: QuantMode) -> WeightOnly:

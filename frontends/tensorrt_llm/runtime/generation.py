@@ -39,6 +39,7 @@ Array: TypeAlias = np.ndarray[Any, Any]
 Hook: TypeAlias = Callable[..., Any]
 # Inputs that an engine may lack because its results do not need them.
 _MAY_BE_UNUSED = {"tasks", "prompt_vocab_size", "encoder_input_lengths"}
+_WINDOW, _SINK = "host_max_attention_window_size", "host_sink_token_length"
 # Attributes of a session that are fields of its ModelConfig under another name.
 _RENAMED = {
     "use_gpt_attention_plugin": "gpt_attention_plugin",
@@ -74,6 +75,7 @@ class GenerationSession:
         self.ports = self.artifact.program.ports
         check_language_model(self.ports, caches=False)
         self.max_new_tokens, self.beam_width, self.max_context_length = 0, 1, 0
+        self._limits: dict[str, Array] = {}
 
     def __getattr__(self, name: str) -> Any:
         if "config" not in vars(self):
@@ -115,15 +117,41 @@ class GenerationSession:
         return bool(self.config.gather_generation_logits or self.config.gather_all_token_logits)
 
     def setup(
-        self, batch_size: int, max_context_length: int, max_new_tokens: int, beam_width: int = 1
+        self,
+        batch_size: int,
+        max_context_length: int,
+        max_new_tokens: int,
+        beam_width: int = 1,
+        max_attention_window_size: Any = None,
+        sink_token_length: int | None = None,
+        max_kv_cache_length: Any = None,
     ) -> None:
-        """Lengths of the following calls of decode. Buffers are allocated by irc itself."""
+        """Lengths of the following calls of decode. Buffers are allocated by irc itself.
+
+        A window smaller than they are, and sink tokens, need an engine with an input for them.
+        """
         lengths = {"max_context_length": (max_context_length, 1), "beam_width": (beam_width, 1)}
         for name, (value, least) in {**lengths, "max_new_tokens": (max_new_tokens, 0)}.items():
             if int(value) < least:
                 raise ScriptError(f"{name} is {value}; expected {least} or more")
         self.max_new_tokens, self.beam_width = int(max_new_tokens), int(beam_width)
-        self.max_context_length = int(max_context_length)
+        self.max_context_length, self._limits = int(max_context_length), {}
+        longest = max_context_length + max_new_tokens
+        self._limit(_WINDOW, max_attention_window_size or max_kv_cache_length, longest)
+        self._limit(_SINK, sink_token_length, 0)
+
+    def _limit(self, begin: str, given: Any, off: int) -> None:
+        """Feed the inputs whose names begin so; without any, `given` must have no effect."""
+        values = as_array(off if given is None else given).reshape(-1)
+        ports = [port for port in self.ports.inputs if port.name.startswith(begin)]
+        for at, port in enumerate(ports):
+            size = int(np.prod([int(str(dim)) for dim in port.shape]))
+            self._limits[port.name] = np.resize(values[at % len(values) :], size)
+        if not ports and (values < off if off else values != 0).any():
+            raise ScriptError(
+                f"this engine has no input {begin}, so that it attends to all tokens; build it "
+                f"with that input, or leave out the argument, which is {given}"
+            )
 
     def decode(
         self,
@@ -178,7 +206,7 @@ class GenerationSession:
             self.artifact.program,
             self.artifact.manifest["dims"],
             [self._search(config, *row) for row in zip(count(), prompts, *words, strict=False)],
-            given,
+            {**self._limits, **given},
             self.vocab_size,
             *hooks,
             fill=next(iter([*config.ends(), config.pad_id or 0])),
@@ -325,7 +353,7 @@ class ModelRunner:
             given.update(vars(sampling_config))
         config = SamplingConfig(**given | fields)
         counts = (len(lengths), max(lengths), int(config.max_new_tokens), int(config.num_beams))
-        self.session.setup(*counts)
+        self.session.setup(*counts, config.max_attention_window_size, config.sink_token_length)
         table = prompt_table if prompt_table_path is None else prompt_table_path
         inputs: dict[str, Any] = {} if table is None else _prompt_table(table)
         if prompt_tasks is not None:
@@ -360,6 +388,7 @@ class _Runtime:
 
     def __init__(self, engine_buffer: Any, mapping: Any) -> None:
         self.session = Session(engine_buffer)
+        self.engine = self.session.engine
         self.context_0, self.context_1 = SimpleNamespace(buffers={}), SimpleNamespace(buffers={})
         self.ctx_context = self.context_1
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import numpy as np
 
 import irc
+from irc.backends.base import Port
 from irc.errors import Error
 from irc.generation.checks import checked
 from irc.generation.inputs import bound_shape, check_ranges, converted, sizes_of_shapes
@@ -34,6 +36,42 @@ class TensorInfo:
         """The number of elements."""
         return int(np.prod(self.shape, dtype=np.int64))
 
+    def squeeze(self, dim: int) -> TensorInfo:
+        """This without the dimension `dim`, whose size is one."""
+        at = dim % len(self.shape)
+        kept = self.shape[:at] + self.shape[at + 1 :]
+        return TensorInfo(self.name, self.dtype, kept if self.shape[at] == 1 else self.shape)
+
+
+class EngineTensors:
+    """The inputs and outputs of an engine, by TensorRT's names; -1 is a size that may change."""
+
+    def __init__(self, artifact: irc.Artifact) -> None:
+        ports = artifact.program.ports
+        self.inputs = {port.name: port for port in (*ports.inputs, *ports.states)}
+        self.outputs = {port.name: port for port in ports.outputs}
+        self.num_io_tensors = len(self.inputs) + len(self.outputs)
+
+    def get_tensor_name(self, index: int) -> str:
+        """The name of a tensor; inputs come first."""
+        return [*self.inputs, *self.outputs][index]
+
+    def get_tensor_shape(self, name: str) -> tuple[int, ...]:
+        """The shape of a tensor."""
+        return tuple(dim if isinstance(dim, int) else -1 for dim in self._port(name).shape)
+
+    def get_tensor_dtype(self, name: str) -> Any:
+        """The DataType of a tensor."""
+        return data_type(self._port(name).dtype)
+
+    def get_tensor_mode(self, name: str) -> Any:
+        """Whether a tensor is an input or an output."""
+        modes: Any = sys.modules["tensorrt"].TensorIOMode
+        return modes.INPUT if name in self.inputs else modes.OUTPUT
+
+    def _port(self, name: str) -> Port:
+        return (self.inputs | self.outputs)[name]
+
 
 @api("runtime.session.Session")
 class Session:
@@ -41,9 +79,7 @@ class Session:
 
     def __init__(self, engine: Any) -> None:
         self.artifact = open_engine(engine)
-        ports = self.artifact.program.ports
-        self.inputs = {port.name: port for port in (*ports.inputs, *ports.states)}
-        self.outputs = {port.name: port for port in ports.outputs}
+        self.engine = EngineTensors(self.artifact)
 
     @classmethod
     def from_serialized_engine(cls, engine: Any) -> Session:
@@ -55,12 +91,12 @@ class Session:
     def infer_shapes(self, inputs: Sequence[TensorInfo], context: Any = None) -> list[TensorInfo]:
         """The outputs for inputs of these shapes, states included in neither."""
         sizes = self.check_shapes({port.name: port.shape for port in inputs})
-        ports = self.outputs.values()
+        ports = self.engine.outputs.values()
         return [TensorInfo(p.name, data_type(p.dtype), bound_shape(p, sizes)) for p in ports]
 
     def check_shapes(self, shapes: Mapping[str, Sequence[int]]) -> dict[str, int]:
         """The sizes of symbols that inputs of these shapes have; an Error if they do not fit."""
-        ports = list(self.inputs.values())
+        ports = list(self.engine.inputs.values())
         return sizes_of_shapes(ports, shapes, self.artifact.manifest["dims"])
 
     def set_shapes(self, tensor_dict: Mapping[str, Any], context: Any = None) -> None:
@@ -79,7 +115,7 @@ class Session:
         Inputs that the engine does not have, because no result needs them, are left out.
         """
         program = self.artifact.program
-        ports = [port for name, port in self.inputs.items() if name in inputs]
+        ports = [port for name, port in self.engine.inputs.items() if name in inputs]
         given = {port.name: _in_dtype(as_array(inputs[port.name]), port.dtype) for port in ports}
         arrays = {port.name: converted(port, given[port.name]) for port in ports}
         check_ranges(ports, arrays, self.artifact.manifest["dims"])
@@ -103,7 +139,7 @@ class Session:
 
     def _print_engine_info(self) -> None:
         """Log the inputs and outputs."""
-        for port in (*self.inputs.values(), *self.outputs.values()):
+        for port in (*self.engine.inputs.values(), *self.engine.outputs.values()):
             logger.info(f"{port.name}: {TensorType(port.dtype, port.shape)}")
 
     def _debug_run(self, inputs: Mapping[str, Any], context: Any = None) -> dict[str, Any]:

@@ -177,6 +177,7 @@ class Steps:
             "host_past_key_value_lengths": np.full(rows, self.past),
             "host_request_types": np.full(rows, int(self.past > 0)),
             "context_lengths": np.full(rows, end if self.past == 0 else self.past),
+            "host_sink_token_length": np.zeros(1),
             "cache_indirection": np.zeros((rows, 1, CAPACITY)),
         }
         fixed["host_context_lengths"] = fixed["context_lengths"]

@@ -191,6 +191,16 @@ def test_a_world_of_one_rank_after_a_larger_one(tmp_path: Path) -> None:
         assert {name: merged(name).mesh.ranks for name in session.engines} == {"two": 2, "one": 1}
 
 
+def test_the_builder_of_tensorrt() -> None:
+    builder = Builder().trt_builder
+    config = builder.create_builder_config()
+    config.set_flag("REFIT")
+    with net_guard(network := Network()):
+        (Tensor("x", "float32", [2]) + 1.0).mark_output("y")
+    engine = builder.build_engine(network, config).serialize()
+    assert engine.artifact.run({"x": np.ones(2, np.float32)})["y"].tolist() == [2, 2]
+
+
 def _model(tp: int, rank: int) -> Scale:
     return Scale(np.full(4, 10 * tp + rank, np.float32), Mapping(tp, rank, tp_size=tp))
 

@@ -1,4 +1,4 @@
-"""Collectives: groups in any order, arguments of every release."""
+"""Collectives: groups in any order, fused residual and norm, parameters that nothing changes."""
 
 from __future__ import annotations
 
@@ -94,6 +94,31 @@ def test_groups_of_both_axes_do_not_mix() -> None:
             np.testing.assert_array_equal(array, expected)
 
 
+@pytest.mark.parametrize("affine", [True, False])
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("tp", WORLDS)
+def test_residual_and_norm_behind_the_sum(tp: int, bias: bool, affine: bool) -> None:
+    rng, parts = fresh(8), parts_of(tp, 4, 3)
+    added, weight = (rng.normal(size=3).astype("float32") for _ in range(2))
+    residual = rng.normal(size=(4, 3)).astype("float32")
+
+    def build(mapping: Mapping, x: Any) -> Any:
+        params = F.AllReduceParams(
+            fusion_op=F.AllReduceFusionOp.RESIDUAL_RMS_NORM,
+            bias=Parameter(added).value if bias else None,
+            residual=x,
+            norm_weight=Parameter(weight).value if affine else None,
+            eps=1e-3,
+        )
+        return F.allreduce(held(parts, mapping), mapping.tp_group, params)
+
+    total = (parts.sum(0) + (added if bias else 0) + residual).astype("float64")
+    want = total / np.sqrt((total**2).mean(-1, keepdims=True) + 1e-3) * (weight if affine else 1)
+    for normed, summed in every_rank(build, {"x": residual}, tp):
+        np.testing.assert_allclose(summed, total, rtol=1e-5, atol=1e-5)
+        np.testing.assert_allclose(normed, want, rtol=1e-4, atol=1e-5)
+
+
 def test_the_dtype_is_that_of_the_tensor() -> None:
     """TensorRT-LLM adds in the dtype of nccl_plugin, which rounds tables of f32."""
     parts = np.array([[1 + 2**-20], [0]], "float32")
@@ -105,13 +130,20 @@ def test_the_dtype_is_that_of_the_tensor() -> None:
         np.testing.assert_array_equal(total, parts[0])
 
 
+def fused(x: Any, op: str, **more: Any) -> Any:
+    """The sum over two ranks, and what follows it."""
+    params = F.AllReduceParams(fusion_op=F.AllReduceFusionOp[op], **more)
+    return F.allreduce(x, [0, 1], params)
+
+
 @pytest.mark.parametrize(
     ("call", "message"),
     [
         (lambda x: F.allreduce(x, [0, 2]), r"\[0, 2\] has the ranks of no axis"),
         (lambda x: F.allgather(x, [0, 1], gather_dim=2), "a dimension from -2 to 1, found 2"),
         (lambda x: F.reduce_scatter(x, [0, 1]), "equal shards; pad it"),
-        (lambda x: F.AllReduceParams(fusion_op=1), "RESIDUAL_RMS_NORM is not supported; write"),
+        (lambda x: fused(x, "RESIDUAL_RMS_NORM"), "RESIDUAL_RMS_NORM needs a residual"),
+        (lambda x: fused(x, "LAST_PROCESS_FOR_UB", residual=x), "FOR_UB is not supported"),
         (lambda x: F.allreduce(x, [0, 1], workspce=None), "no argument 'workspce'; did you mean"),
     ],
 )

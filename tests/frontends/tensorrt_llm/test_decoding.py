@@ -369,7 +369,12 @@ def test_a_folder_of_irc_build_is_an_engine(llama: Llama, tmp_path: Path) -> Non
 def test_the_private_runtime_fills_buffers_in_place(engine: Any, llama: Llama) -> None:
     runtime = _Runtime(engine("padded"), None)
     ids = torch.tensor([[5, 7, 2], [9, 1, 1]], dtype=torch.int32)
-    buffers: dict[str, Any] = {f"past_key_value_{i}": torch.zeros(2, 2, 2, 8, 6) for i in range(3)}
+    shapes = {name: runtime.engine.get_tensor_shape(name) for name in runtime.engine.inputs}
+    buffers: dict[str, Any] = {
+        name: torch.zeros([2 if dim == -1 and at == 0 else 8 if dim == -1 else dim
+                           for at, dim in enumerate(shape)])
+        for name, shape in shapes.items() if name.startswith("past_key")
+    }  # fmt: skip
     buffers |= {name.replace("past", "present"): cache for name, cache in buffers.items()}
     for past, call in ((0, ids[:, :2]), (2, ids[:, 2:])):
         count = call.shape[1]
@@ -396,6 +401,8 @@ def test_profiler() -> None:
         seconds = [profiler.start("x") or profiler.stop("x") for _ in range(2)]
         assert profiler.elapsed_time_in_sec("x") == sum(seconds) > 0
         assert profiler.elapsed_time_in_sec("y") is None
+        used, free, total = profiler.host_memory_info()
+        assert 0 < used < total and free < total
         with pytest.raises(Error, match=r"without profiler\.start"):
             profiler.stop("y")
 
@@ -427,8 +434,8 @@ REFUSED: list[tuple[Callable[[Any], Any], str]] = [
     (lambda r: r.session.decode([[1, 2]], [0], ONE), "lengths of 1 to S"),
     (lambda r: r.session.decode([[1, 2]], [3], ONE), "prompts of these lengths"),
     (lambda r: r.session.decode([[-1]], [1], ONE), "has the token -1, but the"),
-    (lambda r: r.generate([[1]], end_id=1, max_attention_window_size=4), "an input for it"),
-    (lambda r: r.session.setup(1, 4, 4, sink_token_length=4), "an input for it"),
+    (lambda r: r.session.setup(1, 4, 4, max_attention_window_size=4), "attends to all tokens"),
+    (lambda r: r.session.setup(1, 4, 4, sink_token_length=4), "attends to all tokens"),
 ]
 
 
@@ -436,7 +443,7 @@ REFUSED: list[tuple[Callable[[Any], Any], str]] = [
 def test_errors(use: Callable[[Any], Any], message: str, runner: Any) -> None:
     padded = runner("padded")
     padded.session.setup(
-        1, 4, 4, 1, max_attention_window_size=None, sink_token_length=0, lora_manager=None,
+        1, 4, 4, 1, max_attention_window_size=8, sink_token_length=0, lora_manager=None,
         lora_uids=None, medusa_choices=None, multi_block_mode=False,
     )  # fmt: skip
     with pytest.raises(Error) as caught:

@@ -10,6 +10,7 @@ import pytest
 from irc.errors import Error
 from irc.frontends.tensorrt_llm import layers
 from irc.frontends.tensorrt_llm.context import new_session
+from irc.frontends.tensorrt_llm.functional import AllReduceFusionOp, AllReduceParams
 from irc.frontends.tensorrt_llm.mapping import Mapping
 from irc.frontends.tensorrt_llm.module import Parameter
 from tests.fresh import fresh
@@ -98,6 +99,29 @@ def test_experts_leave_the_sum_and_add_a_part_of_the_bias(tp: int) -> None:
 
     total = np.sum([output for (output,) in every_rank(build, {}, tp)], axis=0)
     close(total, linear(x, weight, bias))
+
+
+@pytest.mark.parametrize("version", ["0.7", "0.16"])
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("tp", WORLDS)
+def test_rows_with_residual_and_norm(tp: int, bias: bool, version: str) -> None:
+    x, weight, residual = drawn(3, K), drawn(N, K), drawn(3, N)
+    norm, added = drawn(N), drawn(N) if bias else None
+    fused = AllReduceFusionOp.RESIDUAL_RMS_NORM
+
+    def build(mapping: Mapping, residual: Any) -> Any:
+        params = AllReduceParams(
+            fusion_op=fused, residual=residual, norm_weight=Parameter(norm).value, eps=1e-4
+        )
+        outputs = row(mapping, weight, added)(held(x, mapping), all_reduce_params=params)
+        assert params.bias is None  # the layer does not change what it is given
+        return outputs
+
+    total = linear(x, weight, added) + residual
+    operands = torch.from_numpy(total), (N,), torch.from_numpy(norm)
+    for normed, summed in every_rank(build, {"residual": residual}, tp, version):
+        close(normed, torch.nn.functional.rms_norm(*operands, eps=1e-4).numpy())
+        close(summed, total)
 
 
 @pytest.mark.parametrize("tp", WORLDS)

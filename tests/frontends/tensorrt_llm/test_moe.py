@@ -10,6 +10,7 @@ import pytest
 from irc.errors import Error
 from irc.frontends.tensorrt_llm.api import release
 from irc.frontends.tensorrt_llm.context import new_session
+from irc.frontends.tensorrt_llm.functional import AllReduceFusionOp, AllReduceParams
 from irc.frontends.tensorrt_llm.layers import MOE, MoeConfig
 from irc.frontends.tensorrt_llm.layers.mlp import ExpertScaleNormalizationMode, ParallelismMode
 from irc.frontends.tensorrt_llm.mapping import Mapping
@@ -135,6 +136,23 @@ def test_the_old_generation_divides_by_tp_mode(mode: ParallelismMode) -> None:
     want = expected(w, x, "swiglu", True, True)
     for (y,) in every_rank(build, {"x": x}, 2, "0.7"):
         np.testing.assert_allclose(y, want, rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize("tp", [1, 2])
+def test_a_residual_and_a_norm_behind_the_experts(tp: int) -> None:
+    w, x = Weights(), fresh(25).normal(size=(5, H)).astype("float32")
+
+    def build(mapping: Mapping, x: Any) -> Any:
+        layer: Any = MOE(moe(), H, M, "relu", mapping, False, **parallel(mapping))
+        set_experts(layer, w, "relu", mapping)
+        fusion = AllReduceFusionOp.RESIDUAL_RMS_NORM
+        return layer(x, all_reduce_params=AllReduceParams(fusion_op=fusion, residual=x, eps=1e-3))
+
+    total = expected(w, x, "relu", False, True) + x
+    norm = total / np.sqrt((total**2).mean(-1, keepdims=True) + 1e-3)
+    for normed, summed in every_rank(build, {"x": x}, tp):
+        np.testing.assert_allclose(normed, norm, rtol=1e-3, atol=1e-4)
+        np.testing.assert_allclose(summed, total, rtol=1e-3, atol=1e-4)
 
 
 @pytest.mark.parametrize(

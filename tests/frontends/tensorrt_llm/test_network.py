@@ -123,6 +123,8 @@ def test_modules_are_listed_by_path() -> None:
     model = Stack()
     wanted = ["", "layers", "layers.0", "layers.1", "last"]
     assert [path for path, _ in model.named_modules()] == wanted
+    owners = {path: owner for path, _, owner in model.named_modules_with_parent()}
+    assert owners["layers.1"] is model.layers and owners["last"] is model and owners[""] is None
     assert not model.last.weight.is_inited()
     assert [name for name, _ in model.named_children()] == ["layers", "last"]
     assert [path for path, _ in model.last.named_parameters("a")] == ["a.weight"]
