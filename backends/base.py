@@ -142,6 +142,12 @@ class Backend(ABC):
         `manifest` is the artifact's, with the facts of `emit` at its top level.
         """
 
+    def begin(self, options: Mapping[str, Any]) -> None:  # noqa: B027
+        """What must happen before a source is read, such as loading files that declare operations.
+
+        `options` are all those of the compilation. By default nothing.
+        """
+
     def configured(self, options: Mapping[str, Any]) -> Self:
         """This backend with other `options`, by keyword; an Error about a wrong one."""
         chosen = copy(self)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -45,17 +45,22 @@ class TensorRTBackend(Backend):
         self.flavour: Flavour = flavour
         self.options, self.name = options or EngineOptions(), str(flavour)
 
-    def configured(self, options: Mapping[str, Any]) -> Self:
-        """This backend with other options of engines.
+    def begin(self, options: Mapping[str, Any]) -> None:
+        """Load the user's plugins: their files may declare operations of the model, too."""
+        plugins: Any = options.get("plugins", ())
+        self._load([plugins] if isinstance(plugins, (str, Path)) else plugins)
 
-        The user's plugins are loaded now: their files may declare operations of the model, too.
-        """
+    def configured(self, options: Mapping[str, Any]) -> Self:
+        """This backend with other options of engines, whose plugins are loaded."""
         chosen = super().configured(options)
-        if chosen.options.plugins:
+        self._load(chosen.options.plugins)
+        return chosen
+
+    def _load(self, plugins: Sequence[str | Path]) -> None:
+        if plugins:
             from irc.backends.tensorrt.plugins import load
 
-            load(chosen.options.plugins)
-        return chosen
+            load(plugins)
 
     def remembered(self, artifact: ArtifactFolder) -> Mapping[str, Any]:
         """The options of its engines that do not depend on the machine."""

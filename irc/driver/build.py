@@ -41,7 +41,7 @@ from ..text.printer import print_module
 from ..weights import UnboundRef
 from .checkpoint_notes import checkpoint_notes
 from .load import Artifact
-from .options import checked_options, chosen_backend, source_options
+from .options import begin, checked_options, chosen_backend, source_options
 from .pipelines import chosen_pipeline
 from .quantization import calibrated, check_done, explain_refusal
 from .sources import PathLike, Source, find_source
@@ -89,6 +89,7 @@ def prepare(src: PathLike | Module, output: PathLike | None = None, **options: A
     options = checked_options(options)
     progress = options.get("progress") or silent
     progress("reading the model", 0.0)
+    begin(options)
     source = find_source(src, **source_options(options))
     verify(source.module)
     _check_bound(source.module)

