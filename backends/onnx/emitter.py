@@ -220,18 +220,16 @@ class Emitter:
         if value.type.ndim == 2:
             return self.get(value) if place.flat is None else place.flat
         if place.flat is None:
-            width = value.type.shape[-1]
-            place.flat = self.add("Reshape", self.get(value), self._matrix(value.type.shape, width))
+            *rows, width = value.type.shape
+            if isinstance(width, Dim) or width == 0:
+                place.flat = self.reshape(self.get(value), (product(rows), width))
+            else:
+                place.flat = self.add("Reshape", self.get(value), self.ints(-1, width))
         return place.flat
 
     def is_flat(self, value: Value) -> bool:
         """Whether the value has a flattened name already."""
         return value.type.ndim > 2 and self._place(value).flat is not None
-
-    def _matrix(self, shape: Shape, width: DimLike) -> str:
-        if isinstance(width, Dim) or width == 0:
-            return self.shape((product(shape[:-1]), width))
-        return self.ints(-1, width)
 
     def stored(self, weight: Weight) -> tuple[str, str]:
         """(the initializer of a weight as it is stored, its dtype)."""

@@ -31,6 +31,7 @@ from irc.backends.onnx.lower_matrix import linear as plain_linear
 from irc.ir.core import Op, Value, Weight
 from irc.ir.dims import Shape
 from irc.ir.dtypes import dtype, is_float, numpy_dtype
+from irc.ops.collective import Collective
 from irc.ops.quant import QuantizedOp, block_sizes
 from irc.quantization.packing import words_shape
 from irc.weights import Ref, UnboundRef, UnpackedRef, is_computed
@@ -65,10 +66,20 @@ def packed(op: Op | None) -> Packed | None:
     """The weight that an operation dequantizes; None where MatMulNBits does not fit."""
     if not isinstance(op, ops.Dequantize) or not isinstance(op.x, Weight) or op.x.type.ndim != 2:
         return None
+    if not all(map(_is_constant, op.operands)):
+        return None
     _, along = block_sizes(op.x.type.shape, op.scale.type.shape)
     sizes = (size for size in _BLOCKS if isinstance(along, int) and along and along % size == 0)
     size = next(sizes, None)
     return Packed(op, op.x, size) if size is not None and op.x.type.dtype in _OFFSETS else None
+
+
+def _is_constant(value: Value) -> bool:
+    """Whether a value is made of weights alone: MatMulNBits computes wrongly with other scales."""
+    op = value.producer
+    if op is None or isinstance(op, Collective):
+        return isinstance(value, Weight)
+    return all(map(_is_constant, op.operands))
 
 
 @TABLE.lower(ops.Linear)

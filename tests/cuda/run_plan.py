@@ -130,7 +130,8 @@ def _collective(ranks: Sequence[HostRank], steps: Sequence[LibraryCall], module:
     axes = tuple(str(settings["axis"]).split("."))
     for group in module.mesh.groups(axes):
         sources = [ranks[r].get(steps[r].arguments[0].buffer).reshape(-1) for r in group]
-        found = _combined(steps[0].function, sources, str(settings["op"]), settings["root"])
+        with np.errstate(invalid="ignore"):  # infinities of both signs
+            found = _combined(steps[0].function, sources, str(settings["op"]), settings["root"])
         for r, array in zip(group, found, strict=True):
             name = steps[r].arguments[1].buffer
             ranks[r].set(name, array.reshape(ranks[r].plan.buffers[name].shape))

@@ -188,7 +188,7 @@ class Draw:
 
     def matrix(self, rows: int, columns: int) -> Value:
         """A weight [rows, columns], at times of codes with a scale per row or per block of it."""
-        if self.dtype not in ("f32", "f64") or self.rng.random() < 0.7:
+        if self.dtype not in ("f32", "f64") or not columns or self.rng.random() < 0.7:
             return self.weight(rows, columns)
         kind, most = self.rng.choice([("i8", 40.0), ("i4", 3.0), ("f8e4m3", 100.0)])
         blocks = self.rng.choice([1, *(n for n in (2, 3) if columns % n == 0)])
