@@ -245,7 +245,8 @@ class Draw:
             shape = (rng.choice([1, rows]), rng.choice([1, heads]), rng.choice([1, tokens]), tokens)
             scores = {kind: self.argument(Arg(shape, "bool" if kind == "mask" else "T"))}
         if rng.random() < 0.2:
-            scores["lengths"] = self.argument(Arg((rows,), "i32", 1, 4))
+            most = tokens if isinstance(tokens, int) else 1
+            scores["lengths"] = self.argument(Arg((rows,), "i32", 1, most + 1))
         options: dict[str, Any] = {"causal": rng.random() < 0.5, "window": rng.choice([0, 0, 2])}
         options |= {"softcap": rng.choice([0.0, 0.0, 5.0])}
         mixed = ops.Attention(q, k, v, head_dim=head, **scores, **options)
