@@ -220,7 +220,7 @@ class Emitter:
         if value.type.ndim == 2:
             return self.get(value) if place.flat is None else place.flat
         if place.flat is None:
-            *rows, width = value.type.shape
+            rows, width = value.type.shape[:-1], value.type.shape[-1]
             if isinstance(width, Dim) or width == 0:
                 place.flat = self.reshape(self.get(value), (product(rows), width))
             else:
