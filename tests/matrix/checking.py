@@ -33,6 +33,7 @@ class Case:
     mesh: str = "tp=1"
     plan: tuple[str, ...] = ()
     dtype: str = "f64"
+    sequence: bool = False
 
     def module(self) -> Module:
         """A new module."""
@@ -41,10 +42,10 @@ class Case:
     def shard(self, folder: Path, module: Module) -> str:
         """The pass that shards it, by the rows of what passes have left of it."""
         names = {*module.weights, *(str(arg.name) for arg in module.main.args)}
-        rows = [row for row in self.plan if row.partition(" ")[0] in names]
+        rows = [row for row in self.plan if row.partition(" ")[0] in {*names, "megatron"}]
         path = folder / "plan.txt"
         path.write_text("\n".join(rows) or f"{min(names)} replicated", encoding="utf-8")
-        return f'shard{{mesh="{self.mesh}", plan="{path}"}}'
+        return f'shard{{mesh="{self.mesh}", plan="{path}"{", sequence=true" * self.sequence}}}'
 
     def pipeline(self, text: str, folder: Path) -> str:
         """A pipeline of several ranks with the mesh and the plan filled in."""

@@ -64,8 +64,8 @@ class Draw:
         self.function = Function("forward", [])
         self.values: list[Value] = []
         self.exact: set[Value] = set()
-        width = self.size()
-        for shape in ((B, 3, width), (B, 3, width), (B, width)):
+        width, self.tokens = self.size(), self.rng.choice((3, 3, 4))
+        for shape in ((B, self.tokens, width), (B, self.tokens, width), (B, width)):
             self.argument(Arg(shape))
         self.module.add_function(self.function)
         for _ in range(20 * steps):
@@ -90,9 +90,11 @@ class Draw:
         self.exact.add(value)
         return value
 
-    def weight(self, *shape: DimLike, dtype: str = "", spread: float = 0.4) -> Weight:
-        """A new weight of random numbers."""
-        name = f"w{len(self.module.weights)}"
+    def weight(
+        self, *shape: DimLike, dtype: str = "", spread: float = 0.4, role: str = ""
+    ) -> Weight:
+        """A new weight of random numbers; the role is the end of its name, which plans know."""
+        name = ".".join([f"w{len(self.module.weights)}", *([role] if role else [])])
         type = TensorType(dtype or self.dtype, shape)
         weight = self.module.add_weight(Weight(type, name, RandomRef(name, 5, spread)))
         self.exact.add(weight)
@@ -186,35 +188,49 @@ class Draw:
             return self.weight(*arg.shape)
         return self.argument(arg)
 
-    def matrix(self, rows: int, columns: int) -> Value:
+    def matrix(self, rows: int, columns: int, role: str) -> Value:
         """A weight [rows, columns], at times of codes with a scale per row or per block of it."""
         if self.dtype not in ("f32", "f64") or not columns or self.rng.random() < 0.7:
-            return self.weight(rows, columns)
-        kind, most = self.rng.choice([("i8", 40.0), ("i4", 3.0), ("f8e4m3", 100.0)])
+            return self.weight(rows, columns, role=f"{role}.weight")
+        kinds = [("i8", 40.0), ("i4", 3.0), ("u4", 15.0), ("f8e4m3", 100.0)]
+        kind, most = self.rng.choice(kinds)
         blocks = self.rng.choice([1, *(n for n in (2, 3) if columns % n == 0)])
-        codes = self.weight(rows, columns, dtype=kind, spread=most)
-        scales = self.weight(rows, blocks, dtype="f32", spread=0.3 / most)
-        real = self.put(ops.Dequantize(codes, scales))
+        codes = self.weight(rows, columns, dtype=kind, spread=most, role=f"{role}.weight")
+        scales = self.weight(rows, blocks, dtype="f32", spread=0.3 / most, role=f"{role}.scale")
+        zero = None
+        if kind == "u4":
+            zero = self.weight(rows, blocks, dtype=kind, spread=most, role=f"{role}.zero")
+        real = self.put(ops.Dequantize(codes, scales, zero=zero))
         return real if self.dtype == "f32" else self.put(ops.Cast(real, dtype=self.dtype))
 
-    def linear(self, x: Value | None = None, out: int = 0) -> Value:
+    def linear(self, x: Value | None = None, out: int = 0, role: str = "") -> Value:
         """A linear, with a bias or not."""
         x, out = x or self.pick(1), out or self.size()
-        bias = self.weight(out) if self.rng.random() < 0.4 else None
-        return self.put(ops.Linear(x, self.matrix(out, self.last(x)), bias=bias))
+        role = role or self.rng.choice(("fc1", "fc2", "lm_head"))
+        bias = self.weight(out, role=f"{role}.bias") if self.rng.random() < 0.4 else None
+        return self.put(ops.Linear(x, self.matrix(out, self.last(x), role), bias=bias))
 
     def gated(self) -> None:
-        """A gated feed-forward, in one operation or in several."""
-        x, hidden = self.pick(1), self.size()
+        """A gated feed-forward, in one operation or in several, of one weight or of two."""
+        x, hidden, kind = self.pick(1), self.size(), self.rng.choice(("one", "two", "merged"))
         width = self.last(x)
-        gate, up = self.matrix(hidden, width), self.matrix(hidden, width)
-        if self.rng.random() < 0.5:
-            act: Any = self.rng.choice(["silu", "gelu", "sigmoid", "relu"])
-            inner = self.put(ops.GatedMlp(x, gate, up, act=act))
+        if kind == "merged":
+            both = self.put(ops.Linear(x, self.matrix(2 * hidden, width, "gate_up_proj")))
+            self.put(split := ops.Split(both, dim=-1, sizes=(hidden, hidden)))
+            parts = self.put(ops.Silu(split.results[0])), split.results[1]
+            inner = self.put(ops.Mul(*parts))
         else:
-            parts = self.put(ops.Silu(self.put(ops.Linear(x, gate)))), self.put(ops.Linear(x, up))
-            inner = self.put(ops.Mul(*self.rng.sample(parts, 2)))
-        self.put(ops.Linear(inner, self.matrix(width, hidden)))
+            gate, up = (self.matrix(hidden, width, role) for role in ("gate_proj", "up_proj"))
+            if kind == "one":
+                act: Any = self.rng.choice(["silu", "gelu", "sigmoid", "relu"])
+                inner = self.put(ops.GatedMlp(x, gate, up, act=act))
+            else:
+                parts = (
+                    self.put(ops.Silu(self.put(ops.Linear(x, gate)))),
+                    self.put(ops.Linear(x, up)),
+                )
+                inner = self.put(ops.Mul(*self.rng.sample(parts, 2)))
+        self.put(ops.Linear(inner, self.matrix(width, hidden, "down_proj")))
 
     def attention(self) -> None:
         """Attention with its four linears; query heads may share those of keys."""
@@ -228,12 +244,13 @@ class Draw:
             raise Error("attention takes [batch, tokens, features]")
         heads, (rows, tokens) = kv * rng.choice([1, 2, 3]), x.type.shape[:2]
         if heads == kv and rng.random() < 0.5:  # in one weight
-            merged = self.linear(x, 3 * heads * head)
+            merged = self.linear(x, 3 * heads * head, "qkv_proj")
             parts = ops.Split(merged, dim=2, sizes=(heads * head,) * 3)
             self.put(parts)
             q, k, v = parts.results
         else:
-            q, k, v = (self.linear(x, n * head) for n in (heads, kv, kv))
+            roles = zip("qkv", (heads, kv, kv), strict=True)
+            q, k, v = (self.linear(x, n * head, f"{name}_proj") for name, n in roles)
         if rng.random() < 0.3:
             q, k = self.head_norm(q, head), self.head_norm(k, head)
         if rng.random() < 0.3:
@@ -241,16 +258,16 @@ class Draw:
             turns: dict[str, Any] = {"head_dim": head, "interleaved": rng.random() < 0.5}
             q, k = (self.put(ops.Rope(each, place, **turns)) for each in (q, k))
         kind, scores = rng.choice(["", "", "mask", "bias"]), {}
-        if kind:
-            shape = (rng.choice([1, rows]), rng.choice([1, heads]), rng.choice([1, tokens]), tokens)
-            scores = {kind: self.argument(Arg(shape, "bool" if kind == "mask" else "T"))}
+        options: dict[str, Any] = {"causal": rng.random() < 0.5, "window": rng.choice([0, 0, 2])}
+        options |= {"softcap": rng.choice([0.0, 0.0, 5.0])}
         if rng.random() < 0.2:
             most = tokens if isinstance(tokens, int) else 1
             scores["lengths"] = self.argument(Arg((rows,), "i32", 1, most + 1))
-        options: dict[str, Any] = {"causal": rng.random() < 0.5, "window": rng.choice([0, 0, 2])}
-        options |= {"softcap": rng.choice([0.0, 0.0, 5.0])}
+        if kind:
+            shape = (rng.choice([1, rows]), rng.choice([1, heads]), rng.choice([1, tokens]), tokens)
+            scores[kind] = self.argument(Arg(shape, "bool" if kind == "mask" else "T"))
         mixed = ops.Attention(q, k, v, head_dim=head, **scores, **options)
-        self.linear(self.put(mixed), self.last(x))
+        self.linear(self.put(mixed), self.last(x), "o_proj")
 
     def head_norm(self, x: Value, head: int) -> Value:
         """x with the features of each head normed."""
@@ -336,15 +353,19 @@ class Draw:
                 kind = rng.choice([ops.ReduceSum, ops.ReduceMean, ops.ReduceMax])
                 self.put(kind(x, dims=(rng.randrange(ndim),), keep=rng.random() < 0.5))
             case _:
-                flat = self.put(ops.Reshape(x, shape=(B * 3, self.last(x))))
-                self.put(ops.Reshape(flat, shape=(B, 3, self.last(x))))
+                flat = self.put(ops.Reshape(x, shape=(B * self.tokens, self.last(x))))
+                self.put(ops.Reshape(flat, shape=(B, self.tokens, self.last(x))))
 
     def lookup(self) -> None:
-        """Rows of a table; some ids lie outside."""
+        """Rows of a table, which may be a head too; some ids lie outside."""
         ids = next((v for v in self.values if v.type.dtype == "i32" and v.type.ndim == 2), None)
         if ids is None or self.rng.random() < 0.3:
-            ids = self.argument(Arg((B, 3), "i32", -2, 14))
-        self.put(ops.Embedding(ids, self.weight(self.rng.choice((1, 5, 11, 16)), self.size())))
+            ids = self.argument(Arg((B, self.tokens), "i32", -2, 14))
+        role = self.rng.choice(("embed_tokens.weight", "wpe.weight", ""))
+        table = self.weight(self.rng.choice((1, 5, 11, 16)), self.size(), role=role)
+        rows = self.put(ops.Embedding(ids, table))
+        if self.rng.random() < 0.3:
+            self.put(ops.Linear(rows, table))
 
     def finish(self) -> None:
         """Return the last values that nothing uses, and states; drop the weights without uses."""
@@ -370,6 +391,8 @@ class Draw:
         axes = [axis.partition("=")[0] for axis in mesh.split(",") if not axis.startswith("pp")]
         if not axes:
             return []
+        if self.rng.random() < 0.3:
+            return ["megatron"]
         rows = [self._row(n, w.type.ndim, axes) for n, w in self.module.weights.items()]
         if self.rng.random() < 0.3:
             rows.append(f"x0 {self.rng.choice([1, 2])}@{axes[-1]}")

@@ -63,12 +63,14 @@ def case_of(seed: int, steps: int = 10, dtype: str = "") -> Case:
     # slots are numbered within a replica, so that a buffer that is given has others over dp
     has_slots = any(op.opname == "moe_slots" for op in drawn.module.ops())
     mesh = rng.choice([mesh for mesh in MESHES if not has_slots or "dp" not in mesh])
-    # Replicas share the batch evenly; it may be empty.
-    batch = rng.choice([0, 2, 4, 8] if "dp" in mesh else [0, 1, 2, 3, 5, 8])
+    sequence = rng.random() < 0.3
+    # Replicas share the batch evenly, and ranks the tokens; it may be empty.
+    even = [0, 12] if sequence else [0, 2, 4, 8]
+    batch = rng.choice(even if sequence or "dp" in mesh else [0, 1, 2, 3, 5, 8])
     # What masked NaN become is open.
     masks = any(op.opname == "attention" for op in drawn.module.ops())
     inputs = drawn.inputs(batch, special=rng.random() < 1 / 3 and not masks)
-    return Case(str(drawn.module), inputs, mesh, tuple(drawn.plan(mesh)), dtype)
+    return Case(str(drawn.module), inputs, mesh, tuple(drawn.plan(mesh)), dtype, sequence)
 
 
 def pipeline_of(case: Case, seed: int) -> list[str]:
