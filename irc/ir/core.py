@@ -31,7 +31,10 @@ class Value:
     def __init__(
         self, type: TensorType, owner: Op | Function | None, index: int, name: str | None = None
     ) -> None:
-        self.type, self.owner, self.index, self.name = type, owner, index, name
+        self.type = type
+        self.owner = owner
+        self.index = index
+        self.name = name
         self.users: dict[Op, int] = {}
 
     def replace_by(self, new: Value) -> None:
@@ -322,7 +325,13 @@ class Function(Displayed):
 
     def append(self, op: Op) -> Op:
         """Put `op` at the end."""
-        return self.insert(op, None)
+        op.parent, op.prev, op.next = self, self.last, None
+        if self.last is None:
+            self.first = op
+        else:
+            self.last.next = op
+        self.last = op
+        return op
 
     def insert(self, op: Op, before: Op | None) -> Op:
         """Put `op` before another operation of this function, or at the end."""

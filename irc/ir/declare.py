@@ -255,49 +255,55 @@ def _generate(
     memo: bool,
 ) -> dict[str, Any]:
     """`__init__` and `type_key`, written out per class: construction is the hot path of a trace."""
+
+    def key(types: list[str], others: str, prefix: str) -> str:
+        """What the result types depend on; `others` are the operands that vary in number."""
+        parts = [f"{type}.type, " for type in types]
+        parts += [f"{prefix}present, "] * bool(maybe)
+        parts += [f"*[x.type for x in {others}], "] * bool(maybe or rest)
+        parts += [attributes.key_text(prefix + a, kind) for a, kind in attrs.items()]
+        return f"(self.__class__, {''.join(parts)})" if memo else "(self,)"
+
     keyword = [f"{o}=None" for o in maybe]
     keyword += [f"{a}=default_{a}" if a in defaults else a for a in attrs]
     init = [f"def __init__(self, {''.join(f'{p}, ' for p in plain + rest)}"]
     init[0] += f"*, {''.join(f'{k}, ' for k in keyword)}loc=None):"
     init += [f" if {p}.__class__ is not Value: {p} = as_value({p})" for p in plain]
     operands = f"({''.join(f'{p}, ' for p in plain)})"
+    others = "extra" if maybe else "".join(rest)
     if rest:
-        init.append(f" {rest[0]} = tuple([as_value(x) for x in {rest[0]}])")
-        operands += f" + {rest[0]}"
+        init.append(f" {others} = tuple([as_value(x) for x in {others}])")
     if maybe:
         init.append(" present = (); extra = ()")
         for o in maybe:
             init.append(f" if {o} is not None: present += ({o!r},); extra += (as_value({o}),)")
-        operands += " + extra"
-    init.append(f" self.operands = operands = {operands}")
+    init.append(f" self.operands = {operands}{f' + {others}' if others else ''}")
     init.append(f" self.present = {'present' if maybe else '()'}")
     for a, kind in attrs.items():
         init.append(attributes.checking_line(name, a, kind))
         init.append(f" self.{a} = {a}")
-    init.append(" self.loc = loc; self.parent = self.prev = self.next = None; self.results = ()")
-    init.append(" types = types_of(self)")
+    init.append(" self.loc = loc; self.parent = self.prev = self.next = None")
+    lookup = f"memo.get({key(plain, others, '')})" if memo else "None"
+    init.append(f" types = {lookup}")
+    init.append(" if types is None: self.results = (); types = types_of(self)")
     init.append(" if len(types) == 1: self.results = (Value(types[0], self, 0),)")
     init.append(" else: self.results = tuple([Value(t, self, i) for i, t in enumerate(types)])")
-    init.append(" for v in operands:")
-    init.append("  users = v.users")
-    init.append("  users[self] = users[self] + 1 if self in users else 1")
+    count = "users = {0}.users; users[self] = users[self] + 1 if self in users else 1"
+    init += [f" {count.format(p)}" for p in plain]
+    init += [f" for x in {others}: {count.format('x')}"] * bool(others)
 
-    types = "".join(f"o[{i}].type, " for i in range(len(plain)))
-    if rest:
-        types += f"*[x.type for x in o[{len(plain)}:]], "
-    if maybe:
-        types += f"self.present, *[x.type for x in o[{len(plain)}:]], "
-    values = "".join(attributes.key_text(f"self.{a}", kind) for a, kind in attrs.items())
-    found = f"(self.__class__, {types}{values})" if memo else "(self,)"
-    key = ["def type_key(self):", " o = self.operands", f" return {found}"]
+    stored = [f"o[{i}]" for i in range(len(plain))]
+    returned = key(stored, f"o[{len(plain)}:]", "self.")
+    type_key = ["def type_key(self):", " o = self.operands", f" return {returned}"]
 
     scope: dict[str, Any] = {
         "Value": Value,
         "as_value": as_value,
         "types_of": types_of,
+        "memo": _MEMO,
         **attributes.CHECKERS,
         **{f"default_{a}": value for a, value in defaults.items()},
     }
-    exec(_code("\n".join(init + key)), scope)
+    exec(_code("\n".join(init + type_key)), scope)
     scope["__init__"].__qualname__ = f"{name}.__init__"
     return {"__init__": scope["__init__"], "type_key": scope["type_key"]}

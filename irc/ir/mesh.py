@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from math import prod
 from typing import cast
 
@@ -50,12 +51,12 @@ class Mesh:
     def __str__(self) -> str:
         return ", ".join(f"{name}={size}" for name, size in self.axes)
 
-    @property
+    @cached_property
     def names(self) -> tuple[str, ...]:
         """The axis names, slowest first."""
         return tuple(name for name, _ in self.axes)
 
-    @property
+    @cached_property
     def ranks(self) -> int:
         """How many ranks the mesh has."""
         return prod(size for _, size in self.axes)

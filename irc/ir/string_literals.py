@@ -8,9 +8,12 @@ import re
 WORD = re.compile(r"[A-Za-z_]\w*")
 
 
+_as_it_is = json.JSONEncoder(ensure_ascii=False).encode  # json.dumps makes an encoder each time
+
+
 def quote(text: str) -> str:
     """`text` as a literal; one that cannot be printed as it is has escapes for all but ASCII."""
-    return json.dumps(text, ensure_ascii=not text.isprintable())
+    return _as_it_is(text) if text.isprintable() else json.dumps(text)
 
 
 def shown_name(name: str) -> str:

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterable
 
 from ..errors import Error
+from ..weights.sources import stated
 from .core import Function, Module, Op, Value, Weight
 from .declare import types_of
 from .dims import Dim
@@ -24,14 +25,15 @@ _MOST_CALLED = 250_000  # operations that the calls of a function run; inlining 
 def verify(module: Module) -> None:
     """Raise an Error about the first thing that is not as it must be; see each `_check`."""
     _check_header(module)
+    checked: set[object] = set()
     for name, weight in module.weights.items():
-        _check_weight(module, name, weight)
+        _check_weight(module, name, weight, checked)
     sizes: dict[Function, tuple[int, int]] = {}
     for name, function in module.functions.items():
         check_calls(function, sizes)
         if function.name != name:
             raise Error(f"function @{function.name} is filed under the name {name!r}")
-        _check_function(module, function)
+        _check_function(module, function, checked)
     _check_users(module)
     if module.local:
         called = {op.attributes["callee"] for op in module.ops() if op.opname == "call"}
@@ -87,7 +89,8 @@ def _check_header(module: Module) -> None:
             )
 
 
-def _check_weight(module: Module, name: str, weight: Weight) -> None:
+def _check_weight(module: Module, name: str, weight: Weight, checked: set[object]) -> None:
+    """`checked` has the types that were checked, and what references of one source say."""
     if weight.name != name:
         raise Error(f"weight @{weight.name} is filed under the name {name!r}")
     for file in weight.ref.files():
@@ -95,10 +98,16 @@ def _check_weight(module: Module, name: str, weight: Weight) -> None:
             raise Error(f"weight @{name} refers to the file @{file}, which is not declared")
     if weight.type.global_type.partial:
         raise Error(f"weight @{name} is {weight.type}, but stored bytes are never a partial sum")
-    _check_type(module, weight.type, None, f"weight @{name}")
-    if module.local:
-        _check_part(module, weight)
-    _check_reference(module, weight)
+    if weight.type not in checked:
+        _check_type(module, weight.type, None, f"weight @{name}")
+        checked.add(weight.type)
+    ref = weight.ref
+    like = None if ref.inputs else (weight.type, ref.steps, stated(ref))
+    if like is None or like not in checked:
+        if module.local:
+            _check_part(module, weight)
+        _check_reference(module, weight)
+        checked.add(like)
 
 
 def _check_part(module: Module, weight: Weight) -> None:
@@ -117,7 +126,7 @@ def _check_reference(module: Module, weight: Weight) -> None:
         raise Error(f"weight @{weight.name}: {error.message}") from None
 
 
-def _check_function(module: Module, function: Function) -> None:
+def _check_function(module: Module, function: Function, checked: set[object]) -> None:
     defined: set[Value] = set()
     for i, arg in enumerate(function.args):
         if arg.owner is not function or arg.index != i:
@@ -127,7 +136,6 @@ def _check_function(module: Module, function: Function) -> None:
         defined.add(arg)
     for name in _duplicates(arg.name for arg in function.args):
         raise Error(f"@{function.name} has two arguments called %{name}")
-    checked: set[TensorType] = set()
     weights = module.weights
     op = None
     for op in function:
@@ -144,15 +152,13 @@ def _check_function(module: Module, function: Function) -> None:
         results = op.results
         if len(types) != len(results):
             raise Error(f"{op.opname} has {len(results)} results, but it makes {len(types)}", op)
-        for result, type in zip(results, types, strict=True):
-            refusal = recorded_refusal(op, result.index, type, result.type)
-            if refusal is not None:
-                made = refusal or f"it makes {type}"
-                raise Error(f"the result of {op.opname} is {result.type}, but {made}", op)
-            type = result.type
-            if type not in checked:
-                _check_type(module, type, op, op.opname)
-                checked.add(type)
+        for result, derived in zip(results, types, strict=True):
+            own = result.type
+            if own is not derived:
+                _check_recorded(op, result, derived)
+            if own not in checked:
+                _check_type(module, own, op, op.opname)
+                checked.add(own)
             if result.owner is not op:
                 raise Error(f"a result of {op.opname} belongs to another operation", op)
             defined.add(result)
@@ -165,6 +171,14 @@ def _check_function(module: Module, function: Function) -> None:
     if op is None or op.opname != "return":
         raise Error(f"@{function.name} does not end in return", op)
     _check_results(function)
+
+
+def _check_recorded(op: Op, result: Value, derived: TensorType) -> None:
+    """A result whose type is not the derived one may be recorded as it is."""
+    refusal = recorded_refusal(op, result.index, derived, result.type)
+    if refusal is not None:
+        made = refusal or f"it makes {derived}"
+        raise Error(f"the result of {op.opname} is {result.type}, but {made}", op)
 
 
 def _undefined(value: Value, function: Function) -> str:

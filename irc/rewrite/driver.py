@@ -184,7 +184,7 @@ def results_of(op: Op, new: Any) -> tuple[Value, ...]:
     for old, value in zip(olds, values, strict=True):
         if not isinstance(value, Value):
             raise Error(f"returns {value!r}, which is no value, operation or tuple of them")
-        if _plain(value.type) is not _plain(old.type):
+        if value.type is not old.type and _plain(value.type) is not _plain(old.type):
             raise Error(f"returns {value.type} for {old.type}; a rewrite must keep the types")
     return values
 

@@ -147,7 +147,8 @@ class _Parser:
         declared = self._results(function, env)
         c.expect("{")
         while not c.accept("}"):
-            if not self._plain_operation(function, env):
+            self._plain_operations(function, env)
+            if c.token != "}":
                 self._operation(module, function, env)
         self._check_results(function, declared, at)
         check_calls(function, self.sizes)
@@ -180,53 +181,53 @@ class _Parser:
             text = ", ".join(map(str, returned))
             self.cursor.fail(f"@{function.name} returns ({text}), not the declared types", index=at)
 
-    def _plain_operation(self, function: Function, env: dict[str, Value]) -> bool:
-        """Parse `%x = op %a, @b {...} : type` without a call per token.
+    def _plain_operations(self, function: Function, env: dict[str, Value]) -> None:
+        """Parse lines `%x = op %a, @b {...} : type` without a call per token or line.
 
-        Nearly every line has this form, with attributes and a type that occurred before. Any other
-        line, and any error, is left to `_operation`; then the result is false.
+        Nearly every line has this form, with attributes and a type that occurred before. The first
+        line of another form, or with an error, is left to `_operation`.
         """
-        tokens, i = self.cursor.tokens, self.cursor.index
-        name = tokens[i]
-        cls = REGISTRY.get(tokens[i + 2]) if tokens[i + 1] == "=" and name not in env else None
-        if cls is None or cls.variadic:
-            return False
-        operands: list[Value] = []
-        i += 2
-        separator = ","
-        while separator == ",":
-            value = env.get(tokens[i + 1])
-            if value is None:
-                return False
-            operands.append(value)
-            separator = tokens[i + 2]
-            i += 2
-        start = i
-        if separator == "{":
+        tokens, line = self.cursor.tokens, self.cursor.index
+        types, attributes_of = self.types, self.attributes
+        while True:
+            name, i = tokens[line], line + 2
+            cls = REGISTRY.get(tokens[i]) if tokens[line + 1] == "=" and name not in env else None
+            if cls is None or cls.variadic:
+                break
+            operands: list[Value] = []
+            separator = ","
+            while separator == "," and (value := env.get(tokens[i + 1])) is not None:
+                operands.append(value)
+                separator = tokens[i + 2]
+                i += 2
+            key: tuple[type[Op] | str, ...] = (cls,)
+            if separator == "{" and "}" in tokens[i : i + _LONGEST_ATTRIBUTES]:
+                start, i = i, tokens.index("}", i) + 1
+                key = (cls, *tokens[start:i])
+            attributes = attributes_of.get(key)
+            if tokens[i] != ":" or attributes is None or len(operands) != len(cls.operand_names):
+                break
+            type = types.get(tokens[i + 1])
+            if type is None or tokens[i + 2] in (",", "loc"):
+                break
+            hint = None
+            if not name[1:].isdecimal():
+                if not VALUE.fullmatch(name):
+                    break
+                hint = name[1:].partition(".")[0]
             try:
-                i = tokens.index("}", i, i + _LONGEST_ATTRIBUTES) + 1
-            except ValueError:
-                return False
-        attributes = self.attributes.get((cls, *tokens[start:i]))
-        if tokens[i] != ":" or attributes is None or len(operands) != len(cls.operand_names):
-            return False
-        type = self.types.get(tokens[i + 1])
-        if type is None or tokens[i + 2] in (",", "loc") or not VALUE.fullmatch(name):
-            return False
-        try:
-            op = cls(*operands, **attributes)
-        except Error:
-            return False
-        if len(op.results) != 1 or op.results[0].type is not type:
-            op.drop_operands()
-            return False
-        result = op.results[0]
-        hint = name[1:].partition(".")[0]
-        result.name = None if hint.isdigit() else hint
-        env[name] = result
-        function.insert(op, None)
-        self.cursor.jump(i + 2)
-        return True
+                op = cls(*operands, **attributes)
+            except Error:
+                break
+            results = op.results
+            if len(results) != 1 or results[0].type is not type:
+                op.drop_operands()
+                break
+            env[name] = result = results[0]
+            result.name = hint
+            function.append(op)
+            line = i + 2
+        self.cursor.jump(line)
 
     def _operation(self, module: Module, function: Function, env: dict[str, Value]) -> None:
         c = self.cursor

@@ -134,7 +134,9 @@ def same_literal(a: Any, b: Any) -> bool:
     """Whether two attribute values have equal text; 1, 1.0 and True differ, as do 0.0 and -0.0."""
     if a is b:
         return True
-    return a.__class__ is b.__class__ and a == b and literal(a) == literal(b)
+    if a.__class__ is not b.__class__ or a != b:
+        return False
+    return a.__class__ is int or literal(a) == literal(b)
 
 
 def literal(value: Any) -> str:

@@ -31,6 +31,8 @@ class Declared:
     keyword: ClassVar[str]
     arguments: ClassVar[dict[str, Any]] = {}  # annotations by field
     defaults: ClassVar[dict[str, Any]] = {}
+    # per argument its name, the separator before it, and how its value is written
+    writers: ClassVar[list[tuple[str, str, Callable[[Any], str]]]] = []
 
     def __init_subclass__(cls, keyword: str = "") -> None:
         if keyword:
@@ -39,20 +41,19 @@ class Declared:
             cls.keyword, cls.registry[keyword] = keyword, cls
             cls.arguments = inspect.get_annotations(cls, eval_str=True)
             cls.defaults = {name: vars(cls)[name] for name in cls.arguments if name in vars(cls)}
+            separators = [f"{SEPARATORS.get(k, ',')} ".lstrip() for k in cls.arguments.values()]
+            writers = [_TEXTS.get(kind, _plain) for kind in cls.arguments.values()]
+            cls.writers = list(zip(cls.arguments, ["", *separators[1:]], writers, strict=True))
 
     def call_text(self) -> str:
         """`keyword(arguments)`."""
-        values = {name: getattr(self, name) for name in self.arguments}
+        count = len(self.writers)
         for name in reversed(self.defaults):
-            if values[name] != self.defaults[name]:
+            if getattr(self, name) != self.defaults[name]:
                 break
-            del values[name]
-        text = ""
-        for name, value in values.items():
-            kind = self.arguments[name]
-            separator = SEPARATORS.get(kind, ",") if text else ""
-            text += (separator and separator + " ") + _text(kind, value)
-        return f"{self.keyword}({text})"
+            count -= 1
+        values = [sep + write(getattr(self, name)) for name, sep, write in self.writers[:count]]
+        return f"{self.keyword}({''.join(values)})"
 
 
 def separated(items: Iterable[Any]) -> str:
@@ -65,9 +66,7 @@ def bracketed(sizes: Iterable[Any]) -> str:
     return f"[{separated(sizes)}]"
 
 
-def _text(kind: Any, value: Any) -> str:
-    if kind in _TEXTS:
-        return _TEXTS[kind](value)
+def _plain(value: Any) -> str:
     return separated(cast("Sizes", value)) if isinstance(value, tuple) else str(value)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import Any, ClassVar, TypeAlias
 
 from ..errors import Error
@@ -35,11 +36,11 @@ class Ref(Declared, ABC):
     @property
     def inputs(self) -> tuple[Ref, ...]:
         """The references that this one joins or is computed from."""
-        return tuple(getattr(self, name) for name, kind in self.arguments.items() if kind is Ref)
+        return tuple([getattr(self, name) for name in _input_names(type(self))])
 
     def with_inputs(self, inputs: Sequence[Ref]) -> Ref:
         """This reference with other inputs."""
-        names = [name for name, kind in self.arguments.items() if kind is Ref]
+        names = _input_names(type(self))
         return replace(self, **dict(zip(names, inputs, strict=True))) if names else self
 
     def sources(self) -> Iterator[Ref]:
@@ -85,6 +86,12 @@ class Ref(Declared, ABC):
         shape, dtype = type.shape if shape is None else shape, dtype or type.dtype
         if (shape, dtype) != (type.shape, type.dtype):
             raise Error(f"{self} is {dtype}{bracketed(shape)}, but the weight is {type}")
+
+
+@cache
+def _input_names(kind: type[Ref]) -> tuple[str, ...]:
+    """The arguments that are references."""
+    return tuple(name for name, argument in kind.arguments.items() if argument is Ref)
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from irc.ir.core import Function, Module, Result, Value, Weight  # noqa: F401
 from irc.ir.dims import symbol  # noqa: F401
 from irc.ir.types import TensorType
 from irc.ir.verify import verify
-from irc.ops import Add, Call, Concat, Neg, Return  # noqa: F401
+from irc.ops import Add, Call, Concat, Neg, Rank, Return  # noqa: F401
 from irc.text import parse_module
 from irc.weights import FileRef, Pad, ProductRef, QuantizedRef, Ref, Shard, Slice, ZerosRef  # noqa: F401
 
@@ -118,6 +118,7 @@ CASES = [
         "m.add_function(Function('a b')).append(Return([]))",
         "'a b' is no name for a function; use letters",
     ),
+    ("f.insert(Rank(axis='pp'), a)", r"mesh \(tp=2\) has no axis 'pp'"),
     ("o = Value(x.type, None, 0, 'o'); f.insert(Add(o, o), a)", "%o is used before it is defined"),
     ("f.insert(Call([x, c], callee=f), a)", "@forward calls @forward, which is not defined before"),
     ("add_callers(m, 101, 1)", "@f100 has calls nested 101 deep; at most 100"),
