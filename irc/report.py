@@ -83,13 +83,18 @@ def paint(text: str, style: str, stream: TextIO | None = None) -> str:
     return f"\033[{_STYLES[style]}m{text}\033[0m"
 
 
-def table(rows: Iterable[Sequence[str]], header: Sequence[str] = ()) -> str:
-    """Rows as columns of equal width, two spaces between them."""
+def table(
+    rows: Iterable[Sequence[str]], header: Sequence[str] = (), numbers_right: bool = False
+) -> str:
+    """Rows as columns of equal width, two spaces between them; numbers perhaps to the right."""
     lines = [list(header)] * bool(header) + [list(row) for row in rows]
     if not lines:
         return ""
     widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]))]
-    padded = [[f"{cell:{w}}" for cell, w in zip(line, widths, strict=True)] for line in lines]
+    columns = zip(*lines, strict=True)
+    numeric = [numbers_right and all(c[:1].isdigit() or not c for c in cells) for cells in columns]
+    formats = [f"{'>' if right else '<'}{w}" for w, right in zip(widths, numeric, strict=True)]
+    padded = [[f"{cell:{f}}" for cell, f in zip(line, formats, strict=True)] for line in lines]
     return "\n".join("  ".join(line).rstrip() for line in padded)
 
 

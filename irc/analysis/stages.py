@@ -24,11 +24,6 @@ def stage_of(op: Op) -> int:
     return op.stage if isinstance(op, Call) else -1
 
 
-def stage_axes(mesh: Mesh) -> tuple[str, ...]:
-    """The mesh axes of the ranks within one stage."""
-    return tuple(name for name in mesh.names if name != PIPELINE)
-
-
 class Stages:
     """The calls of a function by stage, of either view; there may be several to a stage."""
 

@@ -6,6 +6,7 @@ import time
 from dataclasses import dataclass
 
 from ...ir.core import Module
+from ...report import table
 from ..run import Instrument, Step
 
 
@@ -41,7 +42,7 @@ class Timing(Instrument):
             for row in self.rows
         ]
         total = sum(row.seconds for row in self.rows)
-        return table([*rows, (f"{total * 1e3:.1f} ms", "", "total")])
+        return table([*rows, (f"{total * 1e3:.1f} ms", "", "total")], numbers_right=True)
 
 
 def _count(module: Module) -> int:
@@ -72,19 +73,5 @@ class Statistics(Instrument):
                 )
                 for rule in step.stats.rules.values()
             ]
-            lines.append(table(rows) if rows else "  nothing counted")
+            lines.append(table(rows, numbers_right=True) if rows else "  nothing counted")
         return "\n".join(lines)
-
-
-def table(rows: list[tuple[str, ...]]) -> str:
-    """Rows of text in aligned columns; columns of numbers are aligned to the right."""
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    numeric = [all(row[i][:1].isdigit() or not row[i] for row in rows) for i in range(len(widths))]
-    lines = [
-        "  ".join(
-            cell.rjust(width) if right else cell.ljust(width)
-            for cell, width, right in zip(row, widths, numeric, strict=True)
-        ).rstrip()
-        for row in rows
-    ]
-    return "\n".join(lines)
