@@ -1,21 +1,18 @@
-"""All2AllDenseEmbedding against a plain dictionary: a million 64-bit keys, on CPU and over NCCL.
+"""All2AllDenseEmbedding against a plain dictionary: a million 64-bit keys, on GPUs.
 
-    python -m benchmarks.all_to_all [--keys 1000000] [--ranks 1,2,3,4,5,6,7,8] [--out FOLDER]
-    python -m benchmarks.all_to_all --gpus 2 [--keys 1000000] [--out FOLDER]
+    python -m benchmarks.all_to_all [--gpus 2] [--keys 1000000]
 
-The first evaluates the rank programs in numpy. The second starts a process per GPU: ONNX Runtime
-computes on the CPU, and every collective of the rank programs goes from GPU to GPU through NCCL.
-A third of the lookups are of ten hot keys, a tenth of keys without a row. FOLDER gets
-all_to_all_cpu.md or all_to_all_gpu.md.
+A process per GPU: ONNX Runtime computes on the CPU, and every collective of the rank programs goes
+from GPU to GPU through NCCL. A third of the lookups are of ten hot keys, a tenth of keys without a
+row.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -24,12 +21,18 @@ import numpy as np
 
 import irc
 from benchmarks.key_tables import Array, asked, bound, drawn, layer_for, looked_up, spread
-from benchmarks.rank import start_ranks
+from benchmarks.process import start_ranks
+from irc.backends.cuda.driver import Driver
+from irc.backends.cuda.group import Group, nccl_version, open_group
+from irc.backends.ranks.communicator import CollectiveCall, Communicator
 from irc.frontends.layers import Table
 from irc.ir.core import Module
+from irc.ir.dtypes import dtype_of
+from irc.report import markdown_table
 
 WIDTH, HOT, SECONDS = 8, 10, 400.0
-SCHEMES = {  # rows of the second table: options of rewrite-embeddings
+MEETING = 60.0  # seconds: the first processes on a machine start slowly
+SCHEMES = {  # rows of the table: options of rewrite-embeddings
     "KD": "scheme=kd",
     "CD": "scheme=cd",
     "RSD": "scheme=rsd",
@@ -60,26 +63,8 @@ def same_bits(found: Array, wanted: Array) -> str:
     return "equal" if not differ.any() else f"WRONG: {differ.sum()} rows differ"
 
 
-def on_cpu(count: int, ranks: Iterable[int]) -> list[Sequence[Any]]:
-    """Rows of the first table."""
-    table, counts, keys = made(count, np.random.default_rng(1))
-    found: list[Sequence[Any]] = []
-    for group_size in ranks:
-        given = keys[: count // group_size * group_size]
-        with TemporaryDirectory() as folder:
-            program = module(table, counts, group_size, "scheme=kd", Path(folder))
-            begin = time.perf_counter()
-            rows = irc.evaluate(program, {"keys": given})["result0"]
-        seconds = time.perf_counter() - begin
-        found.append(
-            (group_size, len(given), same_bits(rows, looked_up(table, given)), f"{seconds:.1f}")
-        )
-        print(*found[-1], flush=True)
-    return found
-
-
 def on_gpus(count: int, gpus: int) -> tuple[str, list[Sequence[Any]]]:
-    """(the GPUs, rows of the second table), by processes that exchange through NCCL."""
+    """(the GPUs, rows of the table), by processes that exchange through NCCL."""
     table, counts, keys = made(count, np.random.default_rng(1))
     keys = keys[: count // gpus * gpus]
     capacity = 4 * len(keys) // gpus**2 // 5  # too little but for the cold keys
@@ -90,40 +75,102 @@ def on_gpus(count: int, gpus: int) -> tuple[str, list[Sequence[Any]]]:
             program = module(table, counts, gpus, options, base)
             irc.compile(program, base / f"{number}")
         np.savez(base / "asked.npz", keys=keys, wanted=looked_up(table, keys))
-        status = start_ranks(gpus, "benchmarks.all_to_all_ranks", folder).wait(SECONDS)
+        status = start_ranks(gpus, "benchmarks.all_to_all", folder).wait(SECONDS)
         if status or not (base / "found.json").is_file():
             raise SystemExit(f"the ranks ended with status {status}")
         found = json.loads((base / "found.json").read_text())
     return found["about"], [(name, *row) for name, row in zip(SCHEMES, found["rows"], strict=True)]
 
 
-def table_text(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
-    """A table in Markdown."""
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join(f"| {' | '.join(map(str, line))} |" for line in lines) + "\n"
+class NcclCommunicator:
+    """A communicator whose collectives go from GPU to GPU; all else is done by another one.
+
+    `calls`, `bytes` and `seconds` (of NCCL alone, without copies to and from the GPU) add up.
+    """
+
+    def __init__(self, host: Communicator, driver: Driver, **options: Any) -> None:
+        self._host, self._driver, self._options = host, driver, options
+        self._stream, self._groups = driver.stream(), dict[tuple[int, ...], Group]()
+        self.rank, self.ranks = host.rank, host.ranks
+        self.reset()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._host, name)
+
+    def reset(self) -> None:
+        """Count from zero."""
+        self.calls, self.bytes, self.seconds = 0, 0, 0.0
+
+    def collective(self, call: CollectiveCall, operand: np.ndarray, result: np.ndarray) -> None:
+        """One collective: to the GPU, through NCCL, and back."""
+        group, stream, driver = self._group(call.group), self._stream, self._driver
+        source, target = (driver.allocate(max(1, x.nbytes)) for x in (operand, result))
+        bound = (dtype_of(operand), operand.size, call.reduce_op, call.root)
+        launch = group.bind(call.operation, *bound)
+        stream.upload(source, np.ascontiguousarray(operand))
+        stream.wait("the upload")
+        begin = time.perf_counter()
+        launch(source, target, stream.handle)
+        stream.wait(call.operation)
+        self.seconds += time.perf_counter() - begin
+        stream.download(result, target)
+        stream.wait("the download")
+        for address in (source, target):
+            driver.free(address)
+        self.calls, self.bytes = self.calls + 1, self.bytes + operand.nbytes + result.nbytes
+
+    def close(self) -> None:
+        """Close the groups; the other communicator stays open."""
+        for group in self._groups.values():
+            group.close()
+
+    def _group(self, ranks: tuple[int, ...]) -> Group:
+        if ranks not in self._groups:
+            options = {"meeting": MEETING, "label": "benchmark"} | self._options
+            self._groups[ranks] = open_group(self._host, ranks, self._driver, **options)
+        return self._groups[ranks]
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Compare, print and write; the status is 0 where all rows are equal."""
+def run(host: Communicator, arguments: Sequence[str]) -> None:
+    """Run the program of every scheme; rank 0 writes found.json."""
+    from irc.backends.cuda.device import CudaDriver
+
+    folder = Path(*arguments)
+    driver = CudaDriver(host.local_rank)
+    about = f"{host.ranks} x {driver.gpu.name}, NCCL {nccl_version()}"
+    rows = compare(NcclCommunicator(host, driver), folder)
+    if not host.rank:
+        (folder / "found.json").write_text(json.dumps({"about": about, "rows": rows}))
+
+
+def compare(communicator: NcclCommunicator, folder: Path) -> list[list[Any]]:
+    """Per scheme whether its rows are those of the dictionary, and what its collectives took."""
+    asked = np.load(folder / "asked.npz")
+    found: list[list[Any]] = []
+    for number in range(len(SCHEMES)):
+        artifact = irc.load(folder / f"{number}", communicator=communicator)
+        artifact.run({"keys": asked["keys"]})  # NCCL connects GPUs at the first call
+        communicator.reset()
+        rows = artifact.run({"keys": asked["keys"]})["result0"]
+        size, spent = communicator.bytes / 1e6, communicator.seconds * 1e3
+        same = same_bits(rows, asked["wanted"])
+        found.append([same, communicator.calls, f"{size:.1f}", f"{spent:.2f}"])
+    communicator.close()
+    return found
+
+
+def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--keys", type=int, default=10**6)
-    parser.add_argument("--ranks", default="1,2,3,4,5,6,7,8")
-    parser.add_argument("--gpus", type=int, default=0)
-    parser.add_argument("--out", type=Path, help="the folder of the table")
-    options = parser.parse_args(arguments)
-    if options.gpus:
-        about, rows = on_gpus(options.keys, options.gpus)
-        head = ("scheme", "rows", "collectives over NCCL", "MB sent and received", "ms in NCCL")
-        text, name = f"{about}; {options.keys} keys.\n\n" + table_text(head, rows), "gpu"
-    else:
-        rows = on_cpu(options.keys, map(int, options.ranks.split(",")))
-        text, name = table_text(("ranks", "lookups", "rows", "seconds in numpy"), rows), "cpu"
-    print(text)
-    if options.out:
-        options.out.mkdir(parents=True, exist_ok=True)
-        (options.out / f"all_to_all_{name}.md").write_text(text)
-    return int("WRONG" in text)
+    parser.add_argument("--gpus", type=int, default=2)
+    options = parser.parse_args()
+    about, rows = on_gpus(options.keys, options.gpus)
+    print(f"{about}; {options.keys} keys.\n")
+    head = ("scheme", "rows", "collectives over NCCL", "MB sent and received", "ms in NCCL")
+    print(markdown_table([[str(cell) for cell in row] for row in rows], head))
+    if any(row[1] != "equal" for row in rows):
+        raise SystemExit("the rows are not those of the dictionary")
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    main()

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.gpu_timing import graph_us
+from benchmarks.process import graph_us
 
 SIZE = 8192
 TINY = 100  # short kernels, or short rows of them, in one graph

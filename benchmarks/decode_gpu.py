@@ -25,7 +25,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from benchmarks.decode_gpu_models import HEAD8, PLAIN, Case, Measured, compile_model, opened, timing
-from benchmarks.rank import start_ranks
+from benchmarks.process import start_ranks
 from irc.backends.ranks.communicator import Communicator
 
 SCHEMES = (PLAIN, "w8a16_fp8", "w8a16", "w4a16", HEAD8)

@@ -17,7 +17,7 @@ import torch
 import transformers
 
 from benchmarks.checkpoints import config
-from benchmarks.gpu_timing import graph_us
+from benchmarks.process import graph_us
 
 DEVICE = "cuda"
 WARM = 3

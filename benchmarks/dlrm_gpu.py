@@ -15,17 +15,19 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
+import torch
 
 import irc
 from benchmarks.decode_gpu_models import opened
-from benchmarks.rank import start_ranks
+from benchmarks.process import exchange, graph_us, start_ranks
+from irc.backends.cuda.group import Group
 from irc.backends.ranks.communicator import Communicator
 from irc.frontends import Module, ModuleList, Tensor, random_weights
 from irc.frontends import functional as F
@@ -86,10 +88,6 @@ def compiled(folder: Path, tp: int, embedding: str) -> None:
 
 def run(host: Communicator | None, words: Sequence[str]) -> None:
     """One rank, which measures both; the first one prints."""
-    import torch
-
-    from benchmarks.dlrm_gpu_peer import Peer
-
     number, ranks = (0, 1) if host is None else (host.local_rank, host.ranks)
     torch.cuda.set_device(number)
     with opened(Path(words[0]), host, True) as program:
@@ -117,6 +115,60 @@ def step(program: Any, batch: int) -> float:
     ms = median(stream.times(inputs, REPLAYS))
     stream.close()
     return ms
+
+
+class Peer:
+    """The model in torch, on one of `ranks` GPUs."""
+
+    def __init__(self, ranks: int, group: Group | None) -> None:
+        self._group = group if ranks > 1 else None
+        self._stream = torch.cuda.Stream()
+        self._bottom, self._top = (
+            [(_random(b, a), _random(b)) for a, b in pairwise(sizes)] for sizes in (BOTTOM, TOP)
+        )
+        starts = [0, *accumulate(ROWS)]
+        self._starts = torch.tensor(starts[:-1], device="cuda")
+        self._count = -(-starts[-1] // ranks)
+        self._first = self._count * (group.rank if group is not None else 0)
+        self._table = torch.empty(self._count, WIDTH, dtype=torch.bfloat16, device="cuda")
+        self._table.normal_()
+        places = torch.tril_indices(len(ROWS) + 1, len(ROWS) + 1, -1, device="cuda")
+        self._places = places[0] * (len(ROWS) + 1) + places[1]
+
+    def ms(self, batch: int) -> float:
+        """Milliseconds of a step."""
+        dense = _random(batch, DENSE)
+        ids = torch.cat([torch.randint(n, (batch, 1), device="cuda") for n in ROWS], 1)
+        torch.cuda.synchronize()
+        return graph_us(lambda: self._step(dense, ids), self._stream) / 1e3
+
+    def _step(self, dense: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+        x = _layers(dense, self._bottom)
+        vectors = torch.cat([x.unsqueeze(1), self._rows(ids + self._starts)], 1)
+        products = (vectors @ vectors.transpose(1, 2)).flatten(1)
+        joined = torch.cat([x, products.index_select(1, self._places)], 1)
+        return torch.sigmoid(_layers(joined, self._top).squeeze(-1))
+
+    def _rows(self, ids: torch.Tensor) -> torch.Tensor:
+        if self._group is None:
+            return torch.nn.functional.embedding(ids, self._table)
+        own = ids - self._first
+        held = (own >= 0) & (own < self._count)
+        found = torch.nn.functional.embedding(torch.where(held, own, 0), self._table)
+        found = found.masked_fill_(~held[..., None], 0)
+        stream = torch.cuda.current_stream().cuda_stream
+        exchange("all_reduce", self._group, found, found, stream)
+        return found
+
+
+def _random(*shape: int) -> torch.Tensor:
+    return torch.randn(*shape, device="cuda", dtype=torch.bfloat16) * 0.02
+
+
+def _layers(x: torch.Tensor, layers: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> torch.Tensor:
+    for weight, bias in layers[:-1]:
+        x = torch.nn.functional.linear(x, weight, bias).relu_()
+    return torch.nn.functional.linear(x, *layers[-1])
 
 
 def main() -> None:

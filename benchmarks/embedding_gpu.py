@@ -7,38 +7,25 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from tempfile import TemporaryDirectory
-from typing import Any
 
 import numpy as np
 import torch
 
-from benchmarks.embedding_schemes import Lookup, lookups
-from benchmarks.gpu_timing import graph_us
-from benchmarks.rank import start_ranks
+from benchmarks.embedding_schemes import FOUND, SECONDS, Lookup, lookups
+from benchmarks.process import exchange, graph_us
 from irc.backends.cuda.device import CudaDriver
 from irc.backends.cuda.group import Group, nccl_version, open_group
 from irc.backends.ranks.communicator import CollectiveCall, Communicator
 
 REPEATED = 10  # lookups in one graph, each of other ids
-SECONDS = 200.0  # in which the ranks measure
 Times = dict[str, float]
 
 
-def measure(ranks: int) -> tuple[str, Times, Times]:
-    """(the GPUs, microseconds by "scheme tokens", bytes that NCCL took by collective).
-
-    The microseconds are medians, those of the slowest rank.
-    """
-    with TemporaryDirectory() as folder:
-        start_ranks(ranks, "benchmarks.embedding_gpu", folder).wait(SECONDS)
-        times, memory = json.loads(Path(folder, "found.json").read_text())
-    about = f"{ranks} x {torch.cuda.get_device_name(0)}, NCCL {nccl_version()}"
-    return f"{about}, torch {torch.__version__}", times, memory
-
-
 def run(host: Communicator, arguments: Sequence[str]) -> None:
-    """One rank; the first one writes the largest values of all ranks to found.json."""
+    """One rank; the first one writes the GPUs and the largest values of all ranks to a file.
+
+    The values are microseconds by "scheme tokens", and bytes that NCCL took by collective.
+    """
     (folder,) = arguments
     torch.cuda.set_device(host.local_rank)
     torch.zeros(1, device="cuda")
@@ -46,9 +33,11 @@ def run(host: Communicator, arguments: Sequence[str]) -> None:
     group = open_group(host, range(host.ranks), CudaDriver(host.local_rank), meeting=SECONDS / 2)
     taken = {k: float(free - left_after(k, group)) for k in ("all_reduce", "all_to_all")}
     times = {f"{each.scheme} {each.tokens}": timed(each, group) for each in lookups(host.ranks)}
-    found = [largest(host, times), largest(host, taken)]
+    about = f"{host.ranks} x {torch.cuda.get_device_name(0)}, NCCL {nccl_version()}"
+    about += f", torch {torch.__version__}"
+    found = [about, largest(host, times), largest(host, taken)]
     if not host.rank:
-        Path(folder, "found.json").write_text(json.dumps(found))
+        Path(folder, FOUND).write_text(json.dumps(found))
     group.close()
 
 
@@ -59,14 +48,6 @@ def largest(host: Communicator, values: Times) -> Times:
     group = tuple(range(host.ranks))
     host.collective(CollectiveCall("all_reduce", "max", group, place="embedding"), own, result)
     return dict(zip(values, result.tolist(), strict=True))
-
-
-def exchange(kind: str, group: Group, source: Any, target: Any, stream: int) -> None:
-    """Enqueue a collective on tensors."""
-    dtype = {torch.float32: "f32", torch.bfloat16: "bf16"}[source.dtype]
-    reduce_op = "sum" if "reduce" in kind else "none"
-    launch = group.bind(kind, dtype, source.numel(), reduce_op)
-    launch(source.data_ptr(), target.data_ptr(), stream)
 
 
 def left_after(kind: str, group: Group) -> int:

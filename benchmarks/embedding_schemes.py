@@ -17,8 +17,10 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
+from benchmarks.process import start_ranks
 from irc.analysis.communication import messages
 from irc.analysis.cost import cost_of, operations
 from irc.analysis.sizes import LocalSizes
@@ -44,6 +46,8 @@ from irc.weights import UnboundRef
 SCHEMES = ("RA", "CA", "RS", "CS")
 SCATTERED = ("RS", "CS")  # the result is sharded over tokens
 KEPT = Path(__file__).with_name("embedding_schemes.json")
+FOUND = "found.json"  # what the ranks of embedding_gpu.py write
+SECONDS = 200.0  # in which they measure
 ROWS, WIDTH, TOKENS = 128256, 4096, (1, 64, 8192)
 
 
@@ -209,13 +213,12 @@ def main() -> None:
 
 
 def measured_on(ranks: str) -> dict[str, Any]:
-    """Measurements on the GPUs of this machine."""
-    from benchmarks.embedding_gpu import measure
-
-    counts = [int(part) for part in ranks.split(",")]
-    found = {str(count): measure(count) for count in counts}
-    device, memory = found[str(counts[-1])][0], found[str(counts[-1])][2]
-    times = {count: us for count, (_, us, _) in found.items()}
+    """Measurements on the GPUs of this machine, by the medians of the slowest rank."""
+    device, memory, times = "", {}, dict[str, Any]()
+    for count in ranks.split(","):
+        with TemporaryDirectory() as folder:
+            start_ranks(int(count), "benchmarks.embedding_gpu", folder).wait(SECONDS)
+            device, times[count], memory = json.loads(Path(folder, FOUND).read_text())
     return {
         "date": f"{datetime.date.today()}",
         "device": device,

@@ -1,15 +1,31 @@
-"""Run a command in its own process: seconds, peak memory, output."""
+"""Processes, ranks and times of benchmarks and GPU tests.
+
+    mpiexec -n 4 python -m benchmarks.process MODULE ARGUMENTS...
+
+calls `MODULE.run(communicator, arguments)` on every rank; `start_ranks` starts such a command.
+"""
 
 from __future__ import annotations
 
+import gc
+import importlib
 import os
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+import traceback
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
+from statistics import median
+from typing import Any, TypeVar
+
+from irc.backends.ranks.launch import find_launched_rank, find_mpiexec, supervise
+
+ROOT = Path(__file__).resolve().parents[1]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -44,3 +60,71 @@ def measure(command: Sequence[str], environment: dict[str, str] | None = None) -
 def python(module: str, *arguments: str | Path) -> list[str]:
     """The command that runs a module with this interpreter."""
     return [sys.executable, "-m", module, *map(str, arguments)]
+
+
+def timed(seconds: dict[str, float], step: str, run: Callable[[], T]) -> T:
+    """Run one step and record its seconds."""
+    gc.collect()
+    start = time.perf_counter()
+    result = run()
+    seconds[step] = time.perf_counter() - start
+    return result
+
+
+def graph_us(work: Callable[[], Any], stream: Any, launches: int = 15) -> float:
+    """Median microseconds of a CUDA graph of what `work` enqueues on a stream of torch; all data is
+    kept."""
+    import torch  # pyright: ignore[reportMissingImports]
+
+    with torch.cuda.stream(stream):
+        kept = [work()]
+        stream.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
+            kept.append(work())
+        marks = [torch.cuda.Event(enable_timing=True) for _ in range(launches + 1)]
+        for _ in range(3):
+            graph.replay()
+        marks[0].record(stream)
+        for mark in marks[1:]:
+            graph.replay()
+            mark.record(stream)
+        stream.synchronize()
+    return median(1e3 * begin.elapsed_time(end) for begin, end in pairwise(marks))
+
+
+def exchange(kind: str, group: Any, source: Any, target: Any, stream: int) -> None:
+    """Enqueue a collective of an NCCL group on tensors of torch."""
+    dtype = {"torch.float32": "f32", "torch.bfloat16": "bf16"}[str(source.dtype)]
+    reduce_op = "sum" if "reduce" in kind else "none"
+    launch = group.bind(kind, dtype, source.numel(), reduce_op)
+    launch(source.data_ptr(), target.data_ptr(), stream)
+
+
+def start_ranks(ranks: int, module: str, *arguments: str, **options: Any) -> subprocess.Popen[Any]:
+    """Start so many ranks; `options` are those of Popen."""
+    rank = [sys.executable, "-m", "benchmarks.process", module, *arguments]
+    return subprocess.Popen([find_mpiexec(), "-n", str(ranks), *rank], cwd=ROOT, **options)
+
+
+def main() -> None:
+    """Be one rank; a failure here ends all ranks."""
+    rank = find_launched_rank()
+    if rank is None:
+        sys.exit(__doc__)
+    supervise(rank)
+    from irc.backends.ranks.mpi import MpiCommunicator
+
+    communicator = MpiCommunicator()
+    try:
+        importlib.import_module(sys.argv[1]).run(communicator, sys.argv[2:])
+        communicator.close()
+    except BaseException as error:
+        if communicator.watcher.failure is None:
+            traceback.print_exc()
+        communicator.watcher.fail_here(str(error))
+        communicator.watcher.end_process(1)
+
+
+if __name__ == "__main__":
+    main()

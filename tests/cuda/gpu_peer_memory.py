@@ -1,4 +1,4 @@
-"""One rank of sums over real GPUs: a process of its own, which `benchmarks.rank` starts.
+"""One rank of sums over real GPUs: a process of its own, which `benchmarks.process` starts.
 
 The first argument is a folder; `sums` compares results with numpy; with SIGSTOP or SIGKILL the last
 rank gets this signal in the middle of a run, and what the others raise goes into FOLDER/lost{RANK}.

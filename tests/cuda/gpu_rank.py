@@ -1,4 +1,4 @@
-"""One rank of a tiny model on a real GPU: a process of its own, which `benchmarks.rank` starts.
+"""One rank of a tiny model on a real GPU: a process of its own, which `benchmarks.process` starts.
 
 The arguments are a folder, the name of a model and its mesh; the logits of a conversation go into
 FOLDER/logits{RANK}.npy.

@@ -1,6 +1,6 @@
 """One rank of an artifact on a real GPU, whose engine numpy computes: a process of its own.
 
-`benchmarks.rank` calls `run`. The tokens that a rank generates go into FOLDER/tokens{RANK}.json.
+`benchmarks.process` calls `run`. The tokens that a rank generates go into FOLDER/tokens{RANK}.json.
 """
 
 from __future__ import annotations

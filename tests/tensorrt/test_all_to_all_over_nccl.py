@@ -10,7 +10,7 @@ import pytest
 
 import irc
 from benchmarks import all_to_all
-from benchmarks.all_to_all_ranks import NcclCommunicator, compare
+from benchmarks.all_to_all import NcclCommunicator, compare
 from benchmarks.key_tables import looked_up
 from irc.backends.ranks.communicator import Communicator
 from irc.backends.ranks.threads import ThreadWorld

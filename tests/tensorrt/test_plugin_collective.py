@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from benchmarks.plugin_cases import MORE_DTYPES, Bench, Case, cases, fused_cases, run_case
 from irc.backends.cuda.group import Group
 from irc.backends.cuda.norm import block_size, pack_size
 from irc.backends.cuda.watch import wait, watched
@@ -19,6 +18,7 @@ from tests.fresh import fresh
 from tests.tensorrt import fake_nccl
 from tests.tensorrt.fake_gpu import SOON, FakeDriver
 from tests.tensorrt.fake_nccl import FakeNccl
+from tests.tensorrt.plugin_cases import MORE_DTYPES, Bench, Case, cases, fused_cases, run_case
 
 NAME = b"n" * 128
 

@@ -11,7 +11,6 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from benchmarks import plugin_host as host
 from irc.backends.tensorrt import plugins
 from irc.backends.tensorrt.lint.graph import skeleton, types_of
 from irc.backends.tensorrt.plugins import Field, Instance, PluginSpec, Tensor
@@ -19,6 +18,7 @@ from irc.backends.tensorrt.plugins.adapter import field_texts, plugin_class
 from irc.backends.tensorrt.plugins.spec import modules_of, users
 from irc.errors import Error
 from irc.extensions.user_files import is_users
+from tests.tensorrt import plugin_host as host
 from tests.user_code import EXAMPLE, restored_registries
 
 TRT: Any = host  # in place of the library

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.rank import start_ranks
+from benchmarks.process import start_ranks
 from irc.backends.cuda.device import CudaDriver
 from irc.backends.cuda.runtime import device_count
 from irc.backends.tensorrt.runtime import load, weights

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from irc.backends.tensorrt.plugins import TensorDesc, find
-from irc.backends.tensorrt.plugins.adapter import creator_class
+from irc.backends.tensorrt.plugins.adapter import DATA_TYPES, creator_class
 from irc.backends.tensorrt.plugins.spec import NAMESPACE
 
 
@@ -43,24 +43,9 @@ class PluginCapabilityType(Enum):
     CORE, BUILD, RUNTIME = range(3)
 
 
-class IPluginV3:
-    """As TensorRT's: a base without behaviour."""
-
-
-class IPluginV3OneCore:
-    """As TensorRT's."""
-
-
-class IPluginV3OneBuild:
-    """As TensorRT's."""
-
-
-class IPluginV3OneRuntime:
-    """As TensorRT's."""
-
-
-class IPluginCreatorV3One:
-    """As TensorRT's."""
+# TensorRT's interfaces: bases without behaviour.
+_INTERFACES = ("IPluginV3", "IPluginV3OneCore", "IPluginV3OneBuild", "IPluginV3OneRuntime")
+globals().update((name, type(name, (), {})) for name in (*_INTERFACES, "IPluginCreatorV3One"))
 
 
 @dataclass
@@ -109,20 +94,9 @@ def get_plugin_registry() -> Registry:
     return REGISTRY
 
 
-_TYPES = {
-    "f32": DataType.FLOAT,
-    "f16": DataType.HALF,
-    "bf16": DataType.BF16,
-    "i64": DataType.INT64,
-    "i32": DataType.INT32,
-    "i8": DataType.INT8,
-    "bool": DataType.BOOL,
-}
-
-
 def described(desc: TensorDesc) -> PluginTensorDesc:
     """A tensor as TensorRT describes it to plugins."""
-    return PluginTensorDesc(desc.shape, _TYPES[desc.dtype])
+    return PluginTensorDesc(desc.shape, DataType[DATA_TYPES[desc.dtype]])
 
 
 class PluginHost:
@@ -144,13 +118,13 @@ class PluginHost:
     def shapes(self, inputs: Sequence[TensorDesc]) -> list[TensorDesc]:
         """Set the shapes of the inputs; returns the outputs."""
         body = self.plugin.body
-        dtypes = body.output_dtypes([each.dtype for each in inputs])
-        shapes = body.output_shapes([each.shape for each in inputs])
-        made = [TensorDesc(shape, kind) for shape, kind in zip(shapes, dtypes, strict=True)]
-        self.inputs = [described(each) for each in inputs]
-        self.outputs = [described(each) for each in made]
+        dtypes = body.output_dtypes([desc.dtype for desc in inputs])
+        shapes = body.output_shapes([desc.shape for desc in inputs])
+        outputs = [TensorDesc(shape, kind) for shape, kind in zip(shapes, dtypes, strict=True)]
+        self.inputs = [described(desc) for desc in inputs]
+        self.outputs = [described(desc) for desc in outputs]
         self.runtime.on_shape_change(self.inputs, self.outputs)
-        return made
+        return outputs
 
     def enqueue(self, inputs: Sequence[int], outputs: Sequence[int], stream: int) -> None:
         """Enqueue the plugin on a stream."""

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.plugin_host import PluginHost
 from irc.backends.cuda.driver import Driver, Stream
 from irc.backends.cuda.group import Group
 from irc.backends.ranks.combine import perform, reduce_parts
@@ -16,6 +15,7 @@ from irc.backends.ranks.communicator import CollectiveCall
 from irc.backends.tensorrt.plugins import Instance, TensorDesc, find
 from irc.backends.tensorrt.plugins.collective import FUSED, NAME, OPERATIONS, REDUCING, ROOTED
 from irc.ir.dtypes import dtype, numpy_dtype, widened
+from tests.tensorrt.plugin_host import PluginHost
 
 DTYPES = ("bf16", "f16", "f32", "i32", "i64")
 MORE_DTYPES = ("i8", "bool")
@@ -208,26 +208,3 @@ def run_case(
         stream.drop(graph)
     bench.close()
     return problem
-
-
-def run_softcap(driver: Driver, kind: str, size: int, stream: Stream, seed: int) -> str:
-    """What is wrong with the plugin of examples/custom_plugin.py, in a graph; empty if nothing."""
-    softcap = find("SoftCap", namespace="example")
-    values = {"cap": 30.0}
-    host = PluginHost(softcap.name, Instance(softcap, values).texts(), softcap.namespace)
-    (desc,) = host.shapes([TensorDesc((size,), kind)])
-    source, target = driver.allocate(size_of(desc)), driver.allocate(size_of(desc))
-    x = (np.random.default_rng(seed).standard_normal(size) * 50).astype(numpy_dtype(kind))
-    y = np.empty_like(x)
-    host.enqueue([source], [target], stream.handle)
-    graph = stream.capture(lambda: host.enqueue([source], [target], stream.handle))
-    stream.upload(source, x)
-    stream.launch(graph)
-    stream.download(y, target)
-    stream.wait("SoftCap")
-    want = values["cap"] * np.tanh(x.astype("f4") / values["cap"])
-    stream.drop(graph)
-    driver.free(source)
-    driver.free(target)
-    error = float(np.abs(y.astype("f8") - want.astype("f8")).max()) / 30
-    return "" if error <= TOLERANCE[kind] else f"SoftCap {kind} [{size}] differs by {error:.2e}"
