@@ -1,11 +1,9 @@
 """Checkpoint folder to TensorRT-RTX engine, without a GPU: seconds and peak memory.
 
-    python -m benchmarks.build_trt [--work FOLDER] [--cases 1b-inside 8b-outside 8b-w4a16-inside]
-                                   [--batch 4]
+    python -m benchmarks.build_trt [--work FOLDER] [--cases 1b-inside 8b-outside] [--batch 4]
 
 Memory is that of `irc compile` and of the builder's process together, looked at 50 times a second:
-`resident` counts what the system may drop (mapped checkpoints) too, `anonymous` does not. `w4a16`:
-the layers' matrices are random numbers of four bits, in blocks of 128 along a row.
+`resident` counts what the system may drop (mapped checkpoints) too, `anonymous` does not.
 """
 
 from __future__ import annotations
@@ -21,21 +19,15 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks import four_bits
 from benchmarks.checkpoints import make
 from benchmarks.process import python
-from irc.artifact.report import weight_bytes
-from irc.driver import read_module
 from irc.report import markdown_table
 
 CASES = {
-    "1b-inside": ("1b", "bf16", "inside"),
-    "1b-outside": ("1b", "bf16", "outside"),
-    "1b-w4a16-inside": ("1b", "w4a16", "inside"),
-    "8b-outside": ("8b", "bf16", "outside"),
-    "8b-w4a16-inside": ("8b", "w4a16", "inside"),
+    "1b-inside": ("1b", "inside"),
+    "1b-outside": ("1b", "outside"),
+    "8b-outside": ("8b", "outside"),
 }
-DEFAULT = ["1b-inside", "8b-outside", "8b-w4a16-inside"]
 EVERY = 0.02  # seconds between samples
 HEADER = (
     "shape",
@@ -58,19 +50,6 @@ class Measured:
     resident: int
     anonymous: int
     engines: int
-
-
-def source_of(case: str, work: Path, batch: int) -> tuple[Path, list[str], int]:
-    """(source, flags, bytes of weights)."""
-    shape, scheme, _ = CASES[case]
-    checkpoint = make(shape, work / f"{shape}-bf16", "bf16")
-    dims = {"B": (1, 1, batch), "S": (1, 512, 2048), "T": (1, 1, 2048)}
-    if scheme == "w4a16":
-        module = four_bits.write(checkpoint, work / f"{shape}-w4a16", dims)
-        return module, ["--trust"], weight_bytes(read_module(module))  # of the checkpoint too
-    size = sum(path.stat().st_size for path in checkpoint.glob("*.safetensors"))
-    ranges = ",".join(f"{name}={':'.join(map(str, sizes))}" for name, sizes in dims.items())
-    return checkpoint, ["--dtype", "bf16", "--dims", ranges], size
 
 
 def compile_engine(source: Path, out: Path, weights: str, *flags: str) -> Measured:
@@ -127,9 +106,9 @@ def _memory(pid: int) -> tuple[int, int]:
 
 def row(case: str, size: int, measured: Measured) -> list[str]:
     """One row of the table."""
-    shape, scheme, weights = CASES[case]
+    shape, weights = CASES[case]
     return [
-        f"{shape} {scheme}, {size / 1e9:.2f} GB",
+        f"{shape} bf16, {size / 1e9:.2f} GB",
         weights,
         f"{measured.engines / 1e6:.1f} MB",
         f"{measured.seconds:.1f}",
@@ -143,17 +122,20 @@ def row(case: str, size: int, measured: Measured) -> list[str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--work", type=Path, default=Path("build/benchmarks"))
-    parser.add_argument("--cases", nargs="+", choices=CASES, default=DEFAULT)
+    parser.add_argument("--cases", nargs="+", choices=CASES, default=["1b-inside", "8b-outside"])
     parser.add_argument("--batch", type=int, default=4)
     parser.add_argument("--target", default="tensorrt-rtx-1.7/sm_80+sm_86+sm_89+sm_120")
     parser.add_argument("--json", action="store_true", help="print one JSON document instead")
     options = parser.parse_args()
     work = options.work.resolve()
+    dims = f"B=1:1:{options.batch},S=1:512:2048,T=1:1:2048"
+    flags = ["--dtype", "bf16", "--dims", dims, "--target", options.target]
     rows: list[list[str]] = []
     for case in options.cases:
-        source, flags, size = source_of(case, work, options.batch)
-        flags += ["--target", options.target]
-        measured = compile_engine(source, work / "engine", CASES[case][2], *flags)
+        shape, weights = CASES[case]
+        checkpoint = make(shape, work / f"{shape}-bf16", "bf16")
+        size = sum(path.stat().st_size for path in checkpoint.glob("*.safetensors"))
+        measured = compile_engine(checkpoint, work / "engine", weights, *flags)
         rows.append(row(case, size, measured))
     if options.json:
         print(json.dumps([dict(zip(HEADER, each, strict=True)) for each in rows], indent=2))

@@ -60,7 +60,7 @@ def main() -> None:
     sizes = [str(n) for n in (options.threads, options.prompt, options.new)]
     for _ in range(options.rounds):
         for label, (engine, folder) in runs.items():
-            run = measure(python(f"benchmarks.peers.run_{engine}", folder, *sizes))
+            run = measure(python("benchmarks.peers.run", engine, folder, *sizes))
             found = json.loads(run.output.strip().splitlines()[-1])
             results[label].append(found | {"peak_mb": run.peak_mb})
     print(f"{'':14s}{'load s':>8s}{'prefill t/s':>13s}{'decode t/s':>12s}{'peak MB':>9s}")
