@@ -27,6 +27,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from .tensorrt_llm_examples import PROMPTS, Example, check, examples, make_model
 from .tensorrt_llm_simulation import simulate
 
@@ -46,6 +48,7 @@ TESTS = ("functional/test_*.py", "attention/test_*.py", "quantization/test_*.py"
 
 
 _MODULE = "benchmarks.tensorrt_llm_corpus"
+_ROW = "@row "  # before the rows that a process prints
 
 
 @dataclass(frozen=True)
@@ -60,6 +63,10 @@ class Row:
 
     def __str__(self) -> str:
         return " | ".join((self.release, self.name, self.outcome, self.obstacle, self.where))
+
+    def tell(self) -> None:
+        """Print the row for a parent process, at once: a test may end the process."""
+        print(f"\n{_ROW}{json.dumps(asdict(self))}", file=sys.__stdout__, flush=True)
 
 
 def minor(release: str) -> str:
@@ -101,8 +108,14 @@ def session(release: str, backend: str = "onnx") -> Any:
 class Plugin:
     """Pytest's hooks: a session for every test, a sample of the cases, and a row for each."""
 
-    def __init__(self, release: str, cases: int, as_json: bool) -> None:
-        self.release, self.cases, self.as_json = release, cases, as_json
+    def __init__(self, release: str, cases: int, backend: str) -> None:
+        self.release, self.cases, self.backend = release, cases, backend
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_protocol(self, item: Any) -> Any:
+        """Run a test in a session of its own."""
+        with session(self.release, self.backend):
+            return (yield)
 
     def pytest_collection_modifyitems(self, items: list[Any]) -> None:
         """Keep some cases of every function, evenly spread."""
@@ -128,9 +141,7 @@ class Plugin:
             self._add(report.nodeid, "skipped", reason[:200])
 
     def _add(self, node: str, *outcome: str) -> None:
-        row = Row(self.release, node.replace("::", " ").split("tests/")[-1], *outcome)
-        text = "@row " + json.dumps(asdict(row)) if self.as_json else str(row)
-        print(f"\n{text}", file=sys.__stdout__, flush=True)  # at once: a test may end the process
+        Row(self.release, node.replace("::", " ").split("tests/")[-1], *outcome).tell()
 
 
 def _function_of(item: Any) -> Any:
@@ -172,29 +183,16 @@ def places(error: BaseException) -> str:
     return ", ".join(inner.values())
 
 
-def run_tests(
-    release: str, files: list[str], cases: int, as_json: bool, backend: str, more: list[str]
-) -> None:
+def run_tests(release: str, files: list[str], cases: int, backend: str, more: list[str]) -> None:
     """Run files of tests of one folder in this process, and print rows."""
-    import pytest
-
     simulate()
-
-    class Sessions:
-        @pytest.hookimpl(wrapper=True)
-        def pytest_runtest_protocol(self, item: Any) -> Any:
-            with session(release, backend):
-                return (yield)
-
     root = SOURCES / release / "tests"
     options = ["-c", os.devnull, "--rootdir", str(root), "-q", "-p", "no:cacheprovider",
                "--noconftest", "-W", "ignore", "--timeout", str(SECONDS),
                "--continue-on-collection-errors"]  # fmt: skip
     with world(release):
         names = [str(root / file) for file in files]
-        pytest.main(
-            [*names, *options, *more], plugins=[Plugin(release, cases, as_json), Sessions()]
-        )
+        pytest.main([*names, *options, *more], plugins=[Plugin(release, cases, backend)])
 
 
 # ---- scripts: the commands that a user would type
@@ -233,34 +231,18 @@ def run_example(release: str, example: Example, folder: Path) -> Row:
     paths = {"model": model, "out": own / "engine", "checkpoint": own / "checkpoint",
              "prompts": own / "prompts.csv", "tokens": own / "tokens.npy"}  # fmt: skip
     paths["prompts"].write_text("".join(",".join(map(str, ids)) + "\n" for ids in PROMPTS))
-    commands = [
-        command_of(
-            example,
-            words.format(family=example.family, **paths).split(),
-            release,
-            own / "artifacts",
-        )
-        for words in example.commands
-    ]
-    begin = ["-m", _MODULE, "make", release, example.family, "--output", str(model)]
-    end = [
-        "-m",
-        _MODULE,
-        "check",
-        release,
-        example.name,
-        "--output",
-        str(own),
-        "--model",
-        str(model),
-    ]
-    for command in [*([] if model.is_dir() else [begin]), *commands, end]:
-        done = in_child(command, release)
+    if not model.is_dir():
+        make_model(example.family, model)
+    for words in example.commands:
+        words = words.format(family=example.family, **paths).split()
+        command = [sys.executable, *command_of(example, words, release, own / "artifacts")]
+        done = subprocess.run(command, capture_output=True, text=True)
         with (own / "log.txt").open("a") as log:
-            print(f"$ python {' '.join(command)}\n{done.stdout}\n{done.stderr}", file=log)
+            print(f"$ {' '.join(command)}\n{done.stdout}\n{done.stderr}", file=log)
         if done.returncode:
             return Row(release, example.name, *_outcome_of_text(done.stdout + done.stderr))
-    return Row(release, example.name, "pass")
+    difference = check(example, model, paths["out"], paths["tokens"])
+    return Row(release, example.name, "wrong number" if difference else "pass", difference)
 
 
 def _outcome_of_text(printed: str) -> tuple[str, str, str]:
@@ -268,8 +250,6 @@ def _outcome_of_text(printed: str) -> tuple[str, str, str]:
     errors = re.findall(r"^(?:error: |\w*(?:Error|Exception|Exit): ).*(?:\n    .*)?", printed, re.M)
     text = errors[-1] if errors else printed.strip()[-300:]
     text = text.removeprefix("error: ")
-    if text.startswith("wrong number: "):
-        return "wrong number", text.removeprefix("wrong number: "), ""
     place = re.match(r"(\S+\.py:\d+)(?: in \S+)?: ", text)
     where = place[1].removeprefix(f"{SOURCES}/") if place else ""
     text = " ".join(text[place.end() :].split() if place else text.split())[:400]
@@ -277,86 +257,85 @@ def _outcome_of_text(printed: str) -> tuple[str, str, str]:
     return "refused" if is_sentence else "stops", text, where
 
 
-def in_child(command: list[str], release: str, times: int = 1) -> subprocess.CompletedProcess[str]:
-    """Run Python with the libraries of a release, for 5 * SECONDS, or some times as long."""
+# ---- the table
+
+
+def in_child(release: str, times: int, *arguments: str) -> tuple[list[Row], int, str]:
+    """The rows that this program prints with the libraries of a release, its exit status, and all
+    that it prints; it has some times SECONDS."""
     first, last = libraries(release)
     path = [first, *filter(None, [os.environ.get("PYTHONPATH")]), last]
     variables = {"PYTHONPATH": os.pathsep.join(path), "PYTHONDONTWRITEBYTECODE": "1"}
-    options: dict[str, Any] = {"capture_output": True, "text": True, "timeout": 5 * SECONDS * times}
     try:
-        return subprocess.run(
-            [sys.executable, *command], env={**os.environ, **variables}, **options
-        )
+        done = subprocess.run(
+            [sys.executable, "-m", _MODULE, *arguments],
+            env=os.environ | variables, timeout=times * SECONDS,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        )  # fmt: skip
+        status, printed = done.returncode, done.stdout
     except subprocess.TimeoutExpired as end:
-        printed = (end.stdout or b"").decode(errors="replace")
-        return subprocess.CompletedProcess(command, 124, printed, "error: it did not end")
-
-
-# ---- the table
+        status, printed = 124, (end.stdout or b"").decode(errors="replace") + "\nit did not end"
+    rows = [line[len(_ROW) :] for line in printed.splitlines() if line.startswith(_ROW)]
+    return [Row(**json.loads(row)) for row in rows], status, printed
 
 
 def rows_of_tests(own: argparse.Namespace) -> Iterator[Row]:
     """A row for every test of the files whose path begins with `name`; a process for a folder."""
     folder = SOURCES / own.release / "tests"
+    options = ("--cases", str(own.cases), "--backend", own.backend, "--tb=no")
     for pattern in TESTS:
         files = [str(path.relative_to(folder)) for path in sorted(folder.glob(pattern))]
         files = [file for file in files if file.startswith(own.name)]
         while files:
-            command = ["-m", _MODULE, "test", own.release, ",".join(files), "--json"]
-            command += ["--cases", str(own.cases), "--backend", own.backend, "--tb=no"]
-            done = in_child(command, own.release, 6)
-            printed = [
-                json.loads(line[5:]) for line in done.stdout.splitlines() if line[:5] == "@row "
-            ]
-            yield from (Row(**row) for row in printed)
-            if done.returncode in (0, 1):
+            names = ",".join(files)
+            rows, status, printed = in_child(own.release, 30, "test", own.release, names, *options)
+            yield from rows
+            if status in (0, 1):
                 break
             # a test has ended the process: go on behind its file
-            last = printed[-1]["name"].split(" ")[0] if printed else files[0]
+            last = rows[-1].name.split(" ")[0] if rows else files[0]
             files = files[files.index(last) + 1 :] if last in files else []
-            yield Row(own.release, last, "stops", (done.stdout + done.stderr).strip()[-200:])
+            yield Row(own.release, last, "stops", printed.strip()[-200:])
+
+
+def rows_of_scripts(own: argparse.Namespace) -> Iterator[Row]:
+    """A row for every example whose name begins with `name`; a process for each."""
+    for example in examples(own.release):
+        if example.name.startswith(own.name):
+            words = ("script", own.release, example.name, "--output", str(own.output.resolve()))
+            rows, _, printed = in_child(own.release, 15, *words)
+            yield from rows or [Row(own.release, example.name, "stops", printed.strip()[-200:])]
 
 
 def main() -> None:
     """Run what the command line asks for, and print a row for each script or test."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     add = parser.add_argument
-    add("kind", choices=("test", "tests", "scripts", "make", "check"))
+    add("kind", choices=("test", "tests", "script", "scripts"))
     add("release")
     add("name", nargs="?", default="", help="a file of tests, or the begin of names of scripts")
     add("--cases", type=int, default=CASES, help="of a parameterized test (0: all)")
     add("--output", type=Path, default=Path(), help="where tables, models and engines go")
-    add(
-        "--backend", default="onnx", help="of the engines of a test (reference rounds every result)"
-    )
-    add("--json", action="store_true", help=argparse.SUPPRESS)
-    add("--model", type=Path, help=argparse.SUPPRESS)
+    what = "of the engines of a test (reference rounds every result)"
+    add("--backend", default="onnx", help=what)
     own, options = parser.parse_known_args()
-    if own.kind == "make":
-        make_model(own.name, own.output)
-    elif own.kind == "check":
-        (example,) = [example for example in examples(own.release) if example.name == own.name]
-        if difference := check(
-            example, own.model, own.output / "engine", own.output / "tokens.npy"
-        ):
-            sys.exit(f"error: wrong number: {difference}")
-    elif not (SOURCES / own.release).is_dir():
+    if not (SOURCES / own.release).is_dir():
         parser.error(f"set IRC_TENSORRT_LLM_SOURCES to a folder that has {own.release}")
-    elif own.kind == "test":
-        files = own.name.split(",")
-        run_tests(own.release, files, own.cases, own.json, own.backend, options)
+    if own.kind == "test":
+        run_tests(own.release, own.name.split(","), own.cases, own.backend, options)
+    elif own.kind == "script":
+        (example,) = [example for example in examples(own.release) if example.name == own.name]
+        run_example(own.release, example, own.output).tell()
     else:
-        _write(own)
+        write(own, rows_of_tests(own) if own.kind == "tests" else rows_of_scripts(own))
 
 
-def _write(own: argparse.Namespace) -> None:
+def write(own: argparse.Namespace, rows: Iterator[Row]) -> None:
     """Print rows, and write them to a file of the release."""
     own.output.mkdir(parents=True, exist_ok=True)
-    chosen = (example for example in examples(own.release) if example.name.startswith(own.name))
-    rows = (run_example(own.release, example, own.output.resolve()) for example in chosen)
     counts: Counter[str] = Counter()
     with (own.output / f"{own.release}-{own.kind}.txt").open("w") as stream:
-        for row in rows_of_tests(own) if own.kind == "tests" else rows:
+        for row in rows:
             counts[row.outcome] += 1
             print(row, file=stream, flush=True)
             print(row, flush=True)

@@ -68,15 +68,11 @@ def _function(value: Any) -> Callable[..., Any]:
 
 _TORCH_CUDA: dict[str, Any] = {
     "is_available": True,
-    "is_bf16_supported": True,
     "device_count": 1,
-    "init": None,
     "ipc_collect": None,
     "manual_seed": None,
-    "reset_peak_memory_stats": None,
     "memory_allocated": 0,
     "memory_reserved": 0,
-    "max_memory_allocated": 0,
     "max_memory_reserved": 0,
     "mem_get_info": (MEMORY, MEMORY),
     "get_device_capability": CAPABILITY,
@@ -110,10 +106,7 @@ def _add_modules() -> None:
         "cuda.cudart",
         cudaError_t=results,
         cudaSetDevice=lambda index: (ok,),
-        cudaGetDevice=lambda: (ok, 0),
         cudaGetDeviceCount=lambda: (ok, 1),
-        cudaDeviceSynchronize=lambda: (ok,),
-        cudaMemGetInfo=lambda: (ok, MEMORY, MEMORY),
     )
     _module("cuda", cuda=cuda, cudart=cudart, nvrtc=_module("cuda.nvrtc", nvrtcResult=results))
     trt = _module(
