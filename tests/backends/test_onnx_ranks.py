@@ -23,19 +23,12 @@ B, S = symbol("B"), symbol("S")
 GROUPS = [
     ("tp=2", "tp"),
     ("tp=3", "tp"),
-    ("tp=4", "tp"),
     ("cp=2, tp=2", "cp"),
-    ("cp=2, tp=2", "tp"),
     ("cp=2, tp=2", "cp.tp"),
     ("cp=2, tp=2", "tp.cp"),
 ]
 SHAPE = (2, 12, 3, 24)
-SHAPES: dict[str, tuple[Any, ...]] = {
-    "fixed": SHAPE,
-    "symbolic": (B, 12, S, 24),
-    "one": (1, 12, 1, 24),
-}
-DTYPES = ["f32", "f64", "f16", "bf16", "i32", "i64", "i8", "u8", "bool"]
+SHAPES: tuple[Any, ...] = (SHAPE, (B, 12, S, 24), (1, 12, 1, 24))
 
 
 def everything(mesh: str, axis: str, type: TensorType) -> Module:
@@ -66,34 +59,11 @@ def everything(mesh: str, axis: str, type: TensorType) -> Module:
 
 
 @pytest.mark.parametrize(("mesh", "axis"), GROUPS)
-@pytest.mark.parametrize("kind", SHAPES)
-def test_every_collective_along_every_dimension(
-    mesh: str, axis: str, kind: str, tmp_path: Path
-) -> None:
-    module = everything(mesh, axis, TensorType("f32", SHAPES[kind]))
-    sizes = (1, 12, 1, 24) if kind == "one" else SHAPE
-    agrees(module, {"x": drawn(fresh(1), "f32", sizes, module.mesh.ranks)}, tmp_path)
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_every_dtype(dtype: str, tmp_path: Path) -> None:
-    module = everything("tp=3", "tp", TensorType(dtype, SHAPE))
-    agrees(module, {"x": drawn(fresh(2), dtype, SHAPE, 3)}, tmp_path)
-
-
-def test_vectors_and_scalars(tmp_path: Path) -> None:
-    types = {"v": TensorType("f32", (12,)), "s": TensorType("i32", ())}
-    made = Builder("tp=2", types)
-    v, s = made.function.args
-    results = {
-        "gathered": made.collective("all_gather", v, dim=0),
-        "scattered": made.collective("reduce_scatter", v, dim=0),
-        "turned": made.collective("all_to_all", v, split=0, concat=0),
-        "total": made.collective("all_reduce", s),
-    }
-    rng = fresh(4)
-    inputs = {"v": drawn(rng, "f32", (12,), 2), "s": drawn(rng, "i32", (), 2)}
-    agrees(made.done(results), inputs, tmp_path)
+def test_every_collective_along_every_dimension(mesh: str, axis: str, tmp_path: Path) -> None:
+    for shape in SHAPES:
+        module = everything(mesh, axis, TensorType("f32", shape))
+        sizes = shape if shape[0] == 1 else SHAPE
+        agrees(module, {"x": drawn(fresh(1), "f32", sizes, module.mesh.ranks)}, tmp_path)
 
 
 # -- the emitted model

@@ -85,21 +85,6 @@ def close(found: dict[str, np.ndarray], wanted: dict[str, np.ndarray]) -> None:
         np.testing.assert_allclose(found[name], want, rtol=1e-4, atol=1e-5, err_msg=name)
 
 
-def test_stages_compute_the_model(tmp_path: Path) -> None:
-    m, rng = module(), fresh(1)
-    program = loaded(m, tmp_path)
-    streams = [p.open({"B": 2, "C": 16}) for p in (program, ReferenceProgram(m))]
-    past = 0
-    for tokens in (3, 1, 1, 4):
-        inputs = given(tokens, past, rng)
-        close(*(stream.step(inputs) for stream in streams))
-        past += tokens
-    inputs = given(3, 2, rng)
-    for name in ("k0", "k1"):
-        inputs[name] = rng.standard_normal((2, 2, 9, 4)).astype(np.float32)
-    close(program.run(inputs), evaluate(m, inputs))
-
-
 def test_processes_take_global_inputs_and_return_global_outputs(tmp_path: Path) -> None:
     m, rng = module(), fresh(2)
     facts = backend.emit(m, tmp_path).facts

@@ -1,67 +1,34 @@
-"""Streams on ONNX Runtime: caches in place, growth, wrong inputs, memory."""
+"""Streams on ONNX Runtime, of one rank and of several: caches in place, growth, wrong inputs,
+failures, memory."""
 
 from __future__ import annotations
 
 import os
-from dataclasses import replace
+import threading
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeAlias
 
 import ml_dtypes
 import numpy as np
 import pytest
 
-from irc.backends.base import Program
+from irc.backends.base import ports_of
 from irc.backends.onnx import backend
 from irc.backends.onnx.growth import growing, writes_of
 from irc.backends.onnxruntime import OnnxRuntimeProgram, OnnxRuntimeStream, session
+from irc.backends.onnxruntime.program import threads_per_rank
 from irc.backends.onnxruntime.stream import SMALLEST
+from irc.backends.ranks.communicator import PeerError
 from irc.backends.reference import ReferenceProgram
 from irc.errors import Error
 from irc.ir.core import Module
-from irc.ir.dtypes import dtype_of
-from irc.ir.verify import verify
 from irc.text import parse_module
-from tests.backends.decoder import Shape, build, call, save
+from tests.backends.decoder import DTYPES, SHAPES, Decoder, build, call, close, ids_of
 from tests.backends.ranks import loaded, session_of
 from tests.fresh import fresh
 
-SMALL = Shape()
-SHAPES = {
-    "gqa": SMALL,
-    "mha": replace(SMALL, kv_heads=4),
-    "mqa": replace(SMALL, kv_heads=1, vocab=33),
-    "window": replace(SMALL, window=5),
-    "bf16": replace(SMALL, dtype="bf16", stored="bf16"),
-    "f16": replace(SMALL, dtype="f16", stored="f16"),
-    "f32 of bf16": replace(SMALL, stored="bf16"),
-}
-
-
-def decoders(
-    folder: Path, ranks: int = 1, shape: Shape = SMALL, **options: Any
-) -> tuple[OnnxRuntimeProgram, ReferenceProgram, Module]:
-    """(the decoder on `ranks` ranks, unsharded in numpy in f32, the local module).
-
-    The reference computes in f32 as ONNX Runtime does: rounded to bf16 after every step, its
-    results may be far from these.
-    """
-    files = save(shape, folder, files=2)
-    module = build(shape, files, ranks)
-    verify(module)
-    reference = ReferenceProgram(build(replace(shape, dtype="f32"), files), folder)
-    return loaded(module, folder, **options), reference, module
-
-
-def ids_of(batch: int, tokens: int, shape: Shape = SMALL) -> np.ndarray:
-    return fresh(5).integers(0, shape.vocab, (batch, tokens))
-
-
-def close(got: np.ndarray, want: np.ndarray) -> None:
-    """Compare results, rounded once at the end, with those in f32."""
-    assert want.dtype == np.float32 and got.shape == want.shape
-    limit = {"float32": 1e-5, "float16": 2.0**-11, "bfloat16": 2.0**-8}[got.dtype.name]
-    assert np.linalg.norm(got.astype(np.float32) - want) <= limit * np.linalg.norm(want)
+Decoders: TypeAlias = Callable[..., Decoder]
 
 
 def caches_of(stream: OnnxRuntimeStream) -> list[dict[str, np.ndarray]]:
@@ -70,49 +37,46 @@ def caches_of(stream: OnnxRuntimeStream) -> list[dict[str, np.ndarray]]:
 
 
 @pytest.mark.parametrize(
-    ("name", "batch", "ranks"),
+    ("name", "rows", "mesh"),
     [
-        *((name, batch, 1) for name in SHAPES for batch in (1, 3)),
-        *((name, 2, 2) for name in ("gqa", "bf16", "f16")),
+        *((name, rows, "") for name in SHAPES for rows in (1, 3)),
+        *((name, 2, "tp=2") for name in ("gqa", "bf16", "f16")),
+        *(("odd", 2, f"tp={ranks}") for ranks in (2, 3, 4)),
     ],
 )
 def test_prefill_and_decode_agree_with_the_reference(
-    name: str, batch: int, ranks: int, tmp_path: Path
+    name: str, rows: int, mesh: str, decoder: Decoders
 ) -> None:
-    shape = SHAPES[name]
-    program, reference, _ = decoders(tmp_path, ranks, shape)
-    ids = ids_of(batch, 14, shape)
-    streams = [each.open({"B": batch, "C": 16}) for each in (program, reference)]
-    at = 0
-    for tokens in (6, 1, 1, 4, 1, 1):  # also several tokens behind a filled cache
-        given = call(ids[:, at : at + tokens], np.full(batch, at))
+    made = decoder(name, mesh)
+    assert made.program.ports == ports_of(made.module.main)
+    ids, streams, at = ids_of(rows, 80), made.open(rows, 80), 0
+    for tokens in (6, 1, 1, 57, 1, 14):  # the caches grow twice on the way
+        given = call(ids[:, at : at + tokens], np.full(rows, at))
         got, want = (stream.step(given)["logits"] for stream in streams)
-        assert dtype_of(got) == shape.dtype
-        close(got, want)
+        close(got, want, DTYPES.get(name, ("f32", ""))[0])
         at += tokens
 
 
-def test_rows_may_hold_different_numbers_of_tokens(tmp_path: Path) -> None:
-    program, reference, _ = decoders(tmp_path)
-    lengths = np.array([3, 7])
-    ids = ids_of(2, 7)
-    streams = [each.open({"B": 2, "C": 12}) for each in (program, reference)]
+def test_rows_may_hold_different_numbers_of_tokens(decoder: Decoders) -> None:
+    lengths, ids, streams = np.array([3, 7]), ids_of(2, 7), decoder().open(2, 12)
     close(*(stream.step(call(ids, np.zeros(2, int)))["logits"] for stream in streams))
     for i in range(3):  # row 0 overwrites the padding of its prompt
         given = call(ids[:, i : i + 1], lengths + i)
         close(*(stream.step(given)["logits"] for stream in streams))
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
-def test_run_takes_and_returns_global_caches_and_keeps_nothing(ranks: int, tmp_path: Path) -> None:
-    program, reference, _ = decoders(tmp_path, ranks)
+@pytest.mark.parametrize("mesh", ["", "tp=2"])
+def test_run_takes_and_returns_global_caches_and_keeps_nothing(
+    mesh: str, decoder: Decoders
+) -> None:
+    made = decoder("gqa", mesh)
     given = call(ids_of(2, 5), np.array([4, 2]))
     rng = fresh(6)
-    for port in program.ports.states:
+    for port in made.program.ports.states:
         given[port.name] = rng.standard_normal((2, 2, 11, 8)).astype(np.float32)
     before = given["k0"].copy()
-    first, second = (program.run(given) for _ in range(2))
-    wanted = reference.run(given)
+    first, second = (made.program.run(given) for _ in range(2))
+    wanted = made.reference.run(given)
     assert list(first) == list(wanted)
     for name, want in wanted.items():
         close(first[name], want)
@@ -120,10 +84,9 @@ def test_run_takes_and_returns_global_caches_and_keeps_nothing(ranks: int, tmp_p
     np.testing.assert_array_equal(given["k0"], before)
 
 
-def test_narrow_caches_are_f32_in_memory_only(tmp_path: Path) -> None:
-    program, _, _ = decoders(tmp_path, shape=SHAPES["bf16"])
-    checked: Program = program
-    assert [(p.name, p.dtype, p.state) for p in checked.ports.states] == [
+def test_narrow_caches_are_f32_in_memory_only(decoder: Decoders) -> None:
+    program = decoder("bf16").program
+    assert [(p.name, p.dtype, p.state) for p in program.ports.states] == [
         (f"{kind}{i}", "bf16", True) for i in range(2) for kind in "kv"
     ]
     assert [str(d) for d in program.ports.states[0].shape] == ["B", "2", "C", "8"]
@@ -131,20 +94,35 @@ def test_narrow_caches_are_f32_in_memory_only(tmp_path: Path) -> None:
     given = call(ids_of(1, 5), np.zeros(1, int))
     caches = {p.name: np.zeros((1, 2, 9, 8), ml_dtypes.bfloat16) for p in program.ports.states}
     assert program.run(given | caches)["k0"].dtype == ml_dtypes.bfloat16
-    stream = program.open({"B": 1, "C": 9})
+    stream: Any = program.open({"B": 1, "C": 9})
     stream.step(given)
     held = caches_of(stream)
     assert {array.dtype for each in held for array in each.values()} == {np.dtype(np.float32)}
 
 
+def test_streams_may_run_at_the_same_time(decoder: Decoders) -> None:
+    made = decoder("gqa", "tp=2")
+    given = [call(fresh(i).integers(0, 61, (1, 7)), np.zeros(1, int)) for i in range(3)]
+    results: dict[int, np.ndarray] = {}
+
+    def one(i: int) -> None:
+        results[i] = made.open(1, 16)[0].step(given[i])["logits"]
+
+    every = [threading.Thread(target=one, args=(i,)) for i in range(3)]
+    for thread in every:
+        thread.start()
+    for thread in every:
+        thread.join()
+    for i in range(3):
+        close(results[i], made.open(1, 16)[1].step(given[i])["logits"])
+
+
 # -- memory
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
-def test_caches_are_never_copied_while_they_fit(ranks: int, tmp_path: Path) -> None:
-    program, _, _ = decoders(tmp_path, ranks)
-    stream = program.open({"B": 1, "C": 200})
-    ids = ids_of(1, SMALLEST)
+@pytest.mark.parametrize("mesh", ["", "tp=2"])
+def test_caches_are_never_copied_while_they_fit(mesh: str, decoder: Decoders) -> None:
+    stream, ids = decoder("gqa", mesh).open(1, 200)[0], ids_of(1, SMALLEST)
     first = stream.step(call(ids[:, :9], np.zeros(1, int)))["logits"]
     memory, kept = caches_of(stream), first.copy()
     assert all(each["k0"][:, :, :9].any() and not each["k0"][:, :, 9:].any() for each in memory)
@@ -156,10 +134,9 @@ def test_caches_are_never_copied_while_they_fit(ranks: int, tmp_path: Path) -> N
     np.testing.assert_array_equal(first, kept)  # later steps leave results alone
 
 
-def test_caches_grow_as_they_fill(tmp_path: Path) -> None:
-    program, reference, _ = decoders(tmp_path)
-    streams = [each.open({"B": 1, "C": 300}) for each in (program, reference)]
-    ids, own = ids_of(1, 300), cast("Any", streams[0]).ranks[0]
+def test_caches_grow_as_they_fill(decoder: Decoders) -> None:
+    streams = decoder().open(1, 300)
+    ids, own = ids_of(1, 300), streams[0].ranks[0]
     capacities: list[int] = []
     at = 0
     for tokens in (1, 62, 1, 1, 70, 1, 163, 1):
@@ -173,11 +150,11 @@ def test_caches_grow_as_they_fill(tmp_path: Path) -> None:
         streams[0].step(call(ids[:, :1], np.array([300])))
 
 
-def test_low_memory_computes_the_same(tmp_path: Path) -> None:
-    lean, reference, _ = decoders(tmp_path, low_memory=True)
+def test_low_memory_computes_the_same(decoder: Decoders) -> None:
+    lean = decoder(low_memory=True)
     given = call(ids_of(1, 6), np.zeros(1, int))
-    close(*(p.open({"B": 1, "C": 8}).step(given)["logits"] for p in (lean, reference)))
-    options = session_of(lean).get_session_options()
+    close(*(stream.step(given)["logits"] for stream in lean.open(1, 8)))
+    options = session_of(lean.program).get_session_options()
     assert options.get_session_config_entry("session.disable_prepacking") == "1"
     assert options.intra_op_num_threads == 1  # as asked for
 
@@ -275,16 +252,15 @@ def test_a_fixed_capacity_is_kept(tmp_path: Path) -> None:
 # -- errors
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
-def test_wrong_inputs_are_named_and_change_nothing(ranks: int, tmp_path: Path) -> None:
-    program, reference, _ = decoders(tmp_path, ranks)
-    stream, oracle = (each.open({"B": 1, "C": 20}) for each in (program, reference))
+@pytest.mark.parametrize("mesh", ["", "tp=2"])
+def test_wrong_inputs_are_named_and_change_nothing(mesh: str, decoder: Decoders) -> None:
+    made = decoder("gqa", mesh)
+    stream, oracle = made.open(1, 20)
     given = call(ids_of(1, 3), np.zeros(1, int))
-    ids = given["input_ids"]
     wrong: list[tuple[dict[str, np.ndarray], str]] = [
         ({"k0": np.zeros(1)}, "k0 is a state that the stream keeps"),
         ({"past_length": np.zeros(1)}, "'past_length'; did you mean 'past_lengths'"),
-        ({"input_ids": ids.astype(np.int64)}, "input_ids is i64, but it must be i32"),
+        ({"input_ids": given["input_ids"].astype("i8")}, "input_ids is i64, but it must be i32"),
         ({"positions": np.zeros((1, 4), np.int32)}, "positions has the shape"),
         ({"past_lengths": np.array([19], np.int32)}, "up to position 22, but they have room for"),
         (call(ids_of(2, 3), np.zeros(2, int)), "opened for B=1, but these inputs have B=2"),
@@ -292,39 +268,67 @@ def test_wrong_inputs_are_named_and_change_nothing(ranks: int, tmp_path: Path) -
     for more, message in wrong:
         with pytest.raises(Error, match=message):
             stream.step(given | more)
-    with pytest.raises(
-        Error, match="the inputs lack positions; @forward takes input_ids, positions"
-    ):
+    with pytest.raises(Error, match="the inputs lack positions; @forward takes input_ids"):
         stream.step({name: array for name, array in given.items() if name != "positions"})
     close(*(each.step(given)["logits"] for each in (stream, oracle)))
     with pytest.raises(Error, match="C has no size"):
-        program.open({"B": 1})
+        made.program.open({"B": 1})
     with pytest.raises(Error, match=r"k0 has the shape \[1, 1, 9, 8\], but it must be f32\[B, 2"):
-        caches = {p.name: np.zeros((1, 1, 9, 8), np.float32) for p in program.ports.states}
-        program.run(given | caches)
+        caches = {p.name: np.zeros((1, 1, 9, 8), "f4") for p in made.program.ports.states}
+        made.program.run(given | caches)
 
 
-def test_a_failing_run_is_an_error(tmp_path: Path) -> None:
-    stream = decoders(tmp_path)[0].open({"B": 1, "C": 20})
-    with pytest.raises(Error, match=r"ONNX Runtime failed: .*GatherElements"):
-        stream.step(call(ids_of(1, 3), np.zeros(1, int), wanted=7))
-
-
-@pytest.mark.parametrize(("ranks", "weights"), [(1, "part-0.safetensors"), (2, "rank1.weights")])
-def test_missing_and_damaged_files_are_named(ranks: int, weights: str, tmp_path: Path) -> None:
-    _, _, module = decoders(tmp_path, ranks)
-    out = tmp_path / "out"
-    facts = backend.emit(module, out, base=tmp_path).facts
-    path = (tmp_path if ranks == 1 else out) / weights
+@pytest.mark.parametrize("mesh", ["", "tp=2"])
+def test_missing_and_damaged_files_are_named(mesh: str, tmp_path: Path) -> None:
+    facts = backend.emit(build("gqa", mesh), tmp_path).facts
+    rank = 1 if mesh else 0
+    path, model = tmp_path / f"rank{rank}.weights", tmp_path / f"rank{rank}.onnx"
     path.rename(tmp_path / "gone")
-    with pytest.raises(Error, match=f"{weights} is missing"):
-        backend.load(out, facts)
+    with pytest.raises(Error, match=f"{path.name} is missing"):
+        backend.load(tmp_path, facts)
     (tmp_path / "gone").rename(path)
-    model = out / f"rank{ranks - 1}.onnx"
     model.write_bytes(model.read_bytes()[:300])
-    rank = "on rank 1 of 2" if ranks == 2 else ""
-    with pytest.raises(Error, match=rf"(?s)ONNX Runtime cannot load .*{model.name}.*{rank}"):
-        backend.load(out, facts)
+    where = "on rank 1 of 2" if mesh else ""
+    with pytest.raises(Error, match=rf"(?s)ONNX Runtime cannot load .*{model.name}.*{where}"):
+        backend.load(tmp_path, facts)
+
+
+def test_options_are_checked(tmp_path: Path) -> None:
+    facts = backend.emit(build("gqa", "tp=2"), tmp_path).facts
+    with pytest.raises(Error, match="no option timout; did you mean 'timeout'"):
+        backend.load(tmp_path, facts, timout=3)
+    facts = backend.emit(build(), tmp_path).facts
+    with pytest.raises(Error, match="of 1 rank on ONNX Runtime has no option timeout; it has thr"):
+        backend.load(tmp_path, facts, timeout=3)
+
+
+FAILING = """module @m local mesh(tp=3) dims(S=1:3:9) {
+  func @forward(%x: f32[S, 4]{varies tp}, %i: i32[S]) -> (f32[S, 4], n: f32[S, 4]) {
+    %a = all_reduce %x {axis="tp", group_size=3} : f32[S, 4]
+    %r = rank {axis="tp"} : i32[]{varies tp}
+    %j = mul %i, %r : i32[S]{varies tp}
+    %b = gather %a, %j {dim=0} : f32[S, 4]{varies tp}
+    %c = all_reduce %b {axis="tp", group_size=3} : f32[S, 4]
+    %d = all_gather %c {axis="tp", dim=0, group_size=3} : f32[3*S, 4]
+    %e = slice %d {dim=0, start=0, stop=S} : f32[S, 4]
+    return %e, %c
+  }
+}"""
+
+
+def test_a_rank_that_fails_in_the_middle_stops_the_run(tmp_path: Path) -> None:
+    program = loaded(parse_module(FAILING), tmp_path, timeout=1e6)
+    x = fresh(7).standard_normal((4, 4)).astype(np.float32)
+    bad = np.array([0, 1, 2, 2], np.int32)  # row 4 on rank 2, which is not there
+    with pytest.raises(Error, match=r"(?s)ONNX Runtime failed: .*Gather.*on rank 2 of 3"):
+        program.run({"x": x, "i": bad})
+    stream = program.open({})
+    with pytest.raises(Error, match=r"(?s)ONNX Runtime failed: .*on rank 2 of 3"):
+        stream.step({"x": x, "i": bad})
+    with pytest.raises(PeerError, match="rank 2 failed: ONNX Runtime failed"):
+        stream.step({"x": x, "i": bad * 0})
+    found = program.run({"x": x, "i": bad * 0})  # a run keeps nothing, not even a failure
+    np.testing.assert_allclose(found["n"], 9 * x[[0] * 4], rtol=1e-5)
 
 
 # -- threads
@@ -337,3 +341,7 @@ def test_only_physical_cores_are_counted(monkeypatch: pytest.MonkeyPatch) -> Non
     assert session.usable_cores() == 3
     monkeypatch.setattr(session, "_is_virtual", lambda: True)
     assert session.usable_cores() == 5
+
+
+def test_cores_are_divided_among_the_ranks_that_run_together() -> None:
+    assert [threads_per_rank(8, 2, cores) for cores in (1, 4, 11, 16)] == [1, 1, 2, 4]

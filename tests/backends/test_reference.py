@@ -13,7 +13,7 @@ import pytest
 
 from irc.backends.reference import evaluate, evaluate_ranks
 from irc.errors import Error
-from irc.ir.core import Op
+from irc.ir.core import Module, Op
 from irc.ir.declare import REGISTRY, Operand, operation
 from irc.ir.types import TensorType
 from irc.text import parse_module
@@ -33,68 +33,69 @@ DOUBLE = module(
 )
 
 
-@pytest.mark.parametrize(
-    ("message", "inputs"),
-    [
-        ("the inputs lack y; @forward takes x, y", {"x": np.ones((1, 2), F32)}),
-        (
-            "has no argument 'xx'; did you mean 'x'",
-            {"xx": 1, "x": np.ones((1, 2), F32), "y": np.ones((1, 3), F32)},
-        ),
-        (
-            "the input y is f64, but it must be f32; convert it",
-            {"x": np.ones((1, 2), F32), "y": np.ones((1, 3))},
-        ),
-        ("arrays of complex128", {"x": np.ones((1, 2), complex), "y": np.ones((1, 3), F32)}),
-        (
-            r"the input x has the shape \[2\], but it must be f32\[B, 2\*S\]",
-            {"x": np.ones(2, F32), "y": np.ones((1, 3), F32)},
-        ),
-        (
-            r"the input y has the shape \[1, 4\], but it must be f32\[S, 3\]",
-            {"x": np.ones((1, 2), F32), "y": np.ones((1, 4), F32)},
-        ),
-        (
-            r"y has the shape \[4, 3\], but S is 3 in x, so dimension 0 \(S\) must be 3",
-            {"x": np.ones((1, 6), F32), "y": np.ones((4, 3), F32)},
-        ),
-        (
-            r"x has the shape \[1, 5\], but S is 3 in y, so dimension 1 \(2\*S\) must be 6",
-            {"x": np.ones((1, 5), F32), "y": np.ones((3, 3), F32)},
-        ),
-    ],
+def ones(*shape: int) -> np.ndarray:
+    return np.ones(shape, F32)
+
+
+X, Y = ones(1, 2), ones(1, 3)
+FLAT = module("%x: f32[B*S]", "f32[B, S]", "%y = reshape %x {shape=[B, S]} : f32[B, S]\nreturn %y")
+ODD = module("%x: f32[2*S + 1]", "f32[S]", "%y = full {value=1, shape=[S]} : f32[S]\nreturn %y")
+LOOSE = module("", "f32[S]", "%y = full {value=1, shape=[S]} : f32[S]\nreturn %y")
+EVEN = module(
+    "%x: f32[4*B_dp], %y: f32[4*B_dp]", "f32[4*B_dp]", "%a = add %x, %y : f32[4*B_dp]\nreturn %a"
 )
-def test_a_wrong_input_is_named(message: str, inputs: dict[str, Any]) -> None:
+SHARED = parse_module("""module @m local mesh(tp=2) {
+  func @forward(%x: f32[B, 2] of f32[B, 3@tp], %y: f32[1, 2*S] of f32[1, 4*S@tp])
+      -> (x: f32[B, 2] of f32[B, 3@tp], y: f32[1, 2*S] of f32[1, 4*S@tp]) {
+    %a = neg %x : f32[B, 2] of f32[B, 3@tp]
+    %b = neg %y : f32[1, 2*S] of f32[1, 4*S@tp]
+    return %a, %b
+  }
+}""")
+WRONG: list[tuple[Module, dict[str, Any], str]] = [
+    (DOUBLE, {"x": X}, "the inputs lack y; @forward takes x, y"),
+    (DOUBLE, {"xx": 1, "x": X, "y": Y}, "has no argument 'xx'; did you mean 'x'"),
+    (DOUBLE, {"x": X, "y": np.ones((1, 3))}, "the input y is f64, but it must be f32; convert it"),
+    (DOUBLE, {"x": np.ones((1, 2), complex), "y": Y}, "arrays of complex128"),
+    (DOUBLE, {"x": ones(2), "y": Y}, r"x has the shape \[2\], but it must be f32\[B, 2\*S\]"),
+    (DOUBLE, {"x": X, "y": ones(1, 4)}, r"y has the shape \[1, 4\], but it must be f32\[S, 3\]"),
+    (
+        DOUBLE,
+        {"x": ones(1, 6), "y": ones(4, 3)},
+        r"y has the shape \[4, 3\], but S is 3 in x, so dimension 0 \(S\) must be 3",
+    ),
+    (
+        DOUBLE,
+        {"x": ones(1, 5), "y": ones(3, 3)},
+        r"x has the shape \[1, 5\], but S is 3 in y, so dimension 1 \(2\*S\) must be 6",
+    ),
+    (ODD, {"x": ones(6)}, r"does not fit f32\[2\*S \+ 1\]: dimension 0"),
+    (ODD, {"x": ones(0)}, "does not fit"),
+    (FLAT, {"x": ones(6)}, r"f32\[B\*S\]: .*the sizes of B and S are not determined"),
+    (LOOSE, {}, r"S has no value[^\n]*\n    %y = full"),
+    (EVEN, {"x": ones(6), "y": ones(6)}, r"dimension 0 must be a multiple of 4; pad it"),
+    (EVEN, {"x": ones(4), "y": ones(8)}, r"y .* dimension 0 must be 4, to go with x$"),
+    (SHARED, {"x": ones(2, 4), "y": ones(1, 4)}, r"x .*\[2, 4\], but it must be f32\[B, 3\]"),
+    (SHARED, {"x": ones(2, 2), "y": ones(1, 4)}, r"x .*\[2, 2\], but it must be f32\[B, 3\]"),
+    (SHARED, {"x": ones(3), "y": ones(1, 4)}, r"x .*\[3\], but it must be f32\[B, 3\]"),
+    (SHARED, {"x": ones(2, 3), "y": ones(1, 6)}, r"dimension 1 must be a multiple of 4"),
+    (SHARED, {"x": ones(2, 3), "y": ones(2, 4)}, r"y .*\[2, 4\], but it must be f32\[1, 4\*S\]"),
+]
+
+
+@pytest.mark.parametrize(("program", "inputs", "message"), WRONG)
+def test_a_wrong_input_is_named(program: Module, inputs: dict[str, Any], message: str) -> None:
     with pytest.raises(Error, match=message):
-        evaluate(DOUBLE, inputs)
+        evaluate(program, inputs)
 
 
-def test_symbols_follow_from_sums_and_products() -> None:
-    found = module(
-        "%x: f32[2*S + 1]", "f32[S]", "%y = full {value=1, shape=[S]} : f32[S]\nreturn %y"
-    )
-    assert evaluate(found, {"x": np.ones(7, F32)})["result0"].shape == (3,)
-    with pytest.raises(Error, match=r"does not fit f32\[2\*S \+ 1\]: dimension 0"):
-        evaluate(found, {"x": np.ones(6, F32)})
-    with pytest.raises(Error, match="does not fit"):
-        evaluate(found, {"x": np.ones(0, F32)})
-
-
-def test_sizes_determine_symbols_of_a_product() -> None:
-    body = "%y = reshape %x {shape=[B, S]} : f32[B, S]\nreturn %y"
-    flat = module("%x: f32[B*S]", "f32[B, S]", body)
-    x = np.ones(6, F32)
-    with pytest.raises(Error, match=r"f32\[B\*S\]: .*the sizes of B and S are not determined"):
-        evaluate(flat, {"x": x})
-    assert evaluate(flat, {"x": x}, sizes={"B": 2})["result0"].shape == (2, 3)
+def test_symbols_follow_from_sums_products_and_sizes() -> None:
+    assert evaluate(ODD, {"x": ones(7)})["result0"].shape == (3,)
+    assert evaluate(FLAT, {"x": ones(6)}, sizes={"B": 2})["result0"].shape == (2, 3)
     with pytest.raises(Error, match="B is 2 in sizes, S is 2 in sizes, so dimension 0"):
-        evaluate(flat, {"x": x}, sizes={"B": 2, "S": 2})
-
-
-def test_a_symbol_that_no_input_has_is_an_error_at_the_operation() -> None:
-    loose = module("", "f32[S]", "%y = full {value=1, shape=[S]} : f32[S]\nreturn %y")
-    with pytest.raises(Error, match=r"S has no value[^\n]*\n    %y = full"):
-        evaluate(loose, {})
+        evaluate(FLAT, {"x": ones(6)}, sizes={"B": 2, "S": 2})
+    whole = evaluate(SHARED, {"x": ones(2, 3), "y": ones(1, 4)})
+    assert {name: array.shape for name, array in whole.items()} == {"x": (2, 3), "y": (1, 4)}
 
 
 def test_a_result_of_another_shape_is_an_error(watching: list[int]) -> None:
@@ -231,53 +232,6 @@ def test_ranks_need_a_local_module_and_one_input_each() -> None:
         evaluate_ranks(DOUBLE, {})
     with pytest.raises(Error, match="the input x has 3 arrays, one per rank, for 2 ranks"):
         evaluate_ranks(SHARDED, {"x": [np.ones(2, F32)] * 3})
-
-
-SHARED = """module @m local mesh(tp=2) {
-  func @forward(%x: f32[B, 2] of f32[B, 3@tp], %y: f32[1, 2*S] of f32[1, 4*S@tp])
-      -> (x: f32[B, 2] of f32[B, 3@tp], y: f32[1, 2*S] of f32[1, 4*S@tp]) {
-    %a = neg %x : f32[B, 2] of f32[B, 3@tp]
-    %b = neg %y : f32[1, 2*S] of f32[1, 4*S@tp]
-    return %a, %b
-  }
-}"""
-
-
-@pytest.mark.parametrize(
-    ("x", "y", "message"),
-    [
-        ((2, 4), (1, 4), r"x has the shape \[2, 4\], but it must be f32\[B, 3\]"),
-        ((2, 2), (1, 4), r"x has the shape \[2, 2\], but it must be f32\[B, 3\]"),
-        ((3,), (1, 4), r"x has the shape \[3\], but it must be f32\[B, 3\]"),
-        ((2, 3), (1, 6), r"y has the shape \[1, 6\], but dimension 1 must be a multiple of 4"),
-        ((2, 3), (2, 4), r"y has the shape \[2, 4\], but it must be f32\[1, 4\*S\]"),
-    ],
-)
-def test_global_inputs_have_the_global_shape(
-    x: tuple[int, ...], y: tuple[int, ...], message: str
-) -> None:
-    module = parse_module(SHARED)
-    whole = evaluate(module, {"x": np.ones((2, 3), "f4"), "y": np.ones((1, 4), "f4")})
-    assert {name: array.shape for name, array in whole.items()} == {"x": (2, 3), "y": (1, 4)}
-    with pytest.raises(Error, match=message):
-        evaluate(module, {"x": np.ones(x, "f4"), "y": np.ones(y, "f4")})
-
-
-def test_a_dimension_of_ranks_is_a_multiple() -> None:
-    text = """module @m dims(B_dp=1:2:4) {
-      func @forward(%x: f32[4*B_dp], %y: f32[4*B_dp]) -> (f32[4*B_dp]) {
-        %a = add %x, %y : f32[4*B_dp]
-        return %a
-      } }"""
-    ones = {n: np.ones(n, "f4") for n in (4, 6, 8)}
-    with pytest.raises(
-        Error, match=r"x has the shape .6., but dimension 0 must be a multiple of 4; pad it"
-    ):
-        evaluate(parse_module(text), {"x": ones[6], "y": ones[6]})
-    with pytest.raises(
-        Error, match=r"y has the shape .8., but dimension 0 must be 4, to go with x$"
-    ):
-        evaluate(parse_module(text), {"x": ones[4], "y": ones[8]})
 
 
 def test_ranks_of_a_group_hold_equal_shapes() -> None:

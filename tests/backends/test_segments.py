@@ -15,7 +15,6 @@ from irc.backends.onnxruntime.segments import Collective, Segment, divide, model
 from irc.backends.onnxruntime.session import Part, Parts
 from irc.backends.ranks.threads import ThreadWorld
 from irc.ir.core import Module
-from irc.text import parse_module
 from tests.backends.checked_models import emit_checked
 from tests.backends.ranks import agrees, drawn, loaded
 from tests.backends.text import module as text_module
@@ -136,21 +135,6 @@ def test_shapes_known_only_at_run_time(tmp_path: Path) -> None:
         x = fresh(size).standard_normal((size, 4)).astype(np.float32)
         wanted = 2 * x * np.arange(size, dtype=np.float32)[:, None]
         np.testing.assert_allclose(stream.step({"x": x})["result0"], wanted, rtol=1e-5)
-
-
-def test_collectives_of_weights_and_constants(tmp_path: Path) -> None:
-    text = """module @m local mesh(tp=2) {
-      weight @w : f32[4, 3]{varies tp} = random("w", 1, 0.5, [8, 3]).shard(0, tp)
-      func @forward(%x: f32[3]{varies tp}) -> (f32[8, 3], f32[4, 3], i32[2], f32[3]{varies tp}) {
-        %a = all_gather @w {axis="tp", dim=0, group_size=2} : f32[8, 3]
-        %b = all_reduce @w {axis="tp", group_size=2} : f32[4, 3]
-        %c = rank {axis="tp"} : i32[]{varies tp}
-        %d = unsqueeze %c {dims=[0]} : i32[1]{varies tp}
-        %e = all_gather %d {axis="tp", dim=0, group_size=2} : i32[2]
-        return %a, %b, %e, %x
-      }
-    }"""
-    agrees(parse_module(text), {"x": drawn(fresh(5), "f32", (3,), 2)}, tmp_path)
 
 
 # -- sessions
