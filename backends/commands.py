@@ -106,7 +106,7 @@ class Commands:
         return None
 
     def lint(self, linted: Linted) -> Report:
-        """What the backend's library would refuse, drop or miscompute in models."""
+        """What the backend's library would drop or miscompute in models without an error."""
         raise NotImplementedError
 
     def rules(self) -> Report:

@@ -227,7 +227,8 @@ def _reports(folder: Path) -> Iterator[tuple[str, BuildReport]]:
 
 def _driver() -> Finding:
     """Whether engines can run here. Building them for TensorRT-RTX needs no GPU."""
-    from irc.backends.tensorrt.builder.library import NVIDIA_DRIVER, device_count
+    from irc.backends.cuda.runtime import device_count
+    from irc.backends.tensorrt.builder.library import NVIDIA_DRIVER
 
     try:
         driver = ctypes.CDLL(NVIDIA_DRIVER)

@@ -23,9 +23,8 @@ def cache(tmp_path: Path) -> Cache:
         report = Report("TensorRT-RTX 1.7", "tensorrt-rtx-1.7/sm_89", (), (), ())
         made.store(key, tmp_path / "rank0.engine", report, silent)
     (made.folder / "notes.txt").write_text("the user's")
-    for name in ("resnet.engine", "resnet.json", "timing-mine.cache"):
+    for name in ("resnet.engine", "resnet.json"):
         (made.folder / name).write_text("the user's")
-    (made.folder / "timing-tensorrt-11.4.cache").write_text("times")
     return made
 
 
@@ -45,7 +44,7 @@ def test_clear_deletes_engines_and_nothing_else(cache: Cache) -> None:
     found = works("cache", "clear", "--json", "--cache", cache.folder).json
     assert found["engines"] == 2 and found["size"] == 3000
     left = {path.name for path in cache.folder.iterdir()}
-    assert left == {"notes.txt", "resnet.engine", "resnet.json", "timing-mine.cache"}
+    assert left == {"notes.txt", "resnet.engine", "resnet.json"}
     assert "0 engines, 0 B of" in works("cache", "--cache", cache.folder).out
 
 

@@ -55,36 +55,16 @@ class OnnxParser:
         return True
 
 
-class TimingCache:
-    def __init__(self, data: bytes) -> None:
-        self.data = data
-
-    def serialize(self) -> bytes:
-        return self.data + b"measured "
-
-
 class Config:
     def __init__(self) -> None:
-        self.timing: TimingCache | None = None
         self.progress_monitor: Any = None
         self.profiling_verbosity: Any = None
-        self.create_timing_cache = TimingCache
 
     def set_memory_pool_limit(self, kind: Any, limit: int) -> None:
         CALLS.append(["limit", kind.name, limit])
 
     def set_flag(self, flag: Any) -> None:
         CALLS.append(["flag", flag.name])
-
-    def set_timing_cache(self, cache: TimingCache, ignore_mismatch: bool) -> bool:
-        if cache.data.startswith(b"another GPU"):
-            return False
-        CALLS.append(["timing", cache.data.decode()])
-        self.timing = cache
-        return True
-
-    def get_timing_cache(self) -> Any:
-        return self.timing
 
     def add_optimization_profile(self, profile: Any) -> int:
         CALLS.append(["profile", profile.shapes])

@@ -9,7 +9,7 @@ import pytest
 
 from irc.backends.tensorrt.builder.build import build
 from irc.backends.tensorrt.builder.library import find
-from irc.backends.tensorrt.builder.request import BuildRequest, Built
+from irc.backends.tensorrt.builder.request import Built
 from irc.backends.tensorrt.target import Target
 from tests.tensorrt.graphs import (
     HALF,
@@ -27,14 +27,14 @@ from tests.tensorrt.graphs import (
 pytestmark = pytest.mark.needs_rtx
 
 
-def two_profiles(path: Path) -> BuildRequest:
+def built(path: Path, tell: Any = lambda stage, fraction: None) -> Built:
+    """An engine with two profiles."""
     decode = profile("decode", path, B=(1, 2, 4), S=(1, 1, 1))
-    return asked(path, [decode, profile("prefill", path, B=(1, 1, 4), S=(1, 16, 128))])
+    return build(asked(path, [decode, profile("prefill", path, B=(1, 1, 4), S=(1, 16, 128))]), tell)
 
 
 def test_a_report_names_the_kernels_of_each_operation(tmp_path: Path) -> None:
-    built = build(two_profiles(gemm(tmp_path)))
-    report = built.report
+    report = built(gemm(tmp_path)).report
     assert report.library == str(find("tensorrt-rtx")) and report.target == str(TARGET)
     assert report.kinds("decode") == {"shape_call": 1, "gemm": 1, "comm_allreduce": 1, "kgen": 1}
     assert report.kinds("decode") == report.kinds("prefill")
@@ -46,29 +46,30 @@ def test_a_report_names_the_kernels_of_each_operation(tmp_path: Path) -> None:
     assert {layer.profile for layer in report.layers_of("layers.0")} == {0, 1}
     assert report.layers_of("layers") == report.layers_of("layers.0")
     assert not report.layers_of("layer") and not report.layers_of("lin")
-    assert len(report.activations) == 2 and all(each > 0 for each in report.activations)
+    assert len(report.activations) == 2 and all(size > 0 for size in report.activations)
 
 
-def test_a_decode_step_attends_in_one_kernel(tmp_path: Path) -> None:
-    report = build(two_profiles(attention(tmp_path))).report
-    kernels = [each for each in report.layers_of("attention", "decode") if "mha" in each.name]
-    (kernel,) = kernels
+def test_a_decode_step_attends_in_one_kernel_and_progress_rises(tmp_path: Path) -> None:
+    told: list[tuple[str, float]] = []
+    report = built(attention(tmp_path), lambda *step: told.append(step)).report
+    (kernel,) = [x for x in report.layers_of("attention", "decode") if "mha" in x.name]
     assert "gemv_mha" in kernel.name
     assert {"nk", "nv", "kl"} <= {tensor.name for tensor in kernel.inputs}
     assert {tensor.dtype for tensor in kernel.outputs} == {"bf16"}
     assert len(report.layers_of("attention", "prefill")) > 2  # the cache is expanded there
+    assert {stage for stage, _ in told} == {"building m.engine"}
+    fractions = [fraction for _, fraction in told]
+    assert fractions == sorted(fractions) and fractions[0] == 0 and fractions[-1] == 1
+    assert len({*fractions}) > 20
 
 
 def test_equal_builds_come_from_the_cache(tmp_path: Path) -> None:
     stages: list[str] = []
 
-    def tell(stage: str, fraction: float) -> None:
-        stages.append(stage)
-
     def again(kind: Any = relu, target: Target = TARGET, **changes: Any) -> Built:
         stages.clear()
         request = asked(kind(tmp_path), caching=True, cache=tmp_path / "kept", **changes)
-        return build(replace(request, target=target), tell)
+        return build(replace(request, target=target), lambda stage, _: stages.append(stage))
 
     def exp(folder: Path) -> Path:
         return saved(folder, node("Exp", "x"), *HALF)
@@ -90,27 +91,15 @@ def test_equal_builds_come_from_the_cache(tmp_path: Path) -> None:
     assert kept == [".engine"] * 5 + [".json"] * 5
 
 
-def test_progress_rises_from_0_to_1(tmp_path: Path) -> None:
-    reported: list[tuple[str, float]] = []
-    request = two_profiles(attention(tmp_path))
-    build(request, lambda stage, fraction: reported.append((stage, fraction)))
-    assert {stage for stage, _ in reported} == {"building m.engine"}
-    fractions = [fraction for _, fraction in reported]
-    assert fractions == sorted(fractions) and fractions[0] == 0 and fractions[-1] == 1
-    assert len({*fractions}) > 20
-
-
 def test_weights_are_read_below_the_base(tmp_path: Path) -> None:
     numbers = np.arange(64 * 128).astype(np.float16)
-    base = tmp_path / "checkpoint"
-    (base / "deep").mkdir(parents=True)
-    (base / "deep" / "w.bin").write_bytes(b"\0" * 7 + numbers.tobytes())
+    file = tmp_path / "checkpoint" / "deep" / "w.bin"
+    file.parent.mkdir(parents=True)
     model = external(tmp_path / "a", "deep/w.bin")
-    cache = tmp_path / "kept"
-    built = build(asked(model, base=base, caching=True, cache=cache))
-    assert numbers[:2000].tobytes() in built.engine.read_bytes()
-    assert build(asked(model, base=base, caching=True, cache=cache)).cached
-    numbers[5] = 77  # other weights, the same model
-    (base / "deep" / "w.bin").write_bytes(b"\0" * 7 + numbers.tobytes())
-    changed = build(asked(model, base=base, caching=True, cache=cache))
-    assert not changed.cached and numbers[:2000].tobytes() in changed.engine.read_bytes()
+    request = asked(model, base=tmp_path / "checkpoint", caching=True, cache=tmp_path / "kept")
+    for weight in (5, 77):  # other weights, the same model
+        numbers[5] = weight
+        file.write_bytes(b"\0" * 7 + numbers.tobytes())
+        new = build(request)
+        assert not new.cached and numbers[:2000].tobytes() in new.engine.read_bytes()
+        assert build(request).cached

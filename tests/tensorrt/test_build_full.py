@@ -28,12 +28,12 @@ def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     shutil.copy(Path(__file__).with_name("fake_tensorrt.py"), modules / "tensorrt.py")
     monkeypatch.syspath_prepend(modules)
     monkeypatch.setenv("PYTHONPATH", str(modules))
-    monkeypatch.setattr(building, "has_gpu", lambda: True)
+    monkeypatch.setattr(building, "device_count", lambda: 1)
     monkeypatch.setattr(building, "_gpu", lambda: "NVIDIA H200 13000")
     path = gemm(tmp_path)
     one = profile("one", path, B=(1, 2, 4))
     options = EngineOptions(cache=tmp_path / "kept")
-    target = Target("tensorrt", (11, 4))
+    target = Target("tensorrt", (11, 4), (90,))
     yield BuildRequest(path, tmp_path / "m.engine", target, (one,), options)
     sys.modules.pop("tensorrt", None)
 
@@ -43,42 +43,24 @@ def with_options(request: BuildRequest, **options: Any) -> BuildRequest:
     return replace(request, options=replace(request.options, **options))
 
 
-def read(path: Path) -> dict[str, Any]:
-    return json.loads(path.read_bytes()[64:])
-
-
 def test_calls_of_the_library(asked: BuildRequest) -> None:
     built = build(with_options(asked, workspace=1 << 30, weight_streaming=True, refit=True))
-    found = read(built.engine)
-    assert found["calls"] == [
+    engine = json.loads(built.engine.read_bytes()[64:])
+    assert engine["calls"] == [
         ["create_network", 2],
         ["limit", "WORKSPACE", 1 << 30],
         ["flag", "WEIGHT_STREAMING"],
         ["flag", "REFIT"],
         ["profile", {"x": [[1, 64], [2, 64], [4, 64]]}],
-        ["timing", ""],
     ]
-    assert found["modules"] == [] and found["detail"] == "DETAILED"
+    assert engine["modules"] == [] and engine["detail"] == "DETAILED"
     assert (built.report.library, built.report.activations) == ("TensorRT 11.4.0.106", (12,))
-
-
-def test_timings_are_kept_in_the_cache(asked: BuildRequest) -> None:
-    assert asked.options.cache is not None
-    build(asked)
-    timing = asked.options.cache / "timing-tensorrt-11.4.0.106.cache"
-    assert timing.read_bytes() == b"measured "
-    assert build(asked).cached
-    again = build(with_options(asked, workspace=1 << 20))
-    assert not again.cached and ["timing", "measured "] in read(again.engine)["calls"]
-    timing.write_bytes(b"another GPU")
-    third = build(with_options(asked, workspace=1 << 21))
-    assert ["timing", ""] in read(third.engine)["calls"]
 
 
 def test_another_gpu_is_another_engine(
     asked: BuildRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    build(asked)
+    assert not build(asked).cached and build(asked).cached
     monkeypatch.setattr(building, "_gpu", lambda: "NVIDIA B200 13000")
     assert not build(asked).cached
 
@@ -86,7 +68,7 @@ def test_another_gpu_is_another_engine(
 def test_without_a_gpu_nothing_is_built(
     asked: BuildRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(building, "has_gpu", lambda: False)
+    monkeypatch.setattr(building, "device_count", lambda: 0)
     with pytest.raises(Error) as raised:
         build(asked)
     assert "TensorRT builds engines only for the GPU of this machine" in str(raised.value)
@@ -94,10 +76,8 @@ def test_without_a_gpu_nothing_is_built(
 
 
 def test_refit_on_the_release_that_drops_a_bias(asked: BuildRequest) -> None:
-    folder = Path(sys.path[0])
-    text = (folder / "tensorrt.py").read_text().replace("11.4.0.106", "11.3.0.99")
-    (folder / "tensorrt.py").write_text(text)
-    of = replace(asked, target=Target("tensorrt", (11, 3)))
+    module = Path(sys.path[0]) / "tensorrt.py"
+    module.write_text(module.read_text().replace("11.4.0.106", "11.3.0.99"))
     with pytest.raises(Error, match=r"11\.3\.0\.99 may drop the bias of a product"):
-        build(with_options(of, refit=True))
-    assert build(of).engine.exists()
+        build(with_options(asked, refit=True))
+    assert build(asked).engine.exists()

@@ -15,6 +15,7 @@ from irc.artifact.folder import Advance
 from irc.artifact.manifest import silent
 from irc.backends.tensorrt.builder.cache import Cache, default_folder, open_cache
 from irc.backends.tensorrt.builder.report import Report
+from irc.errors import Error
 
 LARGE = 65 << 20  # bytes: more than a sampled hash covers
 REPORT = Report("TensorRT", "tensorrt-11.4", (), (), ())
@@ -45,7 +46,8 @@ def test_one_changed_byte_is_detected(tmp_path: Path, cache: Cache) -> None:
     engine, again = engine_of(tmp_path), tmp_path / "again.engine"
     assert cache.store("key", engine, REPORT, lambda *each: reported.append(each)) == sha256(engine)
     assert reported[-1] == ("writing rank0.engine to the cache", 1.0)
-    assert cache.fetch("key", again, lambda *each: reported.append(each)) == (REPORT, sha256(again))
+    kept = cache.fetch("key", again, lambda *each: reported.append(each))
+    assert kept == {"engine": sha256(again), "report": REPORT}
     assert reported[-1] == ("reading again.engine from the cache", 1.0)
     before = sampled(engine)
     with engine.open("r+b") as file:  # a hard link: one file with the one in the cache
@@ -83,9 +85,8 @@ def test_the_default_folder(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", "/home/me")
     assert default_folder() == Path("/home/me/.cache/irc/engines")
     monkeypatch.setattr("os.path.expanduser", lambda path: path)  # no home folder
-    cache, warning = open_cache(None)
-    assert cache is None
-    assert "no home folder" in warning and "set IRC_CACHE to a folder" in warning
+    with pytest.raises(Error, match=r"no home folder .*; set IRC_CACHE or --cache to another fold"):
+        open_cache(None)
     monkeypatch.setenv("XDG_CACHE_HOME", "/caches")
     assert default_folder() == Path("/caches/irc/engines")
     monkeypatch.setenv("IRC_CACHE", "engines")

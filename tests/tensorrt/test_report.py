@@ -1,12 +1,10 @@
 """The report of kernels from the builder's log; progress from its phases."""
 
 import json
-import threading
 from types import SimpleNamespace
 
-from irc.backends.tensorrt.builder.callbacks import make_monitor
-from irc.backends.tensorrt.builder.layers import Listing, layers_of
-from irc.backends.tensorrt.builder.report import Report
+from irc.backends.tensorrt.builder.child import make_monitor
+from irc.backends.tensorrt.builder.report import Listing, Report
 
 HALF = "Strides: [64,1], StrideOrder: [1,0], Datatype: Half, Format: (Linear) Row major"
 LISTING = f"""Layers:
@@ -31,8 +29,23 @@ I/O Tensors:
 """
 
 
+def report() -> Report:
+    """The report of what the builder logs."""
+    listing = Listing()
+    for text in (
+        "Max Scratch Memory: 10 bytes",
+        "Total Activation Memory: 100 bytes",
+        "Total Activation Memory: 200 bytes",
+        LISTING,
+        "Layers are fine",
+    ):
+        listing.add(text)
+    names = [{"name": name} for name in ("decode", "prefill")]
+    return listing.report({"library": "TensorRT-RTX 1.7", "target": "rtx", "profiles": names})
+
+
 def test_layers_of_a_listing() -> None:
-    layers = [*layers_of(LISTING)]
+    layers = report().layers
     kinds = ["shape_call", "gemm", "DistCollective", "shape_call", "kgen", "unknown"]
     assert [layer.kind for layer in layers] == kinds
     assert [layer.profile for layer in layers] == [0, 0, 0, 1, 1, 1]
@@ -46,45 +59,38 @@ def test_layers_of_a_listing() -> None:
 
 
 def test_a_report_reads_back_and_selects_kernels() -> None:
-    listing = Listing()
-    for text in (
-        "Max Scratch Memory: 10 bytes",
-        "Total Activation Memory: 100 bytes",
-        "Total Activation Memory: 200 bytes",
-        LISTING,
-        "Layers are fine",
-    ):
-        listing.add(text)
-    assert (listing.text, listing.activations) == (LISTING, [100, 200])
-    layers = tuple(layers_of(listing.text))
-    report = Report("TensorRT-RTX 1.7", "rtx", ("decode", "prefill"), layers, (100, 200))
-    assert Report.from_json(json.loads(json.dumps(report.to_json()))) == report
-    assert report.kinds("prefill") == {"shape_call": 1, "kgen": 1, "unknown": 1}
-    assert len(report.layers_of("l.0")) == len(report.layers_of("relu")) == 1
-    assert not report.layers_of("mm", "prefill")
-    assert report.rows("decode") == [
+    found = report()
+    assert (found.library, found.target, found.activations) == (
+        "TensorRT-RTX 1.7",
+        "rtx",
+        (100, 200),
+    )
+    assert Report.from_json(json.loads(json.dumps(found.to_json()))) == found
+    assert found.kinds("prefill") == {"shape_call": 1, "kgen": 1, "unknown": 1}
+    assert len(found.layers_of("l.0")) == len(found.layers_of("relu")) == 1
+    assert not found.layers_of("mm", "prefill")
+    assert found.rows("decode") == [
         ("gemm", "f16", "l.0/mm/MatMul.a_myl0_1", "l.0/mm, l.0/relu"),
         ("DistCollective", "bf16", "own", "m/g"),
     ]
 
 
-def test_nested_phases_add_up_until_cancelled() -> None:
-    reported: list[float] = []
-    cancelled = threading.Event()
+def test_nested_phases_add_up() -> None:
+    sent: list[float] = []
     library = SimpleNamespace(IProgressMonitor=type("Base", (), {}))
-    monitor = make_monitor(library, reported.append, cancelled)
+    monitor = make_monitor(library, lambda fraction: sent.append(fraction))
     monitor.phase_start("engine", None, 4)
     assert monitor.step_complete("engine", 0) is True
     monitor.phase_start("graph", "engine", 2)
     monitor.step_complete("graph", 0)
     monitor.phase_finish("graph")
-    monitor.phase_start("costs", "engine", 10)
-    monitor.step_complete("costs", 99)
-    monitor.phase_finish("never started")
-    cancelled.set()
-    assert monitor.step_complete("costs", 1) is False
+    monitor.step_complete("engine", 1)
+    monitor.phase_start("costs", "engine", 1000)
+    monitor.step_complete("costs", 1)  # less than half a percent more
+    monitor.step_complete("costs", 499)
+    monitor.step_complete("costs", 99)  # out of order
     monitor.phase_finish("costs")
-    monitor.phase_finish("engine")
-    monitor.phase_start("another", None, 2)
-    monitor.step_complete("another", 0)
-    assert reported == [0.25, 0.375, 0.5, 0.75, 0.75, 0.75, 0.75, 1.0, 1.0]
+    monitor.phase_finish("never started")
+    monitor.step_complete("never started", 1)
+    monitor.step_complete("engine", 3)
+    assert sent == [0.25, 0.375, 0.5, 0.625, 1.0]

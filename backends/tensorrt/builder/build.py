@@ -2,23 +2,36 @@
 
 from __future__ import annotations
 
-import hashlib
-import uuid
+import ctypes
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import irc
+from irc.artifact.atomic import whole_file
+from irc.artifact.checksums import sha256
 from irc.artifact.manifest import Progress, silent
-from irc.backends.tensorrt.builder import process
-from irc.backends.tensorrt.builder.cache import Cache, key_of, open_cache
-from irc.backends.tensorrt.builder.failures import Events
-from irc.backends.tensorrt.builder.library import Library, find, has_gpu
+from irc.backends.cuda.runtime import device_count
+from irc.backends.tensorrt.builder.cache import key_of, open_cache
+from irc.backends.tensorrt.builder.child import MODEL, PART, WEIGHTS
+from irc.backends.tensorrt.builder.failures import Ended, failure_of
+from irc.backends.tensorrt.builder.library import Library, find, shared_library
 from irc.backends.tensorrt.builder.model import Model, digest_of_weights, read
 from irc.backends.tensorrt.builder.report import Report
 from irc.backends.tensorrt.builder.request import BuildRequest, Built
 from irc.errors import Error
-from irc.files import sharing_problem
 
-_REFIT_DROPS_BIAS = ("tensorrt", (11, 3))
+_NO_RANDOM_ADDRESSES = 0x0040000  # ADDR_NO_RANDOMIZE of personality(2)
+# Prefixes of the variables that the library or Python may need.
+_PASSED = ("CUDA_", "HOME", "LANG", "LC_", "NVIDIA_", "PATH", "TMPDIR", "TRT_")
+_KEPT = 20_000  # bytes of the output of the process in which its last line is
 
 
 def build(request: BuildRequest, progress: Progress = silent) -> Built:
@@ -30,96 +43,62 @@ def build(request: BuildRequest, progress: Progress = silent) -> Built:
     """
     library = find(request.target.flavour)
     _check(request, library)
-    model = read(request.model)
-    cache, warning = open_cache(request.options.cache) if request.options.caching else (None, "")
+    model = read(request.model, (request.model.resolve().parent, request.base))
     try:
-        if cache is None:
-            report = _build(request, library, model, None, progress)
-            return Built(request.engine, report, cached=False, warnings=(warning,) * bool(warning))
-        return _build_cached(request, library, model, cache, progress)
+        return _build_cached(request, library, model, progress)
     except OSError as error:
-        raise Error(f"cannot write {request.engine}: {error.strerror or error}") from error
+        raise Error(f"cannot build {request.engine}: {error}") from error
 
 
 def _build_cached(
-    request: BuildRequest, library: Library, model: Model, cache: Cache, progress: Progress
+    request: BuildRequest, library: Library, model: Model, progress: Progress
 ) -> Built:
-    engine, key = request.engine, key_of(_facts(request, library, model, progress))
+    options, engine = request.options, request.engine
+    if not options.caching:
+        return Built(engine, _build(request, library, model, progress), cached=False)
+    try:
+        cache = open_cache(options.cache)
+    except Error as error:
+        if options.cache is not None:
+            raise
+        report = _build(request, library, model, progress)
+        warning = f"the engine is not kept for later compilations: {error.message}"
+        return Built(engine, report, cached=False, warnings=(warning,))
+    key = key_of(_facts(request, library, model, progress))
     waiting = f"waiting for another process that builds {engine.name}"
     with cache.lock(key, lambda: progress(waiting, 0.0)):
-        found = cache.fetch(key, engine, progress)
-        if found is not None:
-            return Built(engine, found[0], cached=True, hash=found[1])
-        report = _build(request, library, model, cache, progress)
+        kept = cache.fetch(key, engine, progress)
+        if kept is not None:
+            return Built(engine, kept["report"], cached=True, hash=kept["engine"])
+        built = Built(engine, _build(request, library, model, progress), cached=False)
         try:
-            hash = cache.store(key, engine, report, progress)
+            return replace(built, hash=cache.store(key, engine, built.report, progress))
         except OSError as error:
             warning = f"the engine could not be kept in the cache {cache.folder} ({error.strerror})"
-            return Built(engine, report, cached=False, warnings=(warning,))
-        return Built(engine, report, cached=False, hash=hash)
-
-
-def _build(
-    request: BuildRequest, library: Library, model: Model, cache: Cache | None, progress: Progress
-) -> Report:
-    engine = request.engine
-    part = engine.with_name(f".{engine.name}.{uuid.uuid4().hex}.part")
-    progress(f"building {engine.name}", 0.0)
-    events = Events(model, str(library), engine.name, progress, bool(request.options.workspace))
-    try:
-        with process.working_folder(model, request.folders, part, library.traits) as folder:
-            environment = process.environment(folder, has_user_code=bool(request.plugins))
-            message = _message(request, library, model, cache)
-            ended = process.run(message, folder, environment, events.add)
-        problem = events.problem(ended)
-        if problem is not None:
-            raise problem
-        assert events.done is not None
-        part.replace(engine)
-    finally:
-        part.unlink(missing_ok=True)
-    return Report.from_json(events.done["report"])
-
-
-def _message(
-    request: BuildRequest, library: Library, model: Model, cache: Cache | None
-) -> dict[str, Any]:
-    """The request as the building process reads it."""
-    timing = ""
-    if library.traits.timing_cache and cache is not None:
-        timing = str(cache.folder / f"timing-{request.target.flavour}-{library.version}.cache")
-        timing = "" if sharing_problem(timing) else timing
-    return {
-        **request.settings(),
-        "flavour": request.target.flavour,
-        "architectures": list(request.target.architectures),
-        "plugins": request.plugins,
-        "has_plugins": model.has_plugins or bool(request.plugins),
-        "timing_cache": timing,
-    }
+            return replace(built, warnings=(warning,))
 
 
 def _check(request: BuildRequest, library: Library) -> None:
     """Raise an Error about what the library or this machine cannot build."""
-    traits, options = library.traits, request.options
-    if options.refit and (request.target.flavour, library.release) == _REFIT_DROPS_BIAS:
+    name, options = library.traits.name, request.options
+    if options.refit and (library.flavour, library.release) == ("tensorrt", (11, 3)):
         # Its release notes: Refitting Engines, docs.nvidia.com/deeplearning/tensorrt/11.3.0
         raise Error(
             f"{library} may drop the bias of a product when it refits an engine; "
             "compile without --refit, or with another version"
         )
-    if has_gpu():
+    if device_count():
         return
-    if not traits.cross_compiles:
+    if not library.traits.cross_compiles:
         raise Error(
-            f"{traits.name} builds engines only for the GPU of this machine, which has none; "
+            f"{name} builds engines only for the GPU of this machine, which has none; "
             "compile on the machine with the GPU, or build for tensorrt-rtx here"
         )
     if options.refit or options.strip:
         option = "--refit" if options.refit else "--strip"
         raise Error(
-            f"{traits.name} needs a GPU to build an engine with {option}, and this machine has "
-            f"none; compile without {option}, or on a machine with a GPU"
+            f"{name} needs a GPU to build an engine with {option}, and this machine has none; "
+            f"compile without {option}, or on a machine with a GPU"
         )
 
 
@@ -132,15 +111,14 @@ def _facts(
         from irc.backends.tensorrt.plugins import versions
 
         plugins = dict(versions())
-    stage = f"reading the weights of {model.path.name}"
     return {
         "model": model.digest,
-        "weights": digest_of_weights(model, request.folders, stage, progress),
+        "weights": digest_of_weights(model, progress),
         "settings": request.settings(),
         "library": str(library),
         "gpu": "" if library.traits.cross_compiles else _gpu(),
         "plugins": plugins,
-        "files": [_digest(Path(each)) for each in request.plugins],
+        "files": [sha256(Path(path)) for path in request.plugins],
     }
 
 
@@ -151,8 +129,115 @@ def _gpu() -> str:
     return f"{use_device(0)} {call('cudaDriverGetVersion')}"
 
 
-def _digest(path: Path) -> str:
+def _build(request: BuildRequest, library: Library, model: Model, progress: Progress) -> Report:
+    stage, chips = f"building {request.engine.name}", list(request.target.architectures)
+    message = {
+        **request.settings(),
+        "flavour": library.flavour,
+        "library": str(library),
+        "architectures": chips if library.traits.cross_compiles else [],
+        "plugins": request.plugins,
+        "has_plugins": model.has_plugins or bool(request.plugins),
+    }
+    progress(stage, 0.0)
+    with whole_file(request.engine) as part:
+        with _working_folder(model, Path(part.name), library) as folder:
+            variables = _environment(folder, has_user_code=bool(request.plugins))
+            ended = _run(message, folder, variables, lambda fraction: progress(stage, fraction))
+        if "report" not in ended.event:
+            limited = request.options.workspace is not None
+            raise failure_of(model, str(library), request.engine.name, limited, ended)
+    return Report.from_json(ended.event["report"])
+
+
+def _run(
+    message: Mapping[str, Any],
+    folder: Path,
+    variables: Mapping[str, str],
+    progress: Callable[[float], None],
+) -> Ended:
+    """Build one engine in a process in `folder`, which ends with this call in every case."""
+    event: dict[str, Any] = {}
+    with tempfile.TemporaryFile() as output:
+        with _fixed_addresses():
+            process = subprocess.Popen(
+                [sys.executable, "-P", "-m", "irc.backends.tensorrt.builder.child"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=output,
+                cwd=folder,
+                env=variables,
+                start_new_session=True,  # ctrl-C reaches this process only
+            )
+        assert process.stdin is not None and process.stdout is not None
+        with process:
+            try:
+                with suppress(BrokenPipeError):  # it has ended already; its status says why
+                    process.stdin.write(json.dumps(message).encode() + b"\n")
+                    process.stdin.flush()
+                for line in process.stdout:
+                    with suppress(ValueError):  # the last line of a process that was killed
+                        event = json.loads(line)
+                    if "fraction" in event:
+                        progress(event.pop("fraction"))
+                status = process.wait()
+            finally:
+                process.kill()
+                with suppress(BrokenPipeError):
+                    process.stdin.close()
+        output.seek(max(0, output.seek(0, os.SEEK_END) - _KEPT))
+        lines = output.read().decode(errors="replace").strip().splitlines()
+    return Ended(event, status, lines[-1].strip() if lines else "")
+
+
+@contextmanager
+def _fixed_addresses() -> Generator[None]:
+    """Processes started by this thread in the block get the same memory addresses each time.
+
+    The library orders some values by their addresses, so engines would differ from run to run.
+    On a system that does not allow this (some containers do not), they sometimes do.
+    """
+    personality = getattr(ctypes.CDLL(None), "personality", lambda flags: 0)  # of Linux
+    before = personality(0xFFFFFFFF)
+    personality(before | _NO_RANDOM_ADDRESSES)
     try:
-        return hashlib.sha256(path.read_bytes()).hexdigest()
-    except OSError as error:
-        raise Error(f"cannot read the plugins of {path}: {error.strerror}") from None
+        yield
+    finally:
+        personality(before)
+
+
+@contextmanager
+def _working_folder(model: Model, part: Path, library: Library) -> Generator[Path]:
+    """A temporary folder with links to the model, the path of its engine, weights and library.
+
+    The model and the engine are links so that the process has the same request, and so the same
+    memory, wherever they are. The parser looks for weights below one folder only, so links to all
+    weight files are there. It opens its own library by a name that the wheels do not have, so
+    `libraries` has a link of that name.
+    """
+    with tempfile.TemporaryDirectory(prefix="irc-build-") as name:
+        folder = Path(name)
+        links = {MODEL: model.path, PART: part}
+        links |= {f"{WEIGHTS}/{weight.location}": weight.file for weight in model.external}
+        if (shared := shared_library(library.traits)) is not None:
+            links[f"libraries/{library.traits.shared}"] = shared
+        for link, target in links.items():
+            (folder / link).parent.mkdir(parents=True, exist_ok=True)
+            (folder / link).symlink_to(target.resolve())
+        yield folder
+
+
+def _environment(folder: Path, has_user_code: bool) -> dict[str, str]:
+    """The variables of the process: all of the user's if it runs the user's files of plugins, else
+    few, because they are part of the memory that must be the same each time."""
+    variables = {n: x for n, x in os.environ.items() if has_user_code or n.startswith(_PASSED)}
+    first = {
+        "PYTHONPATH": str(Path(irc.__file__).resolve().parents[1]),
+        "LD_LIBRARY_PATH": str(folder / "libraries"),
+        # For the same memory each time: no allocation is handed from one thread to another, and
+        # numpy has no thread beside the one in child.py.
+        "GLIBC_TUNABLES": "glibc.malloc.tcache_count=0",
+    }
+    for name, text in first.items():
+        variables[name] = os.pathsep.join(filter(None, [text, os.environ.get(name)]))
+    return variables | {"PYTHONHASHSEED": "0", "OPENBLAS_NUM_THREADS": "1"}

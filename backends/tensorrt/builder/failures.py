@@ -1,16 +1,14 @@
-"""Turns the events of the builder's process into an Error with the user's line."""
+"""The Error of a build that failed: what the library cannot build, with the user's line."""
 
 from __future__ import annotations
 
 import re
 import signal
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
-from irc.artifact.manifest import Progress
 from irc.backends.tensorrt.builder.model import Model, Node
-from irc.backends.tensorrt.builder.process import Ended
 from irc.errors import Error
 from irc.source import Loc
 
@@ -29,138 +27,70 @@ class CompilerFailure(Error):
         self.kinds = frozenset(kinds)
 
 
-@dataclass
-class Events:
-    """The events of one build; `limited`: whether the user limited the workspace."""
+@dataclass(frozen=True)
+class Ended:
+    """How the building process ended: its last event if it sent one, its status (negative: the
+    signal), and the last line that it printed."""
 
-    model: Model
-    library: str  # `TensorRT-RTX 1.7.1.116`
-    engine: str
-    progress: Progress
-    limited: bool = False
-    done: dict[str, Any] | None = None
-    failures: dict[str, dict[str, Any]] = field(default_factory=dict[str, dict[str, Any]])
+    event: Mapping[str, Any]
+    status: int
+    line: str
 
-    def add(self, event: dict[str, Any]) -> None:
-        """Process one event of `child.py`."""
-        match event["event"]:
-            case "progress":
-                self.progress(f"building {self.engine}", event["fraction"])
-            case "done":
-                self.done = event
-            case kind:
-                self.failures[kind] = event
 
-    def problem(self, ended: Ended) -> Error | OSError | None:
-        """Why the build failed, or None if it succeeded."""
-        match self.failures:
-            case {"plugin": plugin}:  # raised, whatever the library made of it afterwards
-                return self._in_plugin(plugin["text"])
-            case {"error": error}:
-                return Error(error["text"])
-            case {"disk": disk}:
-                return OSError(disk["number"], disk["text"])
-            case {"unused": unused}:
-                return self._unused(unused["names"])
-            case {"refused": refused}:
-                return self._refused(refused["step"], refused["errors"], ended)
-            case _:
-                return self._crashed(ended) if ended.status or self.done is None else None
+def failure_of(model: Model, library: str, engine: str, limited: bool, ended: Ended) -> Error:
+    """Why there is no engine; `limited`: whether the user limited the workspace."""
+    if "text" in ended.event:
+        return Error(f"cannot build {engine}: {ended.event['text']}")
+    if not ended.event:
+        return _crash(model, library, engine, ended)
+    errors = ended.event["errors"]
+    nodes = list(dict.fromkeys(node for error in errors for node in _nodes(model, error)))
+    texts = dict.fromkeys(error["text"] for error in errors) or [ended.line or "it gives no reason"]
+    node = nodes[0] if len(nodes) == 1 else None
+    what = str(node) if node else f"{engine} ({ended.event['step']})"
+    message = f"{library} cannot build {what}: {'; '.join(texts)}"
+    if len(nodes) > 1:
+        more = f" and {len(nodes) - _SHOWN} more" if len(nodes) > _SHOWN else ""
+        message += f"; it may be about {', '.join(map(_place, nodes[:_SHOWN]))}{more}"
+    loc = node.loc if node else None
+    if limited and _SCARCE.search(message):
+        return Error(f"{message}; raise --workspace, or leave it out", loc=loc)
+    if not _COMPILER.search(message):
+        return Error(message, loc=loc)
+    return CompilerFailure(message, {node.kind for node in nodes or model.nodes.values()}, loc)
 
-    def _refused(self, step: str, errors: list[dict[str, str]], ended: Ended) -> Error:
-        found = list(dict.fromkeys(self._attribute(each) for each in errors))
-        if not found:
-            found = [((), ended.last_line or "the library gave no reason")]
-        advice = ""
-        if self.limited and any(_SCARCE.search(reason) for _, reason in found):
-            advice = "; raise --workspace, or leave it out"
-        (nodes, reason), *others = found
-        node = nodes[0] if len(nodes) == 1 else None
-        what = str(node) if node else f"{self.engine} ({step})"
-        more = [f"\n  {_label(about) or step}: {_shown(about, text)}" for about, text in others]
-        reason = _shown(nodes, reason)
-        text = f"{self.library} cannot build {what}: {reason}{''.join(more)}{advice}"
-        loc = node.loc if node else None
-        if advice or not _COMPILER.search(text):
-            return Error(text, loc=loc)
-        named = {each.kind for about, _ in found for each in about}
-        return CompilerFailure(text, named or self._kinds, loc)
 
-    @property
-    def _kinds(self) -> set[str]:
-        return {node.kind for node in self.model.nodes.values()}
+def _nodes(model: Model, error: Mapping[str, str]) -> list[Node]:
+    """The nodes that an error is about: the parser names one, or ignores an input of the network.
+    The builder names them only in the text, or mentions their kind, as in `Attention operation`."""
+    if error["node"] in model.nodes:
+        return [model.nodes[error["node"]]]
+    nodes = model.nodes.values()
+    if error["input"]:
+        return [node for node in nodes if error["input"] in node.inputs]
+    words = {word.lower() for word in _KIND.findall(error["text"])}
+    return model.mentioned(error["text"]) or [node for node in nodes if _word(node.kind) in words]
 
-    def _attribute(self, error: dict[str, str]) -> tuple[tuple[Node, ...], str]:
-        """(the nodes that an error may be about, its text).
 
-        The parser names the node. The builder does so only in the text, or mentions its kind, as
-        in `Attention operation`.
-        """
-        text = error["text"]
-        node = self.model.nodes.get(error["node"])
-        found = [node] if node is not None else self.model.mentioned(text) or self._of_kinds(text)
-        return tuple(found), text
+def _word(kind: str) -> str:
+    return kind.removeprefix("TRT_").removesuffix("Linear").lower()
 
-    def _of_kinds(self, text: str) -> list[Node]:
-        """The nodes of the kinds that a text mentions."""
-        words = {word.lower() for word in _KIND.findall(text)}
-        return [
-            node
-            for node in self.model.nodes.values()
-            if node.kind.removeprefix("TRT_").removesuffix("Linear").lower() in words
-        ]
 
-    def _crashed(self, ended: Ended) -> Error:
-        if ended.status == -signal.SIGKILL:
-            return Error(
-                f"the process that built {self.engine} was killed, most likely because memory ran "
-                "out; free some, or compile with --weights outside"
-            )
-        output = f", with the output {ended.last_line!r}" if ended.last_line else ""
-        return CompilerFailure(
-            f"{self.library} crashed ({_signal(ended.status)}{output}) while building "
-            f"{self.engine}; use another version of the library, or other operations there",
-            self._kinds,
-        )
+def _place(node: Node) -> str:
+    """The node after its place, `model.py:12 in layers.0: `, if that is known."""
+    return f"{node.loc.where()}: {node}" if node.loc is not None else str(node)
 
-    def _unused(self, names: list[str]) -> Error:
-        """The inputs that the parser ignored, with the nodes that should read them."""
-        lines: list[str] = []
-        for name in names:
-            readers = [node for node in self.model.nodes.values() if name in node.inputs]
-            if not readers:
-                lines.append(f"{name}, which no node reads")
-            for node in readers:
-                position = node.inputs.index(name)
-                lines.append(f"{name}, which is input {position} of {node.label}")
+
+def _crash(model: Model, library: str, engine: str, ended: Ended) -> Error:
+    if ended.status == -signal.SIGKILL:
         return Error(
-            f"{self.library} ignores inputs of {self.model.path.name}, so the engine would compute "
-            "something else:" + "".join(f"\n  {line}" for line in lines)
+            f"the process that built {engine} was killed, most likely because memory ran out; free "
+            "some, or compile with --weights outside"
         )
-
-    def _in_plugin(self, text: str) -> Error:
-        node = next(iter(self.model.mentioned(text)), None)
-        if node is None:
-            return Error(f"a plugin of {self.model.path.name} failed: {text}")
-        return Error(f"{node} failed: {text.removeprefix(f'{node.name}: ')}", loc=node.loc)
-
-
-def _label(nodes: tuple[Node, ...]) -> str:
-    return nodes[0].label if len(nodes) == 1 else ""
-
-
-def _shown(nodes: tuple[Node, ...], text: str) -> str:
-    """The text of an error, with the nodes that it may be about if they are several."""
-    if len(nodes) <= 1:
-        return text
-    more = f" and {len(nodes) - _SHOWN} more" if len(nodes) > _SHOWN else ""
-    return f"{text}; it may be about {', '.join(each.label for each in nodes[:_SHOWN])}{more}"
-
-
-def _signal(status: int) -> str:
-    if status >= 0:
-        return f"exit status {status}"
-    try:
-        return signal.Signals(-status).name
-    except ValueError:
-        return f"signal {-status}"
+    status = signal.strsignal(-ended.status) if ended.status < 0 else f"exit status {ended.status}"
+    output = f", with the output {ended.line!r}" if ended.line else ""
+    return CompilerFailure(
+        f"{library} crashed ({status}{output}) while building {engine}; use another version of the "
+        "library, or other operations there",
+        {node.kind for node in model.nodes.values()},
+    )

@@ -23,7 +23,7 @@ class Profile:
 
     def to_json(self) -> dict[str, Any]:
         """{name, shapes: {input: [min, opt, max]}}."""
-        shapes = {name: [list(shape) for shape in each] for name, each in self.shapes.items()}
+        shapes = {name: [*map(list, bounds)] for name, bounds in self.shapes.items()}
         return {"name": self.name, "shapes": shapes}
 
 
@@ -39,15 +39,9 @@ class BuildRequest:
     base: Path | None = None
 
     @property
-    def folders(self) -> tuple[Path, ...]:
-        """The folders searched for external weights, in order."""
-        own = self.model.resolve().parent
-        return (own, self.base.resolve()) if self.base is not None else (own,)
-
-    @property
     def plugins(self) -> list[str]:
         """The absolute paths of the user's files of plugins, each once."""
-        return list(dict.fromkeys(str(Path(each).resolve()) for each in self.options.plugins))
+        return list(dict.fromkeys(str(Path(path).resolve()) for path in self.options.plugins))
 
     def settings(self) -> dict[str, Any]:
         """What determines the engine besides model, library and plugins, as JSON."""
@@ -59,7 +53,7 @@ class BuildRequest:
         }
         return {
             "target": str(self.target),
-            "profiles": [each.to_json() for each in self.profiles],
+            "profiles": [profile.to_json() for profile in self.profiles],
             "workspace": options.workspace,
             "flags": [name for name, is_set in flags.items() if is_set],  # of BuilderFlag
         }

@@ -7,7 +7,6 @@ of values behind users' plugins are unknown, unless the model declares them.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -27,6 +26,7 @@ from onnx.onnx_ml_pb2 import (
 from irc.argument_checks import whole_number_in
 from irc.backends.onnx.graph import COLLECTIVE
 from irc.backends.onnx.schema import register_schema
+from irc.backends.tensorrt.builder import model
 from irc.backends.tensorrt.nodes import COLLECTIVE_PLUGIN
 from irc.errors import Error
 from irc.ops.collective_names import OPERATIONS
@@ -34,7 +34,6 @@ from irc.ops.collective_names import OPERATIONS
 Size: TypeAlias = int | str | None  # of a dimension: known, symbolic, unknown
 Shape: TypeAlias = tuple[Size, ...] | None
 _Value = TypeVar("_Value", int, float, str, list[int])
-_LINE = re.compile(r'File "([^"]+)", line (\d+)')  # in the stack traces that torch exports
 
 
 @dataclass(frozen=True)
@@ -48,14 +47,12 @@ class Tensor:
 _UNKNOWN = Tensor()
 
 
-class Node:
-    """One ONNX node within its graph. Operands count from 0; an absent one is called ""."""
+class Node(model.Node):
+    """One ONNX node within its graph. Operands count from 0."""
 
     def __init__(self, proto: NodeProto, graph: Graph) -> None:
-        self.proto, self.graph = proto, graph
-        self.kind, self.domain = proto.op_type, proto.domain
-        self.inputs = list(proto.input)
-        self.output = proto.output[0] if proto.output else ""  # "" of a damaged node
+        super().__init__(proto)
+        self.graph, self.domain = graph, proto.domain
         self.attributes = {field.name: field for field in proto.attribute}
 
     def input(self, i: int) -> str:
@@ -95,27 +92,15 @@ class Node:
         end, name = f"/{self.kind}.{self.output}", self.proto.name
         return name.removesuffix(end) if self.output and name.endswith(end) else ""
 
-    @property
-    def source(self) -> str:
-        """`file:line` of the model script, where the exporter recorded it."""
-        notes = {each.key: each.value for each in self.proto.metadata_props}
-        if "loc" in notes:
-            return notes["loc"]
-        lines = _LINE.findall(notes.get("pkg.torch.onnx.stack_trace", ""))
-        return ":".join(lines[-1]) if lines else ""
-
 
 @dataclass
 class Graph:
-    """The main graph of a model, or one inside a node (`outer` is the graph of that node).
-
-    Local functions are inlined. `trouble` is why type inference failed, "" if it did not.
-    """
+    """The main graph of a model, or one inside a node; local functions are inlined. `trouble` of
+    the main one is why type inference failed, "" if it did not."""
 
     proto: GraphProto
     tensors: Mapping[str, Tensor]
     trouble: str = ""
-    outer: Graph | None = None
     nodes: list[Node] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -127,7 +112,7 @@ class Graph:
         for node in self.nodes:
             for proto in inner_graphs(node.proto):
                 tensors = {**self.tensors, **next(types)}
-                inner = replace(self, proto=proto, tensors=tensors, outer=self)
+                inner = replace(self, proto=proto, tensors=tensors, trouble="")
                 yield from inner.all(types)
 
     def of_kind(self, *kinds: str) -> Iterator[Node]:
@@ -155,12 +140,6 @@ def inner_graphs(proto: NodeProto) -> Iterator[GraphProto]:
         yield from attribute.graphs
 
 
-def dtype_name(dtype: int) -> str:
-    """`float16` for 10."""
-    known = TensorProto.DataType.values()
-    return TensorProto.DataType.Name(dtype).lower() if dtype in known else f"type {dtype}"
-
-
 # -- types
 
 _SMALL = 4096  # bytes of an initializer whose numbers shapes may depend on
@@ -170,24 +149,24 @@ _BY_DAMAGE = (ValueError, AttributeError, IndexError, ArithmeticError)
 _LIKE_FIRST = ("TRT_Attention", "TRT_QuantizedAttention", "TRT_KVCacheUpdate")
 
 
-def skeleton(model: ModelProto) -> ModelProto:
+def skeleton(whole: ModelProto) -> ModelProto:
     """The model without its weights, which become inputs, and with local functions inlined."""
-    bare = ModelProto(ir_version=model.ir_version)
-    bare.opset_import.extend(model.opset_import)
-    bare.functions.extend(model.functions)
-    graph, source = bare.graph, model.graph
+    bare = ModelProto(ir_version=whole.ir_version)
+    bare.opset_import.extend(whole.opset_import)
+    bare.functions.extend(whole.functions)
+    graph, source = bare.graph, whole.graph
     graph.name = source.name or "graph"
     graph.node.extend(source.node)
     graph.input.extend(source.input)
     graph.output.extend(source.output)
     graph.value_info.extend(source.value_info)
-    declared = {each.name for each in source.input}
-    for each in source.initializer:
-        if each.data_location != TensorProto.EXTERNAL and each.ByteSize() <= _SMALL:
-            graph.initializer.append(each)
-        elif each.name not in declared:
-            dims = list(each.dims)
-            graph.input.append(helper.make_tensor_value_info(each.name, each.data_type, dims))
+    declared = {value.name for value in source.input}
+    for weight in source.initializer:
+        if weight.data_location != TensorProto.EXTERNAL and weight.ByteSize() <= _SMALL:
+            graph.initializer.append(weight)
+        elif weight.name not in declared:
+            dims = list(weight.dims)
+            graph.input.append(helper.make_tensor_value_info(weight.name, weight.data_type, dims))
     if not bare.functions:
         return bare
     from onnx.inliner import inline_local_functions
@@ -208,35 +187,36 @@ def types_of(
     """
     standard = ModelProto()
     standard.CopyFrom(bare)
-    domains = {each.domain for each in standard.opset_import}
+    domains = {opset.domain for opset in standard.opset_import}
     for domain in sorted({node.domain for node in standard.graph.node} - domains):
         standard.opset_import.append(OperatorSetIdProto(domain=domain, version=1))
     register_schema()
-    found: list[dict[str, Tensor]] = [{} for _ in scopes(bare.graph)]
+    types: list[dict[str, Tensor]] = [{} for _ in scopes(bare.graph)]
     trouble = ""
     try:
         _replace(standard.graph)
-        _collect(shape_inference.infer_shapes(standard, data_prop=True).graph, found)
+        _collect(shape_inference.infer_shapes(standard, data_prop=True).graph, types)
     except (shape_inference.InferenceError, *_BY_DAMAGE) as error:  # not valid ONNX
         trouble = str(error)
-    _collect(bare.graph, found)  # declared types take precedence
-    found[0] |= _stored(initializers)
-    return found, trouble
+    _collect(bare.graph, types)  # declared types take precedence
+    types[0] |= _stored(initializers)
+    return types, trouble
 
 
 def _stored(initializers: Iterable[TensorProto]) -> dict[str, Tensor]:
-    return {each.name: Tensor(each.data_type, tuple(each.dims)) for each in initializers}
+    return {proto.name: Tensor(proto.data_type, tuple(proto.dims)) for proto in initializers}
 
 
-def _collect(graph: GraphProto, all_found: list[dict[str, Tensor]]) -> None:
-    for scope, found in zip(scopes(graph), all_found, strict=True):
-        found |= _stored(scope.initializer)
+def _collect(graph: GraphProto, types_of_scopes: list[dict[str, Tensor]]) -> None:
+    for scope, types in zip(scopes(graph), types_of_scopes, strict=True):
+        types |= _stored(scope.initializer)
         for value in (*scope.input, *scope.value_info, *scope.output):
             kind = value.type.tensor_type
             if value.type.HasField("tensor_type"):
-                shape = tuple(_size(dim) for dim in kind.shape.dim)
-                known = shape if kind.HasField("shape") else found.get(value.name, Tensor()).shape
-                found[value.name] = Tensor(kind.elem_type, known)
+                shape = types.get(value.name, _UNKNOWN).shape
+                if kind.HasField("shape"):
+                    shape = tuple(_size(dim) for dim in kind.shape.dim)
+                types[value.name] = Tensor(kind.elem_type, shape)
 
 
 def _size(dim: TensorShapeProto.Dimension) -> Size:
@@ -247,7 +227,7 @@ def _size(dim: TensorShapeProto.Dimension) -> Size:
 
 
 def _replace(graph: GraphProto) -> None:
-    nodes = [each for node in graph.node for each in _stand_ins(node)]
+    nodes = [standard for node in graph.node for standard in _stand_ins(node)]
     del graph.node[:]
     graph.node.extend(nodes)
     for node in graph.node:
@@ -261,10 +241,10 @@ def _stand_ins(proto: NodeProto) -> list[NodeProto]:
         return [helper.make_node("Identity", proto.input[:1], proto.output[:1])]
     if proto.op_type != COLLECTIVE_PLUGIN:
         return [proto]
-    found = {each.name: each.s.decode("utf-8", "replace") for each in proto.attribute}
-    operation, ranks = found.get("operation", ""), found.get("group_size", "")
+    fields = {field.name: field.s.decode("utf-8", "replace") for field in proto.attribute}
+    operation, ranks = fields.get("operation", ""), fields.get("group_size", "")
     if operation not in OPERATIONS:  # the fused one
         return [helper.make_node("Identity", proto.input[:1], [name]) for name in proto.output]
-    fields: dict[str, Any] = {"collective_operation": operation, "reduce_op": "none"}
-    fields["nb_rank"] = whole_number_in(ranks) or 1
-    return [helper.make_node(COLLECTIVE, proto.input[:1], proto.output[:1], **fields)]
+    attributes: dict[str, Any] = {"collective_operation": operation, "reduce_op": "none"}
+    attributes["nb_rank"] = whole_number_in(ranks) or 1
+    return [helper.make_node(COLLECTIVE, proto.input[:1], proto.output[:1], **attributes)]

@@ -14,7 +14,7 @@ import onnx.defs
 from onnx.onnx_ml_pb2 import TensorProto as T
 
 from irc.backends.onnx.graph import COLLECTIVE
-from irc.backends.tensorrt.lint.graph import Graph, Node, Shape, Size, dtype_name
+from irc.backends.tensorrt.lint.graph import Graph, Node, Shape, Size
 
 Severity: TypeAlias = Literal["error", "warning"]
 
@@ -126,7 +126,7 @@ def _bad_lengths(node: Node) -> str:
         return "input 4 holds offsets of packed queries, and these queries are padded"
     for i in (4, 5):
         if node.has(i) and node.dtype(i) not in (0, T.INT32, T.INT64):
-            return f"input {i} holds lengths and is {dtype_name(node.dtype(i))}"
+            return f"input {i} holds lengths and is neither int32 nor int64"
     return ""
 
 
@@ -205,7 +205,7 @@ def _subgroups(graph: Graph) -> Iterator[tuple[Node, list[int]]]:
 
 
 def _untyped(graph: Graph) -> Iterator[tuple[None, str]]:
-    if graph.trouble and graph.outer is None:
+    if graph.trouble:
         yield None, graph.trouble.strip()
 
 
@@ -297,12 +297,9 @@ def notes(findings: Mapping[str, Sequence[Finding]]) -> list[str]:
     for name, findings_of_model in findings.items():
         for group in grouped(findings_of_model):
             models.setdefault(group, []).append(name)
-    return [
-        "\n    ".join([f"{_joined(names)}: {group.severity} {group.sentence}", *group.lines()])
-        for group, names in models.items()
-    ]
-
-
-def _joined(names: Sequence[str]) -> str:
-    more = f" and {len(names) - 2} more" if len(names) > 2 else ""
-    return ", ".join(names[:2]) + more
+    sentences: list[str] = []
+    for group, names in models.items():
+        more = f" and {len(names) - 2} more" if len(names) > 2 else ""
+        first = f"{', '.join(names[:2])}{more}: {group.severity} {group.sentence}"
+        sentences.append("\n    ".join([first, *group.lines()]))
+    return sentences

@@ -10,8 +10,7 @@ from typing import Any, TypeAlias
 
 from irc.backends.cuda.driver import Stream
 from irc.backends.ranks.communicator import PeerError
-from irc.backends.tensorrt.builder.callbacks import make_error_recorder, silent_logger
-from irc.backends.tensorrt.builder.library import Library
+from irc.backends.tensorrt.builder.library import Library, make_error_recorder, silent_logger
 from irc.backends.tensorrt.plugins import register_creators, take_failure
 from irc.backends.tensorrt.plugins.adapter import DATA_TYPES
 from irc.errors import Error
