@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypedDict
 
 from irc.analysis.stages import stages_of
-from irc.backends.base import Ports, local_ports_of, ports_of
+from irc.backends.base import local_ports_of, ports_of
+from irc.backends.cuda.execute.gpu_rank import RankFacts, Stage
 from irc.backends.onnx.facts import port_facts, sharding_of
 from irc.backends.onnx.growth import writes_of
-from irc.backends.ranks.ports import Write, peer, writes_of_facts
+from irc.backends.ranks.ports import peer, writes_of_facts
 from irc.ir.core import Function, Module
 from irc.ir.dims import Dim
 
@@ -34,44 +34,27 @@ def base_of(folder: Path, base: Path | None = None) -> str | None:
 
 
 @dataclass(frozen=True)
-class Stage:
-    """See Stage in stream.py. `results`: the names of all results in order."""
+class PlanStage(Stage):
+    """The function of a stage, and the names of all its results in order."""
 
     function: str
-    ports: Ports
-    writes: tuple[Write, ...]
-    states: Mapping[str, str]
     results: tuple[str, ...]
 
 
-@dataclass(frozen=True)
-class RankFacts:
-    """What one rank runs; `taken` are the inputs that no other stage sends."""
-
-    rank: int
-    stage: Stage
-    receives: Mapping[int, tuple[str, ...]]
-    sends: Mapping[int, tuple[str, ...]]
-    taken: tuple[str, ...]
-
-
-def facts_of_rank(module: Module, rank: int) -> RankFacts:
+def facts_of_rank(module: Module, rank: int) -> RankFacts[PlanStage]:
     """What a rank of a localized module runs."""
     stage = next(each for each in stages_of(module) if rank in each.ranks)
     receives, sends = (
         {peer(module.mesh, rank, number): tuple(names) for number, names in values.items()}
         for values in (stage.receives, stage.sends)
     )
-    ports = local_ports_of(stage.function)
-    received = {name for names in receives.values() for name in names}
-    names = [port.name for port in (*ports.inputs, *ports.states)]
-    taken = tuple(name for name in names if name not in received)
-    return RankFacts(rank, _stage(stage.function, ports), receives, sends, taken)
+    return RankFacts(rank, module.mesh, _stage(stage.function), receives, sends)
 
 
-def _stage(function: Function, ports: Ports) -> Stage:
-    results, writes = function.result_names(), writes_of_facts({"writes": writes_of(function)})
-    return Stage(function.name, ports, writes, _states(function), tuple(results))
+def _stage(function: Function) -> PlanStage:
+    writes = writes_of_facts({"writes": writes_of(function)})
+    ports, results = local_ports_of(function), tuple(function.result_names())
+    return PlanStage(ports, writes, _states(function), function.name, results)
 
 
 def _states(function: Function) -> dict[str, str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -129,16 +129,20 @@ def _prompts(module: Module, vocabulary: int) -> Iterator[list[int]]:
         yield [((7 + 2 * turn) * i + 3) % vocabulary for i in range(count)]
 
 
-def _inputs(module: Module, ids: list[int]) -> dict[str, np.ndarray]:
-    """The arguments of a first call with these ids in every row, of as few rows as possible."""
-    args = {str(arg.name): arg.type.global_type for arg in module.main.args}
-    rows = smallest(args["input_ids"].shape[0])
-    known = {
+def first_call(ids: Sequence[int], rows: int) -> dict[str, np.ndarray]:
+    """The plain inputs that a first call with these ids in every row may have."""
+    return {
         "input_ids": np.tile(np.array(ids, np.int32), (rows, 1)),
         "positions": np.tile(np.arange(len(ids), dtype=np.int32), (rows, 1)),
         "past_lengths": np.zeros(rows, np.int32),
         "logit_positions": np.full((rows, 1), len(ids) - 1, np.int32),
     }
+
+
+def _inputs(module: Module, ids: list[int]) -> dict[str, np.ndarray]:
+    """The arguments of a first call with these ids, of as few rows as possible."""
+    args = {str(arg.name): arg.type.global_type for arg in module.main.args}
+    known = first_call(ids, smallest(args["input_ids"].shape[0]))
     zeros = {
         name: np.zeros(tuple(smallest(dim) for dim in type.shape), numpy_dtype(type.dtype))
         for name, type in args.items()

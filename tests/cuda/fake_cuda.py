@@ -8,7 +8,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from irc.backends.cuda.execute.launch import Enqueue
 from irc.backends.cuda.execute.load import CudaGpu, CudaProgram, program_of
@@ -17,14 +17,13 @@ from irc.backends.cuda.execute.steps import Products
 from irc.backends.cuda.plan import Kernel, Launch, LibraryCall
 from irc.backends.cuda.plan.product import Product
 from irc.backends.ranks.communicator import Communicator
-from irc.backends.ranks.threads import ThreadWorld
 from irc.ir.core import Module
 from tests.cuda.emulate import Memory, prepare, run_kernel
 from tests.cuda.library_calls import product_of
+from tests.tensorrt import fake_nccl
 from tests.tensorrt.fake_gpu import SOON, STREAMS, FakeDriver
 from tests.tensorrt.fake_nccl import FakeNccl
 
-T = TypeVar("T")
 _ONE_KERNEL = threading.Lock()
 
 
@@ -123,8 +122,8 @@ class FakeCuda(CudaGpu):
         return self.called
 
 
-class World:
-    """A module loaded on all its ranks, each in a thread. `prepare` changes a rank's GPU."""
+class World(fake_nccl.World[CudaProgram, FakeCuda]):
+    """A module loaded on all its ranks. `prepare` changes a rank's GPU."""
 
     def __init__(
         self,
@@ -133,27 +132,14 @@ class World:
         prepare: Callable[[FakeCuda], None] = lambda gpu: None,
         **options: Any,
     ) -> None:
-        self.ranks, nccl = module.mesh.ranks, FakeNccl()
-        self.world = ThreadWorld(self.ranks, timeout=SOON)
-        self.gpus: dict[int, FakeCuda] = {}
+        def make(nccl: FakeNccl, rank: int) -> FakeCuda:
+            gpu = FakeCuda(nccl, rank)
+            prepare(gpu)
+            return gpu
 
-        def one(communicator: Communicator) -> CudaProgram:
-            def make(rank: int) -> FakeCuda:
-                gpu = self.gpus[rank] = FakeCuda(nccl, rank)
-                prepare(gpu)
-                return gpu
-
-            host = communicator if self.ranks > 1 else None
+        def load(host: Communicator | None, gpu: Callable[[int], FakeCuda]) -> CudaProgram:
             # kernels for several operations use instructions that the host has not
-            given = {"fused": False, **options, "communicator": host, "gpu": make}
+            given = {"fused": False, **options, "communicator": host, "gpu": gpu}
             return program_of(module, base, **given)
 
-        self.programs = self.world.run(one)
-
-    def of_all(self, work: Callable[[CudaProgram], T]) -> list[T]:
-        """The result of `work` with the program of every rank."""
-        return self.world.run(lambda communicator: work(self.programs[communicator.rank]))
-
-    def close(self) -> None:
-        """Release everything."""
-        self.of_all(lambda program: program.close())
+        super().__init__(module.mesh.ranks, make, load)

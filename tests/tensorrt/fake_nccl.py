@@ -12,14 +12,16 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import ml_dtypes
 import numpy as np
 
 from irc.backends.cuda.calls import ZERO_ELSEWHERE
+from irc.backends.cuda.execute.program import GpuProgram
 from irc.backends.cuda.group import Group
-from irc.backends.ranks.communicator import CollectiveCall
+from irc.backends.ranks.communicator import CollectiveCall, Communicator
+from irc.backends.ranks.threads import ThreadWorld
 from irc.ops.collective_names import REDUCING, ROOTED
 from tests.ranks.collectives import meant
 from tests.tensorrt.fake_gpu import SOON, STREAMS, Array, Memory
@@ -35,6 +37,9 @@ NUMPY = {
     9: ml_dtypes.bfloat16,
 }
 REDUCE = ("sum", "prod", "max", "min")
+P = TypeVar("P", bound=GpuProgram[Any])
+G = TypeVar("G")
+T = TypeVar("T")
 
 
 @dataclass(eq=False)
@@ -182,3 +187,33 @@ def result_of(items: Sequence[Any], position: int, fault: str = "") -> Array | N
     reduce_op = REDUCE[numbers[2]] if kind in REDUCING else "none"
     operation = "all_to_all" if kind == "allto_all" else kind
     return meant(CollectiveCall(operation, reduce_op, tuple(range(len(x))), root), x)[position]
+
+
+class World(Generic[P, G]):
+    """A program on all its ranks, each a thread with a GPU that `make` makes of NCCL and a number.
+
+    `load` is called with the communicator, None for one rank, and a function that makes the GPU.
+    """
+
+    def __init__(
+        self,
+        ranks: int,
+        make: Callable[[FakeNccl, int], G],
+        load: Callable[[Communicator | None, Callable[[int], G]], P],
+    ) -> None:
+        self.ranks, self.world, nccl = ranks, ThreadWorld(ranks, timeout=SOON), FakeNccl()
+        self.gpus: dict[int, G] = {}
+
+        def made(rank: int) -> G:
+            self.gpus[rank] = make(nccl, rank)
+            return self.gpus[rank]
+
+        self.programs = self.world.run(lambda host: load(host if ranks > 1 else None, made))
+
+    def of_all(self, work: Callable[[P], T]) -> list[T]:
+        """The result of `work` with the program of every rank."""
+        return self.world.run(lambda communicator: work(self.programs[communicator.rank]))
+
+    def close(self) -> None:
+        """Release everything."""
+        self.of_all(lambda program: program.close())

@@ -17,8 +17,7 @@ from irc.backends.cuda.driver import Gpu
 from irc.backends.cuda.group import Group
 from irc.backends.ranks.communicator import Communicator
 from irc.backends.tensorrt.builder.library import Library
-from irc.backends.tensorrt.runtime import load
-from irc.backends.tensorrt.runtime.gpu import EngineGpu
+from irc.backends.tensorrt.runtime.load import EngineGpu, load
 from irc.ir.dtypes import numpy_dtype
 from tests.tensorrt.fake_gpu import Array
 from tests.tensorrt.runtime_engine import Artifact, FakeTensorRT

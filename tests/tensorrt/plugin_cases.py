@@ -12,7 +12,7 @@ from irc.backends.cuda.driver import Driver, Stream
 from irc.backends.cuda.group import Group
 from irc.backends.ranks.combine import perform, reduce_parts
 from irc.backends.ranks.communicator import CollectiveCall
-from irc.backends.tensorrt.plugins import Instance, TensorDesc, find
+from irc.backends.tensorrt.plugins import Instance, TensorDesc, communicators, find
 from irc.backends.tensorrt.plugins.collective import FUSED, NAME, OPERATIONS, REDUCING, ROOTED
 from irc.ir.dtypes import dtype, numpy_dtype, widened
 from tests.tensorrt.plugin_host import PluginHost
@@ -104,7 +104,7 @@ class Bench:
         self, driver: Driver, group: Group, label: str, case: Case, stream: Stream
     ) -> None:
         self.driver, self.group, self.case, self.stream = driver, group, case, stream
-        self.values = case.values(label, group.ranks)
+        self.values, self.groups = case.values(label, group.ranks), {label: group}
         self.host = PluginHost(NAME, Instance(find(NAME), self.values).texts())
         shape = (case.rows, case.columns)
         operands = [TensorDesc(shape, case.dtype)]
@@ -116,7 +116,8 @@ class Bench:
 
     def enqueue(self) -> None:
         """As an engine does it."""
-        self.host.enqueue(self.inputs, self.outputs, self.stream.handle)
+        with communicators.use(self.groups):
+            self.host.enqueue(self.inputs, self.outputs, self.stream.handle)
 
     def load(self, seed: int) -> None:
         """Write new inputs, and bytes into the outputs that no result has."""

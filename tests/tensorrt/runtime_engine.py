@@ -220,6 +220,9 @@ class _Run:
     ) -> None:
         self.context, self.engine = context, context.engine
         self.shapes, self.addresses = shapes, addresses
+        group_size = self.engine.artifact.module.mesh.group_size
+        axes = self.engine.facts["groups"].items()
+        self.groups = {key: communicators.here(key) for key, each in axes if group_size(each) > 1}
 
     def input(self, name: str) -> Array:
         tensor = self.engine.tensors[name]
@@ -273,6 +276,6 @@ class _OneRank(Executor):
         group_size = self._module.mesh.group_size(axes)
         if group_size == 1:
             return op.combine([operands[0][0]])
-        group = communicators.find(".".join(axes), run.engine.trt.rank)
+        group = run.groups[".".join(axes)]
         assert group.ranks == group_size
         return [op.combine(run.engine.trt.device.meet(group, operands[0][0].copy()))[group.rank]]

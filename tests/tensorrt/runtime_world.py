@@ -5,25 +5,24 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import irc.passes
+from irc.backends.cuda.execute.program import GpuProgram
 from irc.backends.cuda.group import Group
 from irc.backends.ranks.communicator import Communicator
-from irc.backends.ranks.threads import ThreadWorld
 from irc.backends.tensorrt.backend import TensorRTBackend
 from irc.backends.tensorrt.builder.library import Library
-from irc.backends.tensorrt.plugins import communicators
-from irc.backends.tensorrt.runtime import EngineProgram, load
-from irc.backends.tensorrt.runtime.gpu import EngineGpu
+from irc.backends.tensorrt.runtime.load import EngineGpu, load
+from irc.backends.tensorrt.runtime.rank import EngineRank
 from irc.ir.core import Module
 from irc.pipeline import run_pipeline
+from tests.tensorrt import fake_nccl
 from tests.tensorrt.fake_gpu import SOON, FakeDriver
 from tests.tensorrt.fake_nccl import FakeNccl
 from tests.tensorrt.runtime_engine import MARK, Artifact, FakeDevice, FakeTensorRT
 
 assert irc.passes
-T = TypeVar("T")
 VERSION = "1.7.1.116"
 
 
@@ -77,8 +76,8 @@ class FakeRank(EngineGpu):
         return group
 
 
-class World:
-    """An artifact loaded on all its ranks, each in a thread. `prepare` changes a rank's GPU."""
+class World(fake_nccl.World[GpuProgram[EngineRank], FakeRank]):
+    """An artifact loaded on all its ranks. `prepare` changes a rank's GPU."""
 
     def __init__(
         self,
@@ -87,28 +86,15 @@ class World:
         prepare: Callable[[FakeRank], None] = lambda gpu: None,
         **options: Any,
     ) -> None:
-        communicators.clear()  # of a World that was never closed
-        self.ranks = len(facts["ranks"])
-        self.artifact, nccl = Artifact(folder, facts), FakeNccl()
-        self.world = ThreadWorld(self.ranks, timeout=SOON)
-        self.gpus: dict[int, FakeRank] = {}
+        self.artifact = Artifact(folder, facts)
 
-        def one(communicator: Communicator) -> EngineProgram:
-            def make(rank: int) -> FakeRank:
-                gpu = self.gpus[rank] = FakeRank(self.artifact, nccl, rank)
-                prepare(gpu)
-                return gpu
+        def make(nccl: FakeNccl, rank: int) -> FakeRank:
+            gpu = FakeRank(self.artifact, nccl, rank)
+            prepare(gpu)
+            return gpu
 
-            host = communicator if self.ranks > 1 else None
-            loaded = load(folder, facts, communicator=host, gpu=make, **options)
-            assert isinstance(loaded, EngineProgram)
-            return loaded
-
-        self.programs = self.world.run(one)
-
-    def of_all(self, work: Callable[[EngineProgram], T]) -> list[T]:
-        """The result of `work` with the program of every rank."""
-        return self.world.run(lambda communicator: work(self.programs[communicator.rank]))
-
-    def close(self) -> None:
-        self.of_all(lambda program: program.close())
+        super().__init__(
+            len(facts["ranks"]),
+            make,
+            lambda host, gpu: load(folder, facts, communicator=host, gpu=gpu, **options),
+        )

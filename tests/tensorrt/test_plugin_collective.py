@@ -12,7 +12,7 @@ from irc.backends.cuda.group import Group
 from irc.backends.cuda.norm import block_size, pack_size
 from irc.backends.cuda.watch import wait, watched
 from irc.backends.ranks.communicator import PeerError
-from irc.backends.tensorrt.plugins import communicators, take_failure
+from irc.backends.tensorrt.plugins import take_failure
 from irc.errors import Error
 from tests.fresh import fresh
 from tests.tensorrt import fake_nccl
@@ -29,8 +29,7 @@ def on_ranks(ranks: int, work: Callable[[int], Any]) -> list[Any]:
 
     def run(rank: int) -> None:
         try:
-            with communicators.act_as(rank):
-                found[rank] = work(rank)
+            found[rank] = work(rank)
         except Exception as error:
             found[rank] = error
 
@@ -43,10 +42,8 @@ def on_ranks(ranks: int, work: Callable[[int], Any]) -> list[Any]:
 
 
 @pytest.fixture(autouse=True)
-def no_communicators() -> Iterator[None]:
-    communicators.clear()
+def no_failure() -> Iterator[None]:
     yield
-    communicators.clear()
     take_failure()
 
 
@@ -60,18 +57,12 @@ def group_of(
     return driver, group
 
 
-def sized(ranks: int) -> Any:
-    """A communicator with a size only."""
-    return SimpleNamespace(rank=0, ranks=ranks)
-
-
 def problems(ranks: int, todo: list[Case]) -> list[Any]:
     """The wrong results on each rank, in words."""
     nccl, seed = FakeNccl(), int(fresh().integers(1 << 30))
 
     def work(rank: int) -> list[str]:
         driver, group = group_of(nccl, rank, ranks)
-        communicators.register("tp", rank, group)
         stream = driver.stream()
         found = [run_case(driver, group, "tp", case, stream, seed) for case in todo]
         group.close()
@@ -96,7 +87,6 @@ def test_groups_are_independent() -> None:
 
     def work(rank: int) -> str:
         driver, group = group_of(nccl, rank // 2, 2, bytes([rank % 2]) * 128)
-        communicators.register("tp", rank, group)
         return run_case(driver, group, "tp", case, driver.stream(), 10 * (rank % 2))
 
     assert on_ranks(4, work) == [""] * 4
@@ -120,7 +110,6 @@ def test_a_rank_that_ends_is_an_error_on_the_others() -> None:
 
     def work(rank: int) -> None:
         driver, group = group_of(nccl, rank, 3, timeout=0.5)
-        communicators.register("tp", rank, group)
         stream = driver.stream()
         bench = Bench(driver, group, "tp", case, stream)
         graph = stream.capture(bench.enqueue)
@@ -230,34 +219,21 @@ def test_calls_that_nccl_lacks(arguments: Any, message: str) -> None:
     group.bind("all_reduce", "f32", 0, "sum")(1, 2, 3)  # nothing to send
 
 
-def test_communicators_are_found_by_group_and_rank() -> None:
-    a, b = sized(1), sized(2)
-    communicators.register("tp", 3, a)
-    assert communicators.find("tp", 3) is a and communicators.here("tp") is a
-    with pytest.raises(Error, match="rank 3 has a communicator for the group 'tp' already"):
-        communicators.register("tp", 3, b)
-    with pytest.raises(Error, match="the group 'dp' in this process, found tp of rank 3;"):
-        communicators.here("dp")
-    communicators.register("tp", 4, b)
-    with pytest.raises(Error, match="several ranks of the group 'tp'"):
-        communicators.here("tp")
-    with communicators.act_as(4):
-        assert communicators.here("tp") is b
-    with pytest.raises(Error, match=r"group 'tp' on rank 5, found tp of rank 3, tp of rank 4"):
-        communicators.find("tp", 5)
-
-
-def test_an_engine_for_another_mesh_and_a_communicator_that_changed() -> None:
+def test_an_engine_for_another_mesh_and_a_group_that_is_missing() -> None:
     driver, group = group_of(FakeNccl(), 0, 1)
-    communicators.register("tp", 0, group)
-    case = Case("all_reduce", "f32", 3, 5, "sum", -1, False)
-    bench = Bench(driver, group, "tp", case, driver.stream())
+    bench = Bench(
+        driver, group, "tp", Case("all_reduce", "f32", 3, 5, "sum", -1, False), driver.stream()
+    )
     bench.load(1)
     bench.enqueue()
-    communicators.clear()
-    communicators.register("tp", 0, sized(2))
-    with pytest.raises(Error, match=r"expects 1 ranks in the group 'tp', and .* has 2"):
-        bench.enqueue()
+    other: Any = SimpleNamespace(ranks=2)
+    for groups, message in (
+        ({"tp": other}, r"expects 1 ranks in the group 'tp', and .* has 2"),
+        ({"dp": other, "a": other}, "no communicator for the group 'tp' .*, found a, dp;"),
+    ):
+        bench.groups = groups
+        with pytest.raises(Error, match=message):
+            bench.enqueue()
 
 
 @pytest.mark.parametrize(

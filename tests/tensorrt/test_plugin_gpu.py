@@ -26,7 +26,7 @@ from irc.backends.cuda.runtime import call, device_count
 from irc.backends.cuda.watch import watched
 from irc.backends.ranks.communicator import Communicator, PeerError
 from irc.backends.ranks.threads import ThreadWorld
-from irc.backends.tensorrt.plugins import Instance, TensorDesc, communicators, find, load
+from irc.backends.tensorrt.plugins import Instance, TensorDesc, find, load
 from irc.ir.dtypes import numpy_dtype
 from tests.fresh import fresh
 from tests.layout import ROOT
@@ -65,10 +65,8 @@ class Rank:
         self.stream = self.driver.stream()
 
     def open(self, ranks: Sequence[int], label: str) -> Group:
-        """A group, registered as the plugin finds it."""
-        group = open_group(self.host, ranks, self.driver, label=label, meeting=MEETING)
-        communicators.register(label, self.host.rank, group)
-        return group
+        """A group of ranks."""
+        return open_group(self.host, ranks, self.driver, label=label, meeting=MEETING)
 
     def groups(self) -> dict[str, Group]:
         """By label: this rank's group of all ranks, of neighbours, and of ranks apart."""
@@ -130,9 +128,8 @@ def threads(rank: Rank) -> list[str]:
     """All ranks as threads of one process, each with its GPU."""
 
     def work(host: Communicator) -> list[str]:
-        with communicators.act_as(host.rank):
-            own = Rank(host, rank.seed)
-            return own.problems(own.groups(), lambda size: cases(size, ("bf16", "i64")))
+        own = Rank(host, rank.seed)
+        return own.problems(own.groups(), lambda size: cases(size, ("bf16", "i64")))
 
     return [*chain.from_iterable(ThreadWorld(device_count()).run(work))]
 

@@ -12,7 +12,7 @@ import pytest
 import irc
 from irc.backends.base import local_ports_of, state_shape
 from irc.backends.reference import evaluate_ranks
-from irc.backends.tensorrt.runtime.plan import RankPlan, read_bindings
+from irc.backends.tensorrt.runtime.plan import RankPlan
 from irc.driver import Artifact
 from irc.frontends.onnx import import_onnx
 from irc.generation.inputs import complete
@@ -50,10 +50,10 @@ def bound(artifact: Artifact, rank: int) -> dict[str, np.ndarray]:
     program = dict(artifact.manifest["program"])
     program["ranks"][rank]["engine"] = "not built"
     plan, found = RankPlan.of_facts(artifact.folder, program, rank), {}
-    assert plan.bindings is not None
-    for each in read_bindings(plan.bindings, artifact.folder, plan.base):
-        raw = np.fromfile(each.path, np.uint8, each.size, offset=each.offset)
-        found[each.name] = raw.view(numpy_dtype(each.dtype)).reshape(each.shape)
+    assert plan.bindings
+    for name, each in plan.bindings.items():
+        raw = np.fromfile(each.range.path, np.uint8, each.range.size, offset=each.range.offset)
+        found[name] = raw.view(numpy_dtype(each.dtype)).reshape(each.shape)
     for name, axes in plan.stage.scalars.items():
         found[name] = np.array(plan.mesh.index(rank, axes), np.int32)
     return found

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from irc.backends.base import Arrays, Program
+from irc.backends.cuda.execute.weights import FileWeights
 from irc.backends.reference import ReferenceProgram
-from irc.backends.tensorrt.runtime import weights
 from irc.errors import Error
 from irc.generation.greedy import Summary, greedy
 from irc.generation.inputs import complete
@@ -156,7 +156,7 @@ def test_every_range_of_bytes_is_uploaded_once(tmp_path: Path) -> None:
 
 def test_weights_are_uploaded_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     facts = write(tmp_path, MODELS["gqa"](), "tp=2")
-    monkeypatch.setattr(weights.Weights.__init__, "__defaults__", (1000,))
+    monkeypatch.setattr(FileWeights.__init__, "__defaults__", (1000,))
     world = World(tmp_path, facts, self_test=False)
     uploads = [call for call in world.gpus[0].calls if call[0] == "upload"]
     assert max(size for _, _, size in uploads) == 1000

@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 
 from irc.backends.cuda.execute import gpu as runtime_gpu
+from irc.backends.cuda.execute.gpu_rank import GpuRank
 from irc.backends.cuda.group import Group
 from irc.backends.ranks.threads import ThreadWorld
 from irc.backends.tensorrt.builder import library
 from irc.backends.tensorrt.runtime import load
-from irc.backends.tensorrt.runtime.groups import Groups
 from irc.errors import Error
 from tests.sharded.models import MODELS
 from tests.tensorrt.runtime_world import FakeRank, World, write, write_engine
@@ -185,13 +185,7 @@ def test_wrong_collectives(mesh: str, fault: str, label: str, message: str, tmp_
 
 def test_a_wrong_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     facts = write(tmp_path, MODELS["gqa"](), "dp=2,tp=2")
-    made = Groups.__init__
-
-    def all_in_one(self: Groups, plan: Any, gpu: Any, host: Any) -> None:
-        made(self, plan, gpu, host)
-        self.named = dict.fromkeys(self.named, self.world)
-
-    monkeypatch.setattr(Groups, "__init__", all_in_one)
+    monkeypatch.setattr(GpuRank, "group", lambda rank, axes: rank.world)
     with pytest.raises(Error, match=r"all_reduce of group tp \(ranks ., .\), on rank ., is wrong"):
         World(tmp_path, facts)
 

@@ -10,9 +10,10 @@ import pytest
 
 from benchmarks.process import start_ranks
 from irc.backends.cuda.device import CudaDriver
+from irc.backends.cuda.execute.upload import Range
+from irc.backends.cuda.execute.weights import FileWeights
 from irc.backends.cuda.runtime import device_count
-from irc.backends.tensorrt.runtime import load, weights
-from irc.backends.tensorrt.runtime.plan import Binding
+from irc.backends.tensorrt.runtime import load
 from irc.errors import Error
 from tests.fresh import fresh
 from tests.sharded.models import MODELS
@@ -71,16 +72,15 @@ def test_weights_through_small_pieces(driver: CudaDriver, tmp_path: Path) -> Non
     path = tmp_path / "weights"
     path.write_bytes(data.tobytes())
     places = [(0, 3_000_000), (3_000_001, 1_999_999), (7, 1), (0, 3_000_000)]
-    bindings = [
-        Binding(f"w{i}", "u8", (size,), path, at, size) for i, (at, size) in enumerate(places)
-    ]
+    ranges = {f"w{i}": Range(path, at, size) for i, (at, size) in enumerate(places)}
     stream = driver.stream()
     before = driver.free_memory()
-    found = weights.Weights(driver, stream, bindings, piece=1 << 20)
+    found = FileWeights(driver, stream, piece=1 << 20)
+    found.add_ranges(ranges)
     assert found.addresses["w0"] == found.addresses["w3"]
-    for each in bindings:
+    for name, each in ranges.items():
         back = np.empty(each.size, np.uint8)
-        stream.download(back, found.addresses[each.name])
+        stream.download(back, found.addresses[name])
         stream.wait()
         assert np.array_equal(back, data[each.offset : each.offset + each.size])
     found.free()

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from math import prod
-from typing import Any, Protocol
 
 from irc.backends.base import Arrays, Port, Ports
 from irc.backends.cuda.driver import Array, Event
-from irc.backends.cuda.execute.launch import Enqueue, Kernels
+from irc.backends.cuda.execute.launch import Enqueue
 from irc.backends.cuda.execute.memory import DeviceArray
 from irc.backends.cuda.execute.program import GpuProgram, Staged
-from irc.backends.cuda.execute.stream import Rank, RankStream
+from irc.backends.cuda.execute.rank import CudaRank
+from irc.backends.cuda.execute.stream import RankStream
 from irc.backends.cuda.plan import Argument, Kernel, Launch
 from irc.backends.cuda.watch import wait
 from irc.backends.ranks.ports import Sizes, sized
@@ -31,25 +31,18 @@ extern "C" __global__ void add_one(i32* x, int n) {
 )
 
 
-class KernelRank(Rank, Protocol):
-    """A rank that runs kernels of its own."""
-
-    kernels: Kernels
-
-
 class Ahead:
     """Steps of one conversation. `fed`: the result that each fed input takes; `advanced`: inputs
     that grow by one per step. Other inputs stay."""
 
     def __init__(
         self,
-        program: GpuProgram[Any],
-        rank: KernelRank,
+        program: GpuProgram[CudaRank],
         stream: RankStream,
         fed: Mapping[str, str],
         advanced: Sequence[str],
     ) -> None:
-        self._program, self._stream, self._rank = program, stream, rank
+        self._program, self._stream, self._rank = program, stream, program.rank
         self._fed, self._advanced = fed, advanced
         self._names = [port.name for port in program.ports.outputs]
 

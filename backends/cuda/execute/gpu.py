@@ -1,22 +1,18 @@
-"""The GPU of one rank, its NCCL groups, and the first contact between ranks."""
+"""The GPU of one rank and its NCCL groups; what refuses GPUs and ranks that do not fit."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
-
-import numpy as np
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, TypeVar
 
 from irc.backends.cuda.calls import Library as Nccl
 from irc.backends.cuda.driver import Driver, Gpu, Stream
-from irc.backends.cuda.execute.memory import Memory
 from irc.backends.cuda.execute.peers import Peers
 from irc.backends.cuda.group import TIMEOUT, Group, open_group
 from irc.backends.cuda.runtime import device_count, driver_version
-from irc.backends.cuda.watch import watched
 from irc.backends.ranks.communicator import Communicator
-from irc.errors import Error
-from irc.ir.mesh import Mesh
+from irc.errors import Error, did_you_mean
 
 CUDA = 13000  # the oldest version that cuda-python and its libraries run on
 
@@ -41,11 +37,6 @@ class RankGpu:
     ) -> Peers:
         """The memory of these ranks that all of them write to; see Peers."""
         return Peers(host, ranks, group, self.driver, stream)
-
-    def during(self, what: str, seconds: float | None = None) -> AbstractContextManager[None]:
-        """Inside, a lost rank ends calls of a library that block; see watched."""
-        groups = self.driver.groups
-        return watched(groups, what, seconds) if groups else nullcontext()
 
     def close(self) -> None:
         """Forget the groups, which their ranks close together."""
@@ -109,43 +100,35 @@ def check_distinct(gpu: Gpu, host: Communicator) -> None:
             )
 
 
-def every_group(mesh: Mesh, wanted: Iterable[tuple[str, ...]]) -> dict[tuple[int, ...], str]:
-    """The ranks of every group of a run and its label, in the same order on all ranks.
+G = TypeVar("G", bound=RankGpu)
 
-    There is one of all ranks, and those along the `wanted` axes.
+
+@contextmanager
+def gpu_of_rank(
+    options: Mapping[str, Any], host: Communicator | None, open_gpu: Callable[[int], G]
+) -> Generator[G]:
+    """The GPU of this rank, whose groups are forgotten where the work inside fails.
+
+    It is the one with the number `device` of the options, by default the local rank; `gpu` of the
+    options replaces `open_gpu`.
     """
-    found = {tuple(range(mesh.ranks)): "all ranks"}
-    for axes in dict.fromkeys(wanted):
-        for ranks in mesh.groups(axes):
-            if len(ranks) > 1:
-                found.setdefault(tuple(ranks), f"the group {'.'.join(axes)}")
-    return found
+    device: int | None = options.get("device")
+    if device is None:
+        device = 0 if host is None else host.local_rank
+    gpu: G = options.get("gpu", open_gpu)(device)
+    try:
+        if host is not None:
+            check_distinct(gpu.driver.gpu, host)
+        yield gpu
+    except BaseException:
+        gpu.close()
+        raise
 
 
-def connect(
-    rank: int,
-    world: Group,
-    receives: Mapping[int, Sequence[str]],
-    sends: Mapping[int, Sequence[str]],
-    driver: Driver,
-    stream: Stream,
-) -> None:
-    """Send a number wherever values will be sent: NCCL connects two ranks at their first send,
-    and waits for both."""
-    memory = Memory(driver, stream)
-    mine = memory.upload("mine", np.array([rank], np.int32))
-    for source in receives:
-        host = memory.host("theirs", (1,), np.int32)
-        theirs = memory.device("theirs", host.nbytes)
-        world.receive(theirs, host.nbytes, source, stream.handle)
-        stream.download(host, theirs)
-        stream.wait("the first transfer between stages")
-        if host[0] != source:
+def check_options(options: Mapping[str, Any], known: Sequence[str], what: str) -> None:
+    """An Error where a program, which `what` names, has no option of a name."""
+    for name in options:
+        if name not in known:
             raise Error(
-                f"expected rank {rank} to receive the number of rank {source}, found "
-                f"{host[0]}: NCCL does not transfer data correctly here"
+                f"{what} has no option {name}{did_you_mean(name, known)}; it has {', '.join(known)}"
             )
-    for to in sends:
-        world.send(mine, 4, to, stream.handle)
-    stream.wait("the first transfer between stages")
-    memory.free()

@@ -16,7 +16,13 @@ from irc.backends.cuda.device import FAILED
 from irc.backends.cuda.driver import Array
 from irc.backends.cuda.execute.ahead import Ahead, can_follow
 from irc.backends.cuda.execute.compile import Compiler, default_folder
-from irc.backends.cuda.execute.gpu import RankGpu, check_distinct, check_ranks, open_driver
+from irc.backends.cuda.execute.gpu import (
+    RankGpu,
+    check_options,
+    check_ranks,
+    gpu_of_rank,
+    open_driver,
+)
 from irc.backends.cuda.execute.launch import CudaKernels, Kernels
 from irc.backends.cuda.execute.memory import DeviceArray, check_room
 from irc.backends.cuda.execute.program import GpuProgram, GpuStream
@@ -28,7 +34,7 @@ from irc.backends.cuda.group import TIMEOUT
 from irc.backends.cuda.runtime import block_limits
 from irc.backends.ranks.communicator import Communicator
 from irc.backends.ranks.ports import ShardedPorts, Sizes
-from irc.errors import Error, did_you_mean
+from irc.errors import Error
 from irc.ir.core import Module
 from irc.text import parse_module
 
@@ -108,18 +114,18 @@ class CudaStream(GpuStream):
         further than the last outputs. None where the results do not fit the inputs.
         """
         program = self._program
-        shards, sizes = self._shards(inputs)
+        shards, sizes = program.plain_shards(inputs)
         if not can_follow(program.ports, sizes, fed, advanced) or any(
             program.sharding.results[name].is_sharded for name in fed.values()
         ):
             return None
-        ahead = Ahead(program, program.rank, self._stream, fed, advanced)
+        ahead = Ahead(program, self._stream, fed, advanced)
         return _each(ahead.outputs(shards, sizes, count))
 
     def times(self, inputs: Mapping[str, Array], count: int) -> list[float]:
         """Milliseconds of each of `count` steps over the same inputs, which follow each other
         without the host; two steps in front of them are not counted."""
-        shards, sizes = self._shards(inputs)
+        shards, sizes = self._program.plain_shards(inputs)
         stream = self._program.rank.stream
         self._stream.step(shards, sizes)
         self._stream.again()
@@ -129,13 +135,6 @@ class CudaStream(GpuStream):
             events.append(stream.event())
         stream.wait()
         return [before.ms_until(after) for before, after in pairwise(events)]
-
-    def _shards(self, inputs: Mapping[str, Array]) -> tuple[Arrays, Sizes]:
-        """This rank's shards of the inputs, and the sizes of all symbols."""
-        program = self._program
-        arrays, sizes = program.sharding.plain.bind(inputs)
-        rank = program.rank
-        return program.sharding.shards(rank.rank, rank.taken, arrays), sizes
 
 
 def _each(outputs: Iterator[Arrays]) -> Iterator[Arrays]:
@@ -153,12 +152,7 @@ def load(folder: Path, facts: Mapping[str, Any], **options: Any) -> CudaProgram:
     launch, so that an error names its kernel; `timeout`, the seconds that work with collectives may
     take (7); `gpu`, a function from a local rank to a CudaGpu.
     """
-    for name in options:
-        if name not in OPTIONS:
-            raise Error(
-                f"a program of the backend cuda has no option {name}"
-                f"{did_you_mean(name, OPTIONS)}; it has {', '.join(OPTIONS)}"
-            )
+    check_options(options, OPTIONS, "a program of the backend cuda")
     path = folder / TEXT
     module = parse_module(path.read_text(encoding="utf-8"), str(path))
     return program_of(module, Path(facts["base"]) if facts.get("base") else folder, **options)
@@ -173,19 +167,12 @@ def program_of(module: Module, base: Path, **options: Any) -> CudaProgram:
     own, facts = facts_of_rank(module, number), sharding_facts(module)
     fused = options.get("fused", True)
     planner = Planner(module, own.stage.function, number, fused=fused)
-    device: int | None = options.get("device")
-    if device is None:
-        device = 0 if host is None else host.local_rank
-    gpu: CudaGpu = options.get("gpu", lambda n: open_gpu(n, options.get("timeout") or TIMEOUT))(
-        device
-    )
-    try:
+    timeout = options.get("timeout") or TIMEOUT
+    with gpu_of_rank(options, host, lambda device: open_gpu(device, timeout)) as gpu:
         if host is not None:
-            check_distinct(gpu.driver.gpu, host)
             tuning.use(tuning.agreed(tuning.used(), host))
-        program = CudaProgram(ShardedPorts(facts))
         alike = host if len(facts["stages"]) == 1 else None
-        program.rank = CudaRank(
+        rank = CudaRank(
             own,
             planner,
             base,
@@ -197,7 +184,4 @@ def program_of(module: Module, base: Path, **options: Any) -> CudaProgram:
             graphs=options.get("graphs", True),
             stepwise=options.get("stepwise", bool(os.environ.get(STEPWISE))),
         )
-        return program
-    except BaseException:
-        gpu.close()
-        raise
+        return CudaProgram(ShardedPorts(facts), rank)

@@ -12,12 +12,13 @@ import numpy as np
 
 from irc.backends.base import Arrays, Ports, check_plain
 from irc.backends.cuda.driver import Array, Launch
+from irc.backends.cuda.execute.gpu_rank import GpuRank
 from irc.backends.cuda.execute.memory import DeviceArray, as_array, host_like
-from irc.backends.cuda.execute.stream import Rank, RankStream, trim
+from irc.backends.cuda.execute.stream import RankStream, trim
 from irc.backends.ranks.ports import ShardedPorts, Sizes, sized
 from irc.errors import Error
 
-R = TypeVar("R", bound=Rank)
+R = TypeVar("R", bound=GpuRank[Any])
 
 
 class GpuProgram(Generic[R]):
@@ -26,10 +27,8 @@ class GpuProgram(Generic[R]):
     `rank` is what this process runs.
     """
 
-    rank: R
-
-    def __init__(self, sharding: ShardedPorts) -> None:
-        self.sharding = sharding
+    def __init__(self, sharding: ShardedPorts, rank: R) -> None:
+        self.sharding, self.rank = sharding, rank
         self._broadcasts: dict[tuple[int, int], Launch] = {}
 
     @property
@@ -48,6 +47,11 @@ class GpuProgram(Generic[R]):
             return self.gather(self.sharding.results, found, sizes, full)
         finally:
             _close(stream)
+
+    def plain_shards(self, inputs: Mapping[str, Array]) -> tuple[Arrays, Sizes]:
+        """This rank's shards of the plain inputs, and the sizes of all symbols."""
+        arrays, sizes = self.sharding.plain.bind(inputs)
+        return self.sharding.shards(self.rank.rank, self.rank.taken, arrays), sizes
 
     def open(self, sizes: Mapping[str, int]) -> GpuStream:
         """A stream whose states are zeros; `sizes` has the symbols in their shapes."""
@@ -134,9 +138,7 @@ class GpuStream:
         """Run once over the plain inputs, advance the states, return the plain outputs."""
         program = self._program
         check_plain(inputs, program.ports)
-        arrays, sizes = program.sharding.plain.bind(inputs)
-        rank = program.rank
-        shards = program.sharding.shards(rank.rank, rank.taken, arrays)
+        shards, sizes = program.plain_shards(inputs)
         found, full = self._stream.step(shards, sizes)
         return program.gather(self._names, found, sizes, full)
 

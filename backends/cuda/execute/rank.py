@@ -13,15 +13,14 @@ from typing import Protocol
 from irc.backends.base import state_shape
 from irc.backends.cuda.codegen.peer_memory import MOST_RANKS
 from irc.backends.cuda.execute.execution import PlanExecution
-from irc.backends.cuda.execute.gpu import RankGpu, connect, every_group
+from irc.backends.cuda.execute.gpu import RankGpu
+from irc.backends.cuda.execute.gpu_rank import GpuRank, RankFacts, symbols_of
 from irc.backends.cuda.execute.launch import Kernels
 from irc.backends.cuda.execute.memory import Memory, check_room, size_of
 from irc.backends.cuda.execute.peers import Peers
 from irc.backends.cuda.execute.steps import Products, Steps
-from irc.backends.cuda.execute.stream import symbols_of
 from irc.backends.cuda.execute.weights import DeviceWeights
-from irc.backends.cuda.facts import RankFacts, sizes_of
-from irc.backends.cuda.group import Group
+from irc.backends.cuda.facts import PlanStage, sizes_of
 from irc.backends.cuda.plan import LibraryCall, Plan
 from irc.backends.ranks.communicator import Communicator, PeerError
 from irc.backends.ranks.ports import Sizes
@@ -44,8 +43,8 @@ class Planner(Protocol):
     def plan(self, sizes: Mapping[str, int]) -> Plan: ...
 
 
-class CudaRank:
-    """See Rank in stream.py.
+class CudaRank(GpuRank[PlanStage]):
+    """See GpuRank.
 
     `base`: the folder of checkpoint files. `products` opens the library of matrix products,
     `early`, `graphs` and `stepwise` as in Steps and PlanExecution.
@@ -53,7 +52,7 @@ class CudaRank:
 
     def __init__(
         self,
-        facts: RankFacts,
+        facts: RankFacts[PlanStage],
         planner: Planner,
         base: Path,
         gpu: RankGpu,
@@ -65,31 +64,24 @@ class CudaRank:
         graphs: bool = True,
         stepwise: bool = False,
     ) -> None:
-        self.rank, self.stage, self.taken = facts.rank, facts.stage, facts.taken
-        self.receives, self.sends = facts.receives, facts.sends
-        self.driver, self._gpu, self.host = gpu.driver, gpu, host
-        self._mesh, self._planner, self.kernels = planner.module.mesh, planner, kernels
+        super().__init__(facts, gpu, host)
+        self._planner, self.kernels = planner, kernels
         self._settings = {"graphs": graphs, "stepwise": stepwise}
-        self.stream = self.driver.stream()
-        self.shared, self._memory = (Memory(self.driver, self.stream) for _ in range(2))
+        self._memory = Memory(self.driver, self.stream)
         reader = Reader(planner.module, base)
         self.weights = DeviceWeights(self.driver, self.stream, reader, self.rank)
-        self._groups: dict[tuple[int, ...], Group] = {}
         self._peers: list[Peers] = []
         self.tables: dict[str, int] = {}  # by buffer
         self._library: Products | None = None
         self._open_products = products
-        self._steps = Steps(self.driver, self.stream, kernels, self._group, self._products, early)
+        self._steps = Steps(self.driver, self.stream, kernels, self.group, self._products, early)
         self._executions: OrderedDict[tuple[tuple[str, int], ...], PlanExecution] = OrderedDict()
-        self._symbols = {
-            name
-            for port in (*self.stage.ports.inputs, *self.stage.ports.states)
-            for name in symbols_of(port)
-        }
+        ports = self.stage.inputs.values()
+        self._symbols = {name for port in ports for name in symbols_of(port)}
         try:
             self._load()
             if host is not None:
-                self._connect(host)
+                self._share_all(host)
         except BaseException:
             with suppress(Error):  # of a GPU that has failed
                 self.weights.free()
@@ -120,15 +112,12 @@ class CudaRank:
         total = sum(size_of(state_shape(port, sizes), port.dtype) for port in states)
         return {"caches": total} if states else {}
 
-    def _connect(self, host: Communicator) -> None:
+    def _share_all(self, host: Communicator) -> None:
+        """Open the groups, and their memory where kernels may write to it."""
         self.meet("the weights and kernels")
         functions = self._planner.module.functions.values()
         wanted = [op for function in functions for op in function if isinstance(op, Exchange)]
-        for ranks, label in every_group(self._mesh, [op.axes for op in wanted]).items():
-            if self.rank in ranks:
-                self._groups[ranks] = self._gpu.group(host, ranks, label)
-        assert self.world is not None
-        connect(self.rank, self.world, self.receives, self.sends, self.driver, self.stream)
+        self.connect(op.axes for op in wanted)
         if self._planner.fused:
             for op in wanted:
                 if isinstance(op, AllReduce | AllGather) and op.group_size <= MOST_RANKS:
@@ -138,9 +127,9 @@ class CudaRank:
         """Open the memory of a group, once, where its ranks can write to each other's."""
         if f"%peers.{axis}" in self.tables or axis in self._planner.apart:
             return
-        group, ranks = self._group(axes), self._members(axes)
+        group, ranks = self.group(axes), self.facts.members(axes)
         try:
-            self._peers.append(self._gpu.peers(host, ranks, group, self.stream))
+            self._peers.append(self.gpu.peers(host, ranks, group, self.stream))
             self.tables[f"%peers.{axis}"] = self._peers[-1].table
         except PeerError:
             raise
@@ -152,25 +141,10 @@ class CudaRank:
                     stacklevel=1,
                 )
 
-    @property
-    def world(self) -> Group | None:
-        """The group of all ranks; None for one rank."""
-        return self._groups.get(tuple(range(self._mesh.ranks)))
-
-    def _group(self, axes: tuple[str, ...]) -> Group:
-        return self._groups[self._members(axes)]
-
-    def _members(self, axes: tuple[str, ...]) -> tuple[int, ...]:
-        return next(tuple(each) for each in self._mesh.groups(axes) if self.rank in each)
-
     def _products(self) -> Products:
         if self._library is None:
             self._library = self._open_products(self)
         return self._library
-
-    def padded(self, sizes: Sizes) -> Sizes:
-        """The same sizes: a plan is for exact ones."""
-        return sizes
 
     def execution(self, sizes: Sizes) -> PlanExecution:
         """What runs at these sizes, planned at the first time; all ranks meet then."""
@@ -203,22 +177,13 @@ class CudaRank:
             **self._settings,
         )
 
-    def meet(self, what: str) -> None:
-        """Wait until all ranks have come this far, without a deadline: GPUs have one of seconds."""
-        if self.host is not None:
-            self.host.agree(f"{what} being ready", "yes")
-
-    def close(self) -> None:
-        """Release device memory and groups; every rank calls it."""
-        self.stream.wait()
+    def free(self) -> None:
+        """Free executions, weights and memory, the library and the memory of groups."""
         for execution in self._executions.values():
             execution.free()
-        for memory in (self.shared, self._memory, self.weights):
+        for memory in (self._memory, self.weights):
             memory.free()
         if self._library is not None:
             self._library.close()
         for peers in self._peers:
             peers.close()
-        for group in self._groups.values():
-            group.close()
-        self._gpu.close()

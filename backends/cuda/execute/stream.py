@@ -3,87 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
-from irc.backends.base import Arrays, Port, Ports, state_shape
-from irc.backends.cuda.driver import Array, Driver, Stream
+from irc.backends.base import Arrays, Port, state_shape
+from irc.backends.cuda.driver import Array
+from irc.backends.cuda.execute.gpu_rank import Execution, GpuRank
 from irc.backends.cuda.execute.memory import DeviceArray, Memory, Shape, as_stored, size_of
-from irc.backends.cuda.group import Group
-from irc.backends.ranks.ports import Sizes, Write, sized
+from irc.backends.ranks.ports import Sizes, sized
 from irc.errors import Error
-from irc.ir.dims import Dim
-
-
-class Stage(Protocol):
-    """What all ranks of a pipeline stage share. `states`: the result of every state."""
-
-    @property
-    def ports(self) -> Ports: ...
-    @property
-    def writes(self) -> Sequence[Write]: ...
-    @property
-    def states(self) -> Mapping[str, str]: ...
-
-
-class Execution(Protocol):
-    """What a rank runs at some sizes. `memory` has inputs and results, until the next step."""
-
-    @property
-    def memory(self) -> Memory: ...
-
-    def prepared(
-        self, values: Mapping[str, DeviceArray], results: Mapping[str, DeviceArray]
-    ) -> Callable[[], bool]:
-        """A function that enqueues a run over arguments and results; it allocates nothing.
-
-        It returns whether all ranks have to meet after it, as in a run that took long.
-        """
-        ...
-
-
-class Rank(Protocol):
-    """One rank of a program on its GPU; all ranks call the same methods in the same order.
-
-    `taken` are the inputs that the caller provides; `shared` is memory for results of other ranks;
-    `receives` and `sends` name values of other stages by the rank they come from and go to.
-    """
-
-    rank: int
-    driver: Driver
-    stream: Stream
-    shared: Memory
-
-    @property
-    def taken(self) -> Sequence[str]: ...
-    @property
-    def stage(self) -> Stage: ...
-    @property
-    def receives(self) -> Mapping[int, Sequence[str]]: ...
-    @property
-    def sends(self) -> Mapping[int, Sequence[str]]: ...
-
-    @property
-    def world(self) -> Group | None:
-        """The group of all ranks; None for one rank."""
-        ...
-
-    def padded(self, sizes: Sizes) -> Sizes:
-        """The sizes of a run, which are those of the inputs or larger ones."""
-        ...
-
-    def execution(self, sizes: Sizes) -> Execution:
-        """What runs at these sizes; compiled and loaded."""
-        ...
-
-    def meet(self, what: str) -> None:
-        """Wait until all ranks have come this far."""
-        ...
-
-    def close(self) -> None:
-        """Release the GPU."""
-        ...
 
 
 class RankStream:
@@ -92,7 +21,9 @@ class RankStream:
     `sizes` has the symbols in their shapes; `states` their first values, instead of zeros.
     """
 
-    def __init__(self, rank: Rank, sizes: Mapping[str, int], states: Arrays | None = None) -> None:
+    def __init__(
+        self, rank: GpuRank[Any], sizes: Mapping[str, int], states: Arrays | None = None
+    ) -> None:
         self._rank, self._opened = rank, dict(sizes)
         self._states: dict[str, DeviceArray] = {}
         self.inputs: dict[str, DeviceArray] = {}  # of the last step, which stay in place
@@ -177,12 +108,12 @@ class RankStream:
         rank, stream, world = self._rank, self._rank.stream, self._rank.world
         run = execution.prepared(values, results)
         # no allocation from here on: it would wait for values that other ranks have not sent
-        for source, name in _pairs(rank.receives):
+        for source, name in _pairs(rank.facts.receives):
             assert world is not None
             value = values[name]
             world.receive(value.address, value.size, source, stream.handle)
         must_meet = run()
-        for to, name in _pairs(rank.sends):
+        for to, name in _pairs(rank.facts.sends):
             assert world is not None
             world.send(results[name].address, results[name].size, to, stream.handle)
         if must_meet:
@@ -221,11 +152,6 @@ class RankStream:
 
 def _pairs(named: Mapping[int, Iterable[str]]) -> Iterator[tuple[int, str]]:
     return ((rank, name) for rank, names in named.items() for name in names)
-
-
-def symbols_of(port: Port) -> set[str]:
-    """The symbols in the shape of a port."""
-    return {name for dim in port.shape if isinstance(dim, Dim) for name in dim.symbols()}
 
 
 def pad(array: Array, shape: Shape) -> Array:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import TypeAlias
@@ -20,37 +20,37 @@ from irc.weights.checkpoint import Reader
 Source: TypeAlias = "tuple[Range, ...] | str"
 
 
-class DeviceWeights:
-    """Weights by the buffers of plans: `addresses`. Equal bytes of a file are there once."""
+class FileWeights:
+    """Weights in device memory: `addresses` by name. Equal bytes of a file are there once."""
 
-    def __init__(
-        self, driver: Driver, stream: Stream, reader: Reader, rank: int, piece: int = PIECE
-    ) -> None:
+    def __init__(self, driver: Driver, stream: Stream, piece: int = PIECE) -> None:
         self._driver, self._stream, self._piece = driver, stream, piece
-        self._reader, self._rank = reader, rank
         self._memory: list[int] = []
         self._known: dict[Source, int] = {}  # addresses
         self.addresses: dict[str, int] = {}
         self.bytes = 0
 
-    def add(
-        self, weights: Mapping[str, Weight], check: Callable[[int], None] = lambda size: None
+    def add_ranges(self, ranges: Mapping[str, Range]) -> None:
+        """Upload weights that are ranges of files."""
+        sources: dict[str, Source] = {name: (each,) for name, each in ranges.items()}
+        self._add(sources, {(each,): each.size for each in ranges.values()})
+
+    def _add(
+        self,
+        sources: Mapping[str, Source],
+        sizes: Mapping[Source, int],
+        check: Callable[[int], None] = lambda size: None,
+        compute: Callable[[Uploads, list[str]], None] = lambda uploads, names: None,
     ) -> None:
-        """Read and upload the weights that are not there yet, after `check` of their bytes."""
-        new = {name: weight for name, weight in weights.items() if name not in self.addresses}
-        sources = {name: self._source(name, weight) for name, weight in new.items()}
-        missing = {
-            source: self._size(new[name])
-            for name, source in sources.items()
-            if source not in self._known
-        }
+        missing = {source: size for source, size in sizes.items() if source not in self._known}
         total = sum(-(-size // ALIGNMENT) * ALIGNMENT for size in missing.values())
         check(total)
         if total:
             self._place(missing, total)
-            named = {source: new[name] for name, source in sources.items() if source in missing}
             try:
-                self._upload(missing, named)
+                with Uploads(self._driver, self._stream, self._piece) as uploads:
+                    uploads.files(place for key in missing for place in _places(key, self._known))
+                    compute(uploads, [key for key in missing if isinstance(key, str)])
             except BaseException:  # what has no bytes yet must not be found there
                 self._drop(missing, total)
                 raise
@@ -71,11 +71,36 @@ class DeviceWeights:
         with suppress(Error):  # of a GPU that has failed
             self._driver.free(self._memory.pop())
 
-    def _upload(self, missing: Iterable[Source], named: Mapping[Source, Weight]) -> None:
-        with Uploads(self._driver, self._stream, self._piece) as uploads:
-            uploads.files(place for key in missing for place in _places(key, self._known[key]))
-            computed = {key: named[key] for key in missing if isinstance(key, str)}
-            self._compute(uploads, computed)
+    def free(self) -> None:
+        """Free the memory."""
+        for address in self._memory:
+            self._driver.free(address)
+        self._memory.clear()
+        self._known.clear()
+        self.addresses.clear()
+
+
+class DeviceWeights(FileWeights):
+    """Weights by the buffers of plans, also those that have to be computed."""
+
+    def __init__(
+        self, driver: Driver, stream: Stream, reader: Reader, rank: int, piece: int = PIECE
+    ) -> None:
+        super().__init__(driver, stream, piece)
+        self._reader, self._rank = reader, rank
+
+    def add(
+        self, weights: Mapping[str, Weight], check: Callable[[int], None] = lambda size: None
+    ) -> None:
+        """Read and upload the weights that are not there yet, after `check` of their bytes."""
+        new = {name: weight for name, weight in weights.items() if name not in self.addresses}
+        sources = {name: self._source(name, weight) for name, weight in new.items()}
+        sizes = {source: self._size(new[name]) for name, source in sources.items()}
+
+        def compute(uploads: Uploads, names: list[str]) -> None:
+            self._compute(uploads, {name: new[name] for name in names})
+
+        self._add(sources, sizes, check, compute)
 
     def _compute(self, uploads: Uploads, weights: Mapping[str, Weight]) -> None:
         """Upload what is no range of a file; threads compute the next blocks meanwhile."""
@@ -99,17 +124,10 @@ class DeviceWeights:
             count *= size
         return dtype_called(weight.type.dtype).nbytes(count)
 
-    def free(self) -> None:
-        """Free the memory."""
-        for address in self._memory:
-            self._driver.free(address)
-        self._memory.clear()
-        self._known.clear()
-        self.addresses.clear()
 
-
-def _places(source: Source, address: int) -> Iterator[tuple[Range, int]]:
+def _places(source: Source, addresses: Mapping[Source, int]) -> Iterator[tuple[Range, int]]:
     """The ranges of a source, each with its address."""
+    address = addresses[source]
     for part in source if isinstance(source, tuple) else ():
         yield part, address
         address += part.size

@@ -102,25 +102,22 @@ def _fused_shapes(x: Shape, residual: Shape, weight: Shape) -> tuple[Shape, ...]
 
 
 def _bound(values: Values, bind: Callable[[Group], Any]) -> Callable[[], Any]:
-    """A function that returns `bind(communicator)` for the calling rank, cached.
-
-    It binds again after communicators are registered or removed.
-    """
-    group, group_size = values["group"], values["group_size"]
-    generation, made = -1, None
+    """A function that returns `bind(communicator)`, once per communicator."""
+    name, group_size = values["group"], values["group_size"]
+    group, launch = None, None
 
     def current() -> Any:
-        nonlocal generation, made
-        if generation == communicators.generation():
-            return made
-        found = communicators.here(group)
+        nonlocal group, launch
+        found = communicators.here(name)
+        if found is group:
+            return launch
         if found.ranks != group_size:
             raise Error(
-                f"{NAME}: the engine expects {group_size} ranks in the group {group!r}, and its "
+                f"{NAME}: the engine expects {group_size} ranks in the group {name!r}, and its "
                 f"communicator has {found.ranks}; run it on the mesh of the compilation"
             )
-        made, generation = bind(found), communicators.generation()
-        return made
+        launch, group = bind(found), found
+        return launch
 
     return current
 

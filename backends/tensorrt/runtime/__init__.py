@@ -1,10 +1,9 @@
 """Runs engines: one rank per process and GPU, weights from the checkpoint, caches in place.
 
-`load` is what the backend calls. A GPU is used through the protocols in
-`irc.backends.cuda.driver`.
+`load` is what the backend calls. The GPU, its memory, streams and NCCL are those of
+`irc.backends.cuda.execute`.
 """
 
 from irc.backends.tensorrt.runtime.load import load
-from irc.backends.tensorrt.runtime.program import EngineProgram
 
-__all__ = ["EngineProgram", "load"]
+__all__ = ["load"]

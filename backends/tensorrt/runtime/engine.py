@@ -1,4 +1,4 @@
-"""Engines of TensorRT and TensorRT-RTX, deserialized, with the errors that the library records."""
+"""Engines of TensorRT and TensorRT-RTX: deserialized and checked, with the library's errors."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from irc.backends.cuda.driver import Stream
+from irc.backends.cuda.driver import Gpu, Stream
 from irc.backends.ranks.communicator import PeerError
 from irc.backends.tensorrt.builder.library import Library, make_error_recorder, silent_logger
 from irc.backends.tensorrt.plugins import register_creators, take_failure
 from irc.backends.tensorrt.plugins.adapter import DATA_TYPES
+from irc.backends.tensorrt.runtime.plan import RankPlan
 from irc.errors import Error
 
 Shape: TypeAlias = tuple[int, ...]
@@ -117,3 +118,45 @@ class Engine:
         _, bits = self._runtime.get_engine_validity(data)
         known = self.library.module.EngineInvalidityDiagnostics.__members__
         return [name for name, bit in known.items() if bits & int(bit)]
+
+
+def check_gpu(plan: RankPlan, gpu: Gpu, library: Library) -> None:
+    """An Error where the engine file is not for this library and this GPU."""
+    target = plan.target
+    if target.version != library.release:
+        built = ".".join(map(str, target.version))
+        raise Error(
+            f"{plan.engine} was built by {target.flavour} {built}, and {library.version} is "
+            "installed; engines run on one version: compile again, or install the other"
+        )
+    if target.architectures and gpu.capability not in target.architectures:
+        built = ", ".join(f"sm_{each}" for each in target.architectures)
+        raise Error(
+            f"the engines are built for {built}, and this GPU is {gpu}; compile again on this "
+            f"machine, or for the target {target.flavour}/sm_{gpu.capability}"
+        )
+
+
+def check_engine(plan: RankPlan, engine: Engine) -> None:
+    """An Error where engine and manifest do not belong together."""
+    stage = plan.stage
+    expected = {
+        name: f"input {each.dtype}{list(each.shape)}" for name, each in plan.bindings.items()
+    }
+    expected |= {name: f"input {port.dtype}[" for name, port in stage.inputs.items()}
+    expected |= dict.fromkeys(stage.scalars, "input i32[]")
+    expected |= dict.fromkeys(stage.outputs.values(), "output ")
+    found = {name: str(tensor) for name, tensor in engine.tensors.items()}
+    for state, result in stage.states.items():
+        if aliased := engine.aliased(stage.outputs[result]):
+            expected[f"the memory of {stage.outputs[result]}"] = state
+            found[f"the memory of {stage.outputs[result]}"] = aliased
+    expected["the number of profiles"] = str(max(1, len(stage.profiles)))
+    found["the number of profiles"] = str(engine.profiles)
+    for name in expected | found:
+        want, have = expected.get(name, "none"), found.get(name, "none")
+        if have != want and not (want[-1] in "[ " and have.startswith(want)):
+            raise Error(
+                f"{plan.engine}: the manifest says {name} is {want.rstrip('[ ')}, and the engine "
+                f"says {have}; they are of different compilations: compile again"
+            )

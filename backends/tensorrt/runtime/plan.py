@@ -2,53 +2,49 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from irc.backends.base import Port, Ports
+from irc.backends.cuda.execute.gpu_rank import RankFacts, Stage, symbols_of
+from irc.backends.cuda.execute.upload import Range
 from irc.backends.ranks.ports import (
-    Write,
+    Sizes,
     contradictions_named,
     mesh_of_facts,
     peer,
     ports_of_facts,
+    sized,
     writes_of_facts,
 )
 from irc.backends.tensorrt.builder.request import Profile
 from irc.backends.tensorrt.facts import BindingFact
 from irc.backends.tensorrt.target import Target
 from irc.errors import Error
-from irc.ir.mesh import Mesh
+from irc.ir.dims import Dim, DimLike
 from irc.schema import checked, read_json
 
 
 @dataclass(frozen=True)
 class Binding:
-    """The place in a file of the bytes of a weight that is an input of an engine."""
+    """A weight that is an input of an engine, and where its bytes are."""
 
-    name: str
     dtype: str
     shape: tuple[int, ...]
-    path: Path
-    offset: int
-    size: int
+    range: Range
 
 
 @dataclass(frozen=True)
-class StagePlan:
+class StagePlan(Stage):
     """What all ranks of a stage share; see facts.py of the backend.
 
-    `outputs`: the engine's name of every result. `states`: the result of every state. `copied`:
-    the states that the engine does not overwrite in place.
+    `outputs`: the engine's name of every result. `copied`: the states that the engine does not
+    overwrite in place.
     """
 
-    ports: Ports
     profiles: tuple[Profile, ...]
-    writes: tuple[Write, ...]
     outputs: Mapping[str, str]
-    states: Mapping[str, str]
     scalars: Mapping[str, tuple[str, ...]]
     groups: Mapping[str, tuple[str, ...]]
     copied: frozenset[str]
@@ -59,55 +55,78 @@ class StagePlan:
         results = facts["results"]
         return cls(
             ports_of_facts(facts["ports"]),
-            tuple(checked(each, Profile, "the manifest") for each in facts["profiles"]),
             writes_of_facts(facts),
-            {r["result"]: r["output"] for r in results},
             {r["state"]: r["result"] for r in results if r.get("state") is not None},
+            tuple(checked(each, Profile, "the manifest") for each in facts["profiles"]),
+            {r["result"]: r["output"] for r in results},
             {name: tuple(axes) for name, axes in facts["scalars"].items()},
             {key: tuple(axes) for key, axes in facts["groups"].items()},
             frozenset(facts["copied"]),
         )
 
-    @property
-    def inputs(self) -> dict[str, Port]:
-        """Plain inputs and states by name."""
-        return {port.name: port for port in (*self.ports.inputs, *self.ports.states)}
+    def profile(self, sizes: Sizes) -> int:
+        """The number of the first profile that accepts inputs of these sizes."""
+        accepting = (n for n, each in enumerate(self.profiles) if not self._refusal(each, sizes))
+        return next(accepting, 0)
+
+    def padded(self, sizes: Sizes) -> Sizes:
+        """The sizes, or larger ones that a profile accepts; an Error says why none does.
+
+        Only tokens of a model with caches are padded: no token attends to the padding behind it,
+        and the next step overwrites it.
+        """
+        reasons = [self._refusal(profile, sizes) for profile in self.profiles]
+        if not all(reasons) or not self.profiles:
+            return sizes
+        for profile in self.profiles:
+            grown = sizes | self._too_small(profile, sizes)
+            if not self._refusal(profile, grown):
+                return grown
+        raise Error(
+            f"no profile of the engine accepts these inputs ({'; '.join(reasons)}); use inputs of "
+            "other sizes, or compile with wider --dims"
+        )
+
+    def _refusal(self, profile: Profile, sizes: Sizes) -> str:
+        """The first dimension of inputs that does not fit a profile; "" where all do."""
+        for name, dim, size, low, high in self._dims(profile, sizes):
+            if not low <= size <= high:
+                shown = f"{dim}={size}" if isinstance(dim, Dim) else str(size)
+                return f"{profile.name}: {name} has {shown} and must have {low} to {high}"
+        return ""
+
+    def _too_small(self, profile: Profile, sizes: Sizes) -> Sizes:
+        """The symbols of tokens below the minimum of a profile, with that minimum."""
+        kept = {name for port in self.ports.states for name in symbols_of(port)}
+        plain = {name for port in self.ports.inputs for name in symbols_of(port)}
+        may_grow = plain - kept if self.writes else set[str]()
+        return {
+            str(dim): low
+            for _, dim, size, low, _ in self._dims(profile, sizes)
+            if size < low and str(dim) in may_grow
+        }
+
+    def _dims(self, profile: Profile, sizes: Sizes) -> Iterator[tuple[str, DimLike, int, int, int]]:
+        """(input, dimension, its size, minimum, maximum) of all dimensions."""
+        for name, (lows, _, highs) in profile.shapes.items():
+            for dim, low, high in zip(self.inputs[name].shape, lows, highs, strict=True):
+                yield name, dim, sized((dim,), sizes)[0], low, high
 
 
 @dataclass(frozen=True)
-class RankPlan:
-    """What one rank runs.
+class RankPlan(RankFacts[StagePlan]):
+    """What one rank runs. `stages` has those of all ranks."""
 
-    `number`: of its stage. `receives` and `sends` name the values of other stages by the rank they
-    come from and go to; `taken` are the inputs that the caller provides.
-    """
-
-    rank: int
-    mesh: Mesh
     target: Target
-    number: int
     stages: tuple[StagePlan, ...]
     engine: Path
-    bindings: Path | None
-    base: Path
-    receives: Mapping[int, tuple[str, ...]]
-    sends: Mapping[int, tuple[str, ...]]
-    taken: tuple[str, ...]
+    bindings: Mapping[str, Binding]
 
     @classmethod
     def of_facts(cls, folder: Path, facts: Mapping[str, Any], rank: int) -> RankPlan:
         """The plan of a rank; `facts` is what the backend's `emit` returned."""
         with contradictions_named(folder):
             return _plan(folder, facts, rank)
-
-    @property
-    def stage(self) -> StagePlan:
-        """The stage that this rank runs."""
-        return self.stages[self.number]
-
-    def others(self, axes: tuple[str, ...]) -> tuple[int, ...]:
-        """The ranks of this rank's group along mesh axes, itself included."""
-        return tuple(next(group for group in self.mesh.groups(axes) if self.rank in group))
 
 
 def _plan(folder: Path, facts: Mapping[str, Any], rank: int) -> RankPlan:
@@ -129,34 +148,30 @@ def _plan(folder: Path, facts: Mapping[str, Any], rank: int) -> RankPlan:
             f"{folder} has no engines, since it was compiled with --no-build; build them where "
             f"{target.flavour} is installed: irc compile {folder} -o NEW --backend {target.flavour}"
         )
-    receives = {peer(mesh, rank, e["stage"]): tuple(e["names"]) for e in stage["receives"]}
-    received = {name for names in receives.values() for name in names}
+    receives, sends = (
+        {peer(mesh, rank, e["stage"]): tuple(e["names"]) for e in stage[way]}
+        for way in ("receives", "sends")
+    )
     stages = tuple(StagePlan.of_facts(each) for each in facts["stages"])
+    base = Path(facts["base"]) if facts.get("base") else folder
     return RankPlan(
         rank,
         mesh,
+        stages[entry["stage"]],
+        receives,
+        sends,
         target,
-        entry["stage"],
         stages,
         folder / entry["engine"],
-        folder / entry["bindings"] if entry.get("bindings") else None,
-        Path(facts["base"]) if facts.get("base") else folder,
-        receives,
-        {peer(mesh, rank, e["stage"]): tuple(e["names"]) for e in stage["sends"]},
-        tuple(name for name in stages[entry["stage"]].inputs if name not in received),
+        _bindings(folder / entry["bindings"], base) if entry.get("bindings") else {},
     )
 
 
-def read_bindings(path: Path, folder: Path, base: Path) -> list[Binding]:
-    """The weights that a rank binds; an Error where the file is damaged."""
-    return [
-        Binding(
-            name,
-            fact["dtype"],
-            tuple(fact["shape"]),
-            (base if fact["under"] == "base" else folder) / fact["file"],
-            fact["offset"],
-            fact["bytes"],
-        )
-        for name, fact in read_json(path, dict[str, BindingFact]).items()
-    ]
+def _bindings(path: Path, base: Path) -> dict[str, Binding]:
+    """The weights that a rank binds, by name; an Error where the file is damaged."""
+    found: dict[str, Binding] = {}
+    for name, fact in read_json(path, dict[str, BindingFact]).items():
+        file = (base if fact["under"] == "base" else path.parent) / fact["file"]
+        place = Range(file, fact["offset"], fact["bytes"])
+        found[name] = Binding(fact["dtype"], tuple(fact["shape"]), place)
+    return found
