@@ -16,7 +16,7 @@ from irc.ir.core import Module
 from irc.ops.collective import Exchange
 from irc.pipeline import run_pipeline
 from irc.text import parse_module
-from tests.analysis.local_modules import local_inputs, local_module
+from tests.analysis.local_samples import block_sample
 from tests.sharded.models import MODELS
 
 Summary = tuple[str, int, int]  # kind, ranks, bytes of the whole tensor
@@ -63,9 +63,10 @@ def all_of(module: Module, topology: Topology | None = None) -> list[Message]:
 
 @pytest.mark.parametrize("seed", range(25))
 def test_messages_are_those_that_ranks_execute(seed: int) -> None:
-    module = local_module(seed)
+    sample = block_sample(seed)
+    module = parse_module(sample.text)
     found = all_of(module)
-    assert summary(found) == performed(module, local_inputs(module, seed))
+    assert summary(found) == performed(module, dict(sample.inputs))
     assert found
     for each in found:
         assert each.sent == sent(each.kind, each.group_size, each.size)

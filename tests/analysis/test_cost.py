@@ -1,4 +1,4 @@
-"""Costs of operations: counted one by one, and against measured figures."""
+"""Costs of operations, counted one by one and against measured figures; amounts for people."""
 
 import re
 from typing import Any
@@ -10,6 +10,7 @@ from irc.analysis.cost import FREE, Cost, cost_of, operations, total
 from irc.analysis.memory import weight_bytes
 from irc.analysis.sizes import LocalSizes, typical_sizes
 from irc.analysis.topology_file import default_topology
+from irc.analysis.units import amount
 from irc.errors import Error
 from irc.frontends.huggingface import model_of
 from irc.ir.core import Module, Op
@@ -207,3 +208,21 @@ def test_called_functions_count_each_time() -> None:
 }"""
     )
     assert [op.opname for op in operations(module.main)] == ["silu", "silu"]
+
+
+@pytest.mark.parametrize(
+    ("size", "text"),
+    [
+        (0, "0 B"),
+        (999, "999 B"),
+        (999.96, "1.0 kB"),
+        (1000, "1.0 kB"),
+        (1536, "1.5 kB"),
+        (999_940, "999.9 kB"),
+        (999_960, "1.0 MB"),
+        (16.06e9, "16.1 GB"),
+        (5e15, "5000.0 TB"),
+    ],
+)
+def test_amounts_have_three_digits_or_fewer(size: float, text: str) -> None:
+    assert amount(size) == text

@@ -91,13 +91,14 @@ def test_a_wrong_manifest(tmp_path: Path, text: str, message: str) -> None:
 
 
 def test_folders_without_a_manifest(tmp_path: Path) -> None:
-    with pytest.raises(Error, match=r"nowhere does not exist; write one with: irc compile"):
-        read_manifest(tmp_path / "nowhere")
     (tmp_path / "file").write_text("")
-    with pytest.raises(Error, match="is a file, not an artifact folder"):
-        read_manifest(tmp_path / "file")
-    with pytest.raises(Error, match=r"has no config.json"):
-        read_manifest(tmp_path)
+    for name, message in (
+        ("nowhere", "nowhere does not exist; write one with: irc compile"),
+        ("file", "is a file, not an artifact folder"),
+        ("", "has no config.json"),
+    ):
+        with pytest.raises(Error, match=message):
+            read_manifest(tmp_path / name)
 
 
 def test_the_whole_hash_reports_its_progress(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import pytest
 
 from irc.artifact import bundle
 from irc.artifact.bundle import bundled
+from irc.errors import Error
 from irc.ir.core import Module, Weight
 from irc.ir.mesh import Mesh
 from irc.ir.verify import verify
@@ -57,6 +58,11 @@ EVERY = (
     '@none : f32[0, 3] = @f["none"]',
 )
 
+BYTES = (
+    "@floats : f32[3, 5] = bytes(@f, 7, f32[3, 5])",
+    "@codes : i4[6, 7] = bytes(@f, 7, i4[6, 7])",
+)
+
 
 def values(m: Module, base: Path) -> Mapping[str, np.ndarray]:
     reader = Reader(m, base)
@@ -72,7 +78,7 @@ def test_the_weights_are_the_same(
     source: Path, block: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(bundle, "COPY", block)
-    m = module(source, *EVERY)
+    m = module(source, *EVERY, *BYTES)
     before, wanted = str(m), values(m, source.parent)
     told: list[float] = []
     path = source.parent / "bundle.safetensors"
@@ -132,6 +138,8 @@ RANKS = (
     '@cyclic : i8[3] = @f["ids"].cyclic(0, 4).shard(0, tp).pad(0, 1)',
     '@one : f32[] = @f["one"]',
     '@none : f32[0, 3] = @f["none"].shard(0, tp)',
+    "@codes : i4[6, 7] = bytes(@f, 7, i4[6, 7])",
+    "@cut : i4[3, 4] = bytes(@f, 7, i4[6, 7])[:, 0:4].shard(0, pp)",
 )
 
 
@@ -164,6 +172,13 @@ def test_every_shard_is_contiguous(source: Path, monkeypatch: pytest.MonkeyPatch
 
 def weights_of(m: Module) -> list[Weight]:
     return list(m.weights.values())
+
+
+def test_shards_that_end_within_a_byte_are_refused(source: Path) -> None:
+    m = module(source, "@odd : i4[3, 7] = bytes(@f, 7, i4[6, 7]).shard(0, pp)")
+    m.mesh, m.local = Mesh.parse("pp=2"), True
+    with pytest.raises(Error, match="end within a byte"), bundled(m, source.parent / "b"):
+        pass
 
 
 def test_a_module_without_weights_has_no_file(source: Path) -> None:

@@ -3,7 +3,6 @@
 import json
 import os
 import tracemalloc
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ from irc.ir.core import Module, Weight
 from irc.ir.mesh import Mesh
 from irc.ir.types import TensorType
 from irc.weights import (
+    BytesRef,
     Cast,
     ConcatRef,
     Cyclic,
@@ -232,28 +232,41 @@ INDICES = RandomRef("i", 1, 9.0, (8,))
 
 
 @pytest.mark.parametrize(
-    ("make", "message"),
+    ("kind", "arguments", "message"),
     [
-        (lambda: UnpackedRef(WORDS, "gptq", "u4", (16, 8)), "no packing called 'gptq'; there are"),
-        (lambda: UnpackedRef(WORDS, "rows", "f16", (16, 8)), r"not f16\[16, 8\]"),
-        (lambda: UnpackedRef(WORDS, "rows", "u4", (16,)), r"not u4\[16\]"),
-        (
-            lambda: UnpackedRef(WORDS, "rows", "u4", (17, 8)),
-            r"needs words \[3, 8\], but .*\[2, 8\]",
-        ),
-        (lambda: UnpackedRef(WORDS, "awq", "u4", (16, 8)), r"needs words \[16, 1\], but"),
-        (lambda: RepeatedRef(WORDS, (2, 1), (5, 8)), r"does not fit .* has \[2, 8\]"),
-        (lambda: RepeatedRef(WORDS, (2,), (4,)), r"does not fit .* has \[2, 8\]"),
-        (lambda: RepeatedRef(WORDS, (0, 1), (0, 8)), "does not fit"),
-        (lambda: SortingRef(WORDS), r"has \[2, 8\]; expected a vector"),
-        (lambda: TakenRef(WORDS, WORDS, 0), "expected a vector of indices"),
-        (lambda: TakenRef(WORDS, SortingRef(INDICES), 2), "expected a vector of indices"),
-        (lambda: TakenRef(WORDS, SortingRef(INDICES), 0), "indices 0 to 7; expected 0 to 1"),
+        (UnpackedRef, (WORDS, "gptq", "u4", (16, 8)), "no packing called 'gptq'; there are"),
+        (UnpackedRef, (WORDS, "rows", "f16", (16, 8)), r"not f16\[16, 8\]"),
+        (UnpackedRef, (WORDS, "rows", "u4", (16,)), r"not u4\[16\]"),
+        (UnpackedRef, (WORDS, "rows", "u4", (17, 8)), r"needs words \[3, 8\], but .*\[2, 8\]"),
+        (UnpackedRef, (WORDS, "awq", "u4", (16, 8)), r"needs words \[16, 1\], but"),
+        (RepeatedRef, (WORDS, (2, 1), (5, 8)), r"does not fit .* has \[2, 8\]"),
+        (RepeatedRef, (WORDS, (2,), (4,)), r"does not fit .* has \[2, 8\]"),
+        (RepeatedRef, (WORDS, (0, 1), (0, 8)), "does not fit"),
+        (SortingRef, (WORDS,), r"has \[2, 8\]; expected a vector"),
+        (TakenRef, (WORDS, WORDS, 0), "expected a vector of indices"),
+        (TakenRef, (WORDS, SortingRef(INDICES), 2), "expected a vector of indices"),
+        (TakenRef, (WORDS, SortingRef(INDICES), 0), "indices 0 to 7; expected 0 to 1"),
     ],
 )
-def test_layouts_of_other_libraries_are_checked(make: Callable[[], Ref], message: str) -> None:
+def test_layouts_of_other_libraries_are_checked(
+    kind: Any, arguments: tuple[Any, ...], message: str
+) -> None:
     with pytest.raises(Error, match=message):
-        Reader(Module("m")).read(make())
+        Reader(Module("m")).read(kind(*arguments))
+
+
+def test_bytes_outside_their_file(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    path.write_bytes(bytes(131))
+    ref = BytesRef("f", 7, "f32", (7, 5))
+    with pytest.raises(Error, match=r"ends at byte 147, but .*a has 131: it is truncated"):
+        reader_of(tmp_path, "a").read(ref)
+    path.write_bytes(b"")
+    with pytest.raises(Error, match=r"cannot read the weights in .*: it is empty"):
+        reader_of(tmp_path, "a").read(ref)
+    path.unlink()
+    with pytest.raises(Error, match=r"cannot read the weights in .*: No such file"):
+        reader_of(tmp_path, "a").read(ref)
 
 
 # -- memory

@@ -5,7 +5,8 @@ import onnx.defs
 import pytest
 from onnx.helper import tensor_dtype_to_np_dtype
 
-from irc.ir.dtypes import DTYPES, DType, dtype_of, widened
+from irc.ir.dtypes import DTYPES, DType, dtype_of, packed, unpacked, widened
+from tests.fresh import fresh
 
 
 @pytest.mark.parametrize("kind", DTYPES.values(), ids=DTYPES)
@@ -37,3 +38,18 @@ def test_no_name_stands_for_two_dtypes(column: str) -> None:
     values = [getattr(kind, column) for kind in DTYPES.values()]
     known = [value for value in values if value not in ("", None)]
     assert len(known) == len(set(known)) > 7
+
+
+@pytest.mark.parametrize("kind", ["i4", "u4", "f4e2m1"])
+def test_numbers_of_four_bits_are_packed_like_onnx(kind: str) -> None:
+    """The first of two in the low half of a byte."""
+    codes = fresh(1).permutation(18) % 16
+    numbers = codes - 16 * (codes > 7) if kind == "i4" else codes
+    values = codes.astype(np.uint8).view(DTYPES[kind].numpy) if kind == "f4e2m1" else numbers
+    array = values.astype(DTYPES[kind].numpy)
+    for count in (18, 15, 1):
+        pairs = zip(codes[:count:2], [*codes[1:count:2], 0], strict=False)
+        assert packed(array[:count]).tobytes() == bytes(low + 16 * high for low, high in pairs)
+    again = unpacked(packed(array).reshape(3, 3), kind)
+    assert again.dtype == array.dtype and again.shape == (3, 6)
+    np.testing.assert_array_equal(again.reshape(-1), array)

@@ -51,22 +51,15 @@ def test_weights(
 
 @pytest.mark.timeout(100)
 @pytest.mark.parametrize(
-    "name", ["config.json", "model.safetensors", "model.safetensors.index.json"]
+    "name", ["config.json", "model.safetensors", "model.safetensors.index.json", "model.onnx"]
 )
-def test_pipes_in_a_checkpoint(name: str, tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text('{"model_type": "llama", "num_hidden_layers": 1}')
-    (tmp_path / name).unlink(missing_ok=True)
+@pytest.mark.parametrize("in_folder", [True, False])
+def test_pipes_in_place_of_a_model(in_folder: bool, name: str, tmp_path: Path) -> None:
+    if in_folder and name != "config.json":
+        (tmp_path / "config.json").write_text('{"model_type": "llama", "num_hidden_layers": 1}')
     pipe(tmp_path / name)
-    assert "error: " in refused("compile", tmp_path, "-o", tmp_path / "out")
-
-
-@pytest.mark.timeout(100)
-@pytest.mark.parametrize("name", ["model.onnx", "out/config.json"])
-def test_pipes_in_place_of_a_model(name: str, tmp_path: Path) -> None:
-    (tmp_path / "out").mkdir()
-    pipe(tmp_path / name)
-    source = tmp_path / name if name.endswith("onnx") else tmp_path / "out"
-    assert "error: " in refused("compile", source, "-o", tmp_path / "other")
+    source = tmp_path if in_folder else tmp_path / name
+    assert "error: " in refused("compile", source, "-o", tmp_path / "out")
 
 
 def test_a_script_whose_path_is_no_text(tmp_path: Path) -> None:

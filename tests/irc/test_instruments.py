@@ -3,9 +3,11 @@
 import io
 import json
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+import ml_dtypes
+import numpy as np
 import pytest
 
 import irc.passes
@@ -28,13 +30,26 @@ from irc.pipeline.instruments import (
     VerifyEach,
     WhyNot,
     parse_limit,
+    random_inputs,
+    small_sizes,
 )
+from irc.pipeline.instruments.numerics import compare
 from irc.rewrite import P, apply_rules, rule
 from irc.text import parse_module
-from tests.irc.instrumented import TEXT
 from tests.user_code import restored_registries
 
 assert irc.passes
+TEXT = """module @m dims(B=1:2:4) {
+  func @f(%x: f32[B, 4], %y: f32[B, 4]) -> (out: f32[B, 4], other: f32[B, 4]) {
+    %a = neg %x : f32[B, 4] loc("model.py":3 "mlp")
+    %b = neg %a : f32[B, 4]
+    %c = add %b, %y : f32[B, 4] loc("model.py":5)
+    %d = add %b, %y : f32[B, 4]
+    %e = exp %d : f32[B, 4]
+    return %c, %d
+  }
+}
+"""
 
 
 @pytest.fixture(autouse=True)
@@ -94,34 +109,26 @@ def test_instruments_nest() -> None:
     ]
 
 
-def test_timing() -> None:
-    timing = Timing()
-    run_pipeline(parse_module(TEXT), "cse, dce", [timing])
+def test_reports_of_passes() -> None:
+    timing, statistics, out = Timing(), Statistics(), io.StringIO()
+    pipeline = "cse, canonicalize, cse, dce"
+    run_pipeline(parse_module(TEXT), pipeline, [timing, statistics, PrintDiff(out)])
     rows = [(row.pass_, row.ops_before, row.ops_after) for row in timing.rows]
-    assert rows == [("cse", 6, 5), ("dce", 5, 4)]
+    assert rows == [("cse", 6, 5), ("canonicalize", 5, 3), ("cse", 3, 3), ("dce", 3, 2)]
     assert all(row.seconds > 0 for row in timing.rows)
     lines = str(timing).splitlines()
     assert "6 -> 5 ops  cse" in lines[0] and lines[-1].endswith("total")
-
-
-def test_statistics_per_pass_and_rule() -> None:
-    statistics = Statistics()
-    run_pipeline(parse_module(TEXT), "cse, canonicalize, cse", [statistics])
-    assert [step.stats.total for step in statistics.steps] == [1, 1, 0]
+    assert [step.stats.total for step in statistics.steps] == [1, 1, 0, 1]
     text = str(statistics)
     assert "1. cse\n  merged  1\n2. canonicalize\n" in text
     twice = next(line for line in text.splitlines() if line.startswith("  twice"))
     assert "1  of 2 tries" in twice and "arithmetic_rules.py:" in twice
-    assert text.endswith("3. cse\n  nothing counted")
-
-
-def test_print_diff() -> None:
-    out = io.StringIO()
-    run_pipeline(parse_module(TEXT), "cse, cse, dce", [PrintDiff(out)])
-    text = out.getvalue()
-    assert text.startswith("--- before\n+++ after cse\n")
-    assert "-    %d = add %b, %y : f32[B, 4]\n" in text
-    assert text.count("+++") == 2 and "--- after cse\n+++ after dce\n" in text
+    assert "3. cse\n  nothing counted\n" in text
+    diff = out.getvalue()
+    assert diff.startswith("--- before\n+++ after cse\n")
+    assert "-    %d = add %b, %y : f32[B, 4]\n" in diff
+    headers = ["+++ after cse", "+++ after canonicalize", "+++ after dce"]
+    assert [line for line in diff.splitlines() if line[:3] == "+++"] == headers
 
 
 def test_the_command_of_a_dump_makes_it_again(tmp_path: Path) -> None:
@@ -310,3 +317,69 @@ def test_why_not_and_a_limit_together(wrong: None) -> None:
     why, limit = WhyNot("wrong"), Limit({"wrong": 1})
     (step,) = run_pipeline(parse_module(TEXT), "wrong", [limit, why])
     assert step.stats.total == 1 and why.failures == []
+
+
+# -- the comparison of numerics
+
+
+def test_numerics_notice_a_lost_result() -> None:
+    results = iter([{"a": np.zeros(1)}, {"b": np.zeros(1)}])
+    check = CheckNumerics(lambda module, inputs: next(results))
+    with pytest.raises(Error, match="the pass dce changes the results from a to b"):
+        run_pipeline(parse_module(TEXT), "dce", [check])
+
+
+def f32(*values: float) -> np.ndarray:
+    return np.array(values, np.float32)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "difference"),
+    [
+        (f32(1, 2), f32(1, 2.0001), None),
+        (f32(1, 2), f32(1, 2.001), "1 of 2 elements differ, first at [1]: 2.0 becomes 2.00"),
+        (f32(1e-6, 2), f32(2e-6, 2), None),  # small beside the largest
+        (f32(np.nan, np.inf), f32(np.nan, np.inf), None),
+        (f32(np.nan), f32(0), "first at [0]: nan becomes 0.0"),
+        (f32(0), f32(np.nan), "first at [0]: 0.0 becomes nan"),
+        (f32(1), f32(np.inf), "1.0 becomes inf"),
+        (f32(np.inf), f32(-np.inf), "inf becomes -inf"),
+        (f32(1), f32(1)[None], "float32[1] becomes float32[1, 1]"),
+        (f32(1), np.array([1], np.float16), "float32[1] becomes float16[1]"),
+        (np.array([1000000], np.int32), np.array([1000001], np.int32), "1000000 becomes 1000001"),
+        (np.array([7], ml_dtypes.int4), np.array([6], ml_dtypes.int4), "7 becomes 6"),
+        (np.array([True], np.bool_), np.array([False], np.bool_), "True becomes False"),
+        (f32(), f32(), None),
+    ],
+)
+def test_comparison(before: np.ndarray, after: np.ndarray, difference: str | None) -> None:
+    found = compare(before, after, 1e-4)
+    assert (found is None) if difference is None else (found is not None and difference in found)
+
+
+def test_sizes_and_inputs() -> None:
+    module = parse_module("""module @m dims(B=4:4:8, S=1:1:2, Q=0:9:9) {
+      func @f(%ids: i32[B, S], %m: bool[Q], %h: bf16[2*B]) -> (i32[B, S]) { return %ids } }""")
+    sizes = small_sizes(module)
+    assert sizes == {"B": 4, "S": 2, "Q": 4}
+    inputs = random_inputs(module, sizes)
+    assert {n: (str(a.dtype), a.shape) for n, a in inputs.items()} == {
+        "ids": ("int32", (4, 2)),
+        "m": ("bool", (4,)),
+        "h": ("bfloat16", (8,)),
+    }
+    assert np.array_equal(inputs["ids"], random_inputs(module, sizes)["ids"])
+    with pytest.raises(Error, match="has no size"):
+        random_inputs(module, {"B": 1})
+
+
+def test_given_sizes_and_inputs_are_used() -> None:
+    seen: list[dict[str, np.ndarray]] = []
+
+    def note(module: Module, inputs: Mapping[str, np.ndarray]) -> Mapping[str, np.ndarray]:
+        seen.append(dict(inputs))
+        return {}
+
+    ones = np.ones((4, 4), np.float32)
+    run_pipeline(parse_module(TEXT), "cse", [CheckNumerics(note, {"B": 4}, {"y": ones})])
+    assert len(seen) == 2 and seen[0]["x"].shape == (4, 4) and seen[1]["y"] is ones

@@ -4,13 +4,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import irc.passes
-from irc.backends.reference import evaluate
 from irc.errors import Error, TextError
 from irc.extensions.entry_points import load_installed
 from irc.ir.core import Module
@@ -185,22 +183,6 @@ def test_options_are_described(options: type[Pass]) -> None:
     ]
 
 
-OP_FILE = """
-from irc import Op, Operand, operation
-from irc.ir.types import TensorType
-
-print("this goes to standard error")
-
-@operation("twice_test", sharding="... -> ...", sums="x")
-class Twice(Op):
-    x: Operand
-
-    def infer(self) -> TensorType:
-        return self.x.type.replicated
-
-    def evaluate(self, x):
-        return 2 * x
-"""
 PASS_FILE = """
 from irc.ops import Exp
 from irc.pipeline import Pass, register
@@ -250,15 +232,6 @@ def test_a_file_that_fails_registers_nothing(
     with pytest.raises(Error, match=message):
         load_file(path)
     assert list(PASSES) == before
-
-
-def test_a_file_that_declares_an_operation(tmp_path: Path) -> None:
-    path = tmp_path / "double.py"
-    path.write_text(OP_FILE, encoding="utf-8")
-    text = "module @m { func @f(%x: f32[2]) -> (f32[2]) { %y = twice_test %x : f32[2] return %y } }"
-    assert load_file(path) == ["twice_test"]
-    results = evaluate(parse_module(text), {"x": np.ones(2, np.float32)})
-    assert results["result0"].tolist() == [2, 2]
 
 
 def test_passes_of_installed_packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

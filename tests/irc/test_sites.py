@@ -30,8 +30,9 @@ TEXT = """module @m dims(B=1:1:4, S=1:4:8, C=1:8:16) {
 }"""
 
 
-def test_sites_know_their_dimensions() -> None:
-    sites = find_sites(irc.parse(TEXT))
+def test_sites_groups_and_caches() -> None:
+    module = irc.parse(TEXT)
+    sites = find_sites(module)
     assert [(s.name, s.op.opname, s.inputs, s.outputs, s.shape) for s in sites] == [
         ("a.q_proj", "linear", 1, 0, (12, 8)),
         ("a.k_proj", "linear", 1, 0, (4, 8)),
@@ -39,16 +40,6 @@ def test_sites_know_their_dimensions() -> None:
         ("experts.gate", "matmul", 2, 1, (3, 5, 8)),
     ]
     assert [site.weight_operand is site.weight for site in sites] == [True, True, True, False]
-
-
-def test_sites_of_one_input_are_a_group() -> None:
-    groups = by_input(find_sites(irc.parse(TEXT)))
-    assert [[s.name for s in group] for group in groups] == [
-        ["a.q_proj", "a.k_proj", "plain"],
-        ["experts.gate"],
-    ]
-
-
-def test_caches_of_floats_are_sites() -> None:
-    (cache,) = find_caches(irc.parse(TEXT))
+    assert by_input(sites) == [sites[:3], sites[3:]], "sites of one input are a group"
+    (cache,) = find_caches(module)  # the one of floats
     assert cache.name == "k0" and cache.new.name == "k"

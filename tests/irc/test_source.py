@@ -18,29 +18,27 @@ def build():
 """
 
 
-def message(folder: Path, expression: str) -> list[str]:
-    path = folder / "model.py"
+@pytest.mark.parametrize(
+    ("expression", "line", "marked", "op"),
+    [
+        ('{"z": (größe + y) * 2}', 'return {"z": (größe + y) * 2}', "größe + y", "%größe, %y"),
+        ("(größe +\n                y)", "return (größe +", "größe +", "%größe, %y"),
+    ],
+    ids=["one line", "several lines"],
+)
+def test_the_expression_is_marked(
+    expression: str, line: str, marked: str, op: str, tmp_path: Path
+) -> None:
+    """On its first line."""
+    path = tmp_path / "model.py"
     path.write_text(SCRIPT.format(expression=expression), encoding="utf-8")
     with pytest.raises(Error) as caught:
         load_script(str(path))
-    return str(caught.value).splitlines()
-
-
-def test_the_expression_is_marked(tmp_path: Path) -> None:
-    where, line, mark, op = message(tmp_path, '{"z": (größe + y) * 2}'.replace("größe", "größe"))
-    assert where.startswith(
-        f"{tmp_path}/model.py:5: add: the shapes [2, 3] and [2, 4] do not broadcast"
-    )
-    assert line == '    return {"z": (größe + y) * 2}'
-    assert line[mark.index("^") : mark.rindex("^") + 1] == "größe + y"
-    assert op.strip() == "add %größe, %y"
-
-
-def test_an_expression_over_several_lines_is_marked_on_its_first(tmp_path: Path) -> None:
-    _, line, mark, op = message(tmp_path, "(größe +\n                y)")
-    assert line == "    return (größe +"
-    assert line[mark.index("^") : mark.rindex("^") + 1] == "größe +"
-    assert op.strip().startswith("add ")
+    where, shown, mark, operation = str(caught.value).splitlines()
+    says = "add: the shapes [2, 3] and [2, 4] do not broadcast"
+    assert where.startswith(f"{tmp_path}/model.py:5: {says}")
+    assert shown == f"    {line}" and operation.strip() == f"add {op}"
+    assert shown[mark.index("^") : mark.rindex("^") + 1] == marked
 
 
 def test_a_location_without_a_trace_has_no_line() -> None:

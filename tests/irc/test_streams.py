@@ -1,58 +1,18 @@
-"""Regions that cover a tensor, tasks that run ahead, and results that threads share."""
+"""Tasks that run ahead, and results that threads share."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
-from math import prod
 from typing import Any
 
 import numpy as np
 import pytest
 
-from irc.quantization.formats import tiles
 from irc.weights.checkpoint import streams
 from irc.weights.checkpoint.read_cache import ReadCache
-from irc.weights.checkpoint.streams import ahead, regions
-from tests.fresh import fresh
-
-
-def shapes(count: int) -> Iterator[tuple[tuple[int, ...], int]]:
-    rng = fresh()
-    for _ in range(count):
-        shape = tuple(int(n) for n in rng.integers(1, 9, rng.integers(0, 4)))
-        yield shape, int(rng.choice([1, 2, 3, 7, 20, 1000]))
-
-
-def test_regions_cover_a_tensor_in_order() -> None:
-    for shape, limit in shapes(300):
-        array = np.arange(prod(shape)).reshape(shape)
-        for even in (False, True):
-            parts = [
-                array[tuple(slice(*each) for each in ranges)].reshape(-1)
-                for ranges in regions(shape, limit, even)
-            ]
-            assert (np.concatenate(parts) == array.reshape(-1)).all()
-            if even:
-                assert not any(part.size % 2 for part in parts[:-1])
-            else:
-                assert max(part.size for part in parts) <= limit
-
-
-def test_tiles_hold_whole_blocks_or_lie_in_one() -> None:
-    rng = fresh(1)
-    for grid, limit in shapes(300):
-        sizes = rng.integers(1, 5, len(grid)).tolist()
-        shape = tuple(g * size for g, size in zip(grid, sizes, strict=True))
-        seen = np.zeros(shape, int)
-        for place, blocks in tiles(shape, sizes, limit):
-            seen[place] += 1
-            for part, block, size in zip(place, blocks, sizes, strict=True):
-                first, end = block.start * size, block.stop * size
-                inside = first <= part.start and part.stop <= end
-                assert inside and ((part.start, part.stop) == (first, end) or end - first == size)
-        assert (seen == 1).all()
+from irc.weights.checkpoint.streams import ahead
 
 
 @pytest.fixture(params=[1, 2, 5])

@@ -1,4 +1,4 @@
-"""Types: interning, text, and what a type refuses to be; meshes and their groups."""
+"""Types and meshes: interning, text, groups, and what they and operations refuse."""
 
 import pickle
 from typing import Any
@@ -6,9 +6,13 @@ from typing import Any
 import pytest
 
 from irc.errors import Error
+from irc.ir.core import Value
 from irc.ir.dims import symbol
 from irc.ir.mesh import Mesh
 from irc.ir.types import TensorType
+from irc.ops import Add, Linear, Mul, Silu, Softmax
+from irc.text.cursor import Cursor
+from irc.text.literals import parse_type
 
 S = symbol("S")
 
@@ -92,3 +96,42 @@ def test_a_mesh_is_a_table_of_axes_as_well() -> None:
 def test_unknown_axis_names_the_nearest() -> None:
     with pytest.raises(Error, match="has no axis 'tpp'; did you mean 'tp'"):
         Mesh.parse("tp=2").size("tpp")
+
+
+def value(type: str) -> Value:
+    return Value(parse_type(Cursor(type, "type")), None, 0, "x")
+
+
+def linear(x: Value, weight: Value, bias: Value) -> Linear:
+    return Linear(x, weight, bias=bias)
+
+
+PARTIAL, REPLICATED = "f32[4, 8]{sum tp}", "f32[4, 8]"
+
+
+@pytest.mark.parametrize(
+    ("op", "operands", "message"),
+    [
+        (Silu, [PARTIAL], "silu needs complete operands, but x is a partial sum over tp"),
+        (Add, [PARTIAL, REPLICATED], "add mixes a partial sum over tp with a complete"),
+        (Mul, [PARTIAL, PARTIAL], "mul multiplies partial sums"),
+        (
+            Linear,
+            ["f32[4, 8@tp]", "f32[6, 8]"],
+            "dimension 'k' is sharded over tp in x and replicated in w",
+        ),
+        (
+            Add,
+            ["f32[4, 8@tp]", "f32[4, 8@dp]"],
+            "a leading dimension is sharded over tp in x and sharded over dp in y",
+        ),
+        (Softmax, ["f32[4, 8@tp]"], "softmax needs dimension .* replicated"),
+        (linear, ["f32[4, 8@tp]", "f32[6, 8@tp]", "f32[6]"], "would add bias once per rank of tp"),
+        (linear, [PARTIAL, "f32[6, 8]", "f32[6]"], "mixes a partial sum"),
+    ],
+)
+def test_axes_and_sums_that_an_operation_refuses(
+    op: Any, operands: list[str], message: str
+) -> None:
+    with pytest.raises(Error, match=message):
+        op(*map(value, operands))

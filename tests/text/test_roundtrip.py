@@ -7,9 +7,8 @@ from irc.backends.onnx.backend import OnnxBackend
 from irc.errors import TextError
 from irc.frontends import huggingface
 from irc.frontends.script import load_script
-from irc.ir.core import Module
 from irc.ir.verify import verify
-from irc.pipeline import Instrument, Pipeline, Step, run_pipeline
+from irc.pipeline import parse_pipeline, run_pipeline
 from irc.text import parse_module, print_module
 from irc.text.cursor import Cursor
 from irc.text.references import parse_ref
@@ -85,14 +84,9 @@ def test_any_string_is_written_on_one_line_in_utf_8(key: str) -> None:
 @pytest.mark.parametrize("number", [(1 << 63) - 1, -(1 << 63)])
 def test_integers_of_64_bits(number: int) -> None:
     """Folding makes them: products of i64 wrap."""
-    text = f"""module @m {{
-  func @f() -> (i64[]) {{
-    %x = full {{value={number}, dtype="i64"}} : i64[]
-    return %x
-  }}
-}}
-"""
-    assert print_module(parse_module(text)) == text
+    body = f'%x = full {{value={number}, dtype="i64"}} : i64[]'
+    module = parse_module(f"module @m {{ func @f() -> (i64[]) {{ {body} return %x }} }}")
+    assert body in str(module)
 
 
 LLAMA, TOWERS = (str(ROOT / "examples" / name) for name in ("llama.py", "two_tower.py"))
@@ -109,29 +103,14 @@ EXAMPLES = {
 def test_every_dump_of_the_examples(name: str, locs: bool) -> None:
     """The example as traced, and after every pass of the default pipeline."""
     module = EXAMPLES[name]()
-    texts = Dumps(locs)
+    assert (" loc(" in print_module(module, locs=locs)) == locs
     pipeline = "fuse-qkv" if name == "fuse-qkv" else OnnxBackend.default_pipeline
-    steps = run_pipeline(module, pipeline, [texts])
-    assert len(texts.found) == len(steps) + 1
-    assert (" loc(" in texts.found[0]) == locs
-    for text in texts.found:
+    for step in ("", *parse_pipeline(pipeline)):
+        run_pipeline(module, str(step))
+        text = print_module(module, locs=locs)
         again = parse_module(text)
         verify(again)
         assert print_module(again, locs=locs) == text
-
-
-class Dumps(Instrument):
-    """Keeps the text before the first pass and after each."""
-
-    def __init__(self, locs: bool) -> None:
-        self.locs = locs
-        self.found: list[str] = []
-
-    def start(self, module: Module, pipeline: Pipeline) -> None:
-        self.found.append(print_module(module, locs=self.locs))
-
-    def after(self, step: Step, module: Module) -> None:
-        self.found.append(print_module(module, locs=self.locs))
 
 
 def test_comments_and_white_space_are_ignored() -> None:
