@@ -84,6 +84,16 @@ class Builder:
         value.type = value.type.part_of(varying)
         return value
 
+    def shards(self, value: Value, dim: int, axes: Axes) -> Value:
+        """What each rank has of its own as shards of one global value along a dimension."""
+        type = value.type
+        shape = list(type.shape)
+        shape[dim] *= self.mesh.group_size(axes)
+        over = tuple(axes if i == dim else () for i in range(type.ndim))
+        rest = tuple(axis for axis in type.global_type.varying if axis not in axes)
+        value.type = type.part_of(TensorType(type.dtype, tuple(shape), over, varying=rest))
+        return value
+
     def rank(self, axes: Axes, dtype: str = "i32") -> Value:
         """This rank's position along the axes, made once per function."""
         axes = self.wide(axes)

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from irc import ops
 from irc.errors import Error
 from irc.ir.core import Op, Value
-from irc.ir.dims import DimLike, product
+from irc.ir.dims import DimLike, Shape, product
 from irc.ir.layouts import local_dim, local_shape, uneven
 
 from .builder import Builder
@@ -97,21 +97,35 @@ def _i32(builder: Builder, value: Value) -> Value:
 
 
 def _by_request(builder: Builder, op: ops.CyclicEmbedding, queued: Queued, size: DimLike) -> Value:
-    """Every rank sends its ids to their owners and gets the rows back, in the same slots."""
-    index = _index(builder, queued.owner, queued.slot, size)
-    keys = _queues(builder, op, index, queued.row, queued.fits, size * op.parts)
-    keys = builder.add(ops.AllToAll(keys, axis=op.axis, split=0, concat=0, group_size=op.parts))
-    return _picked(builder, _exchanged_rows(builder, op, keys), index, queued.fits)
+    """Every rank sends its ids to their owners and gets the rows back, in the same slots.
+
+    Keys and rows are [senders of ids, owners, slots], sharded over the senders, then the owners.
+    """
+    parts, index = op.parts, _index(builder, queued.owner, queued.slot, size)
+    keys = _queues(builder, op, index, queued.row, queued.fits, size * parts)
+    keys = _shards(builder, op, keys, (1, parts, size), 0)
+    keys = builder.add(ops.AllToAll(keys, axis=op.axis, split=1, concat=0, group_size=parts))
+    keys = builder.own(builder.add(ops.Reshape(keys, shape=(parts * size,))))
+    rows = builder.add(ops.Embedding(keys, builder.local(op.table), inside=True))
+    rows = _shards(builder, op, rows, (parts, 1, size, rows.type.shape[1]), 1)
+    rows = builder.add(ops.AllToAll(rows, axis=op.axis, split=0, concat=1, group_size=parts))
+    return _picked(builder, _in_one_row(builder, rows), index, queued.fits)
 
 
 def _by_owner(builder: Builder, op: ops.CyclicEmbedding, queued: Queued, size: DimLike) -> Value:
-    """Every rank has all ids, so owners send every rank the rows of its shard unrequested."""
+    """Every rank has all ids, so owners send every rank the rows of its shard unrequested.
+
+    These are [owners, receivers, slots, D], sharded over the owners, then the receivers.
+    """
     rank = builder.rank(op.axes)
     mine = builder.add(ops.And(queued.fits, ops.Eq(queued.owner, rank)))
     receiver = builder.add(ops.Reshape(ops.Iota(size=op.parts), shape=(op.parts, 1)))
     target = _index(builder, receiver, queued.slot, size)
     keys = _queues(builder, op, target, queued.row, mine, size * op.parts)
-    rows = _exchanged_rows(builder, op, keys)
+    rows = builder.add(ops.Embedding(keys, builder.local(op.table), inside=True))
+    rows = _shards(builder, op, rows, (1, op.parts, size, rows.type.shape[1]), 0)
+    rows = builder.add(ops.AllToAll(rows, axis=op.axis, split=1, concat=0, group_size=op.parts))
+    rows = _in_one_row(builder, rows)
     owner, slot, fits = (
         builder.add(ops.Gather(value, rank, dim=0))
         for value in (queued.owner, queued.slot, queued.fits)
@@ -129,10 +143,18 @@ def _to_all(builder: Builder, op: ops.CyclicEmbedding, queued: Queued, size: Dim
     return _picked(builder, rows, _index(builder, queued.owner, queued.slot, size), queued.fits)
 
 
-def _exchanged_rows(builder: Builder, op: ops.CyclicEmbedding, keys: Value) -> Value:
-    """The rows that the other ranks found for this one, from those that it found for them."""
-    rows = ops.Embedding(keys, builder.local(op.table), inside=True)
-    return builder.add(ops.AllToAll(rows, axis=op.axis, split=0, concat=0, group_size=op.parts))
+def _shards(
+    builder: Builder, op: ops.CyclicEmbedding, value: Value, shape: Shape, dim: int
+) -> Value:
+    """What each rank has of its own, in another shape, as shards along a dimension."""
+    value = builder.own(builder.add(ops.Reshape(value, shape=shape)))
+    return builder.shards(value, dim, builder.wide(op.axes))
+
+
+def _in_one_row(builder: Builder, rows: Value) -> Value:
+    """[slots of all queues, D]: what each rank got from all others."""
+    count = product(rows.type.shape[:-1])
+    return builder.own(builder.add(ops.Reshape(rows, shape=(count, rows.type.shape[-1]))))
 
 
 def _index(builder: Builder, queue: Value, slot: Value, size: DimLike) -> Value:

@@ -152,12 +152,16 @@ _MOVES: dict[type[Op], Callable[[Exchange], Op | None]] = {
 def _shards_from(x: Value, count: int, shard: Shape, dim: int) -> Op:
     """`x`, which holds shards of this shape along `dim`, with them along dimension 0 instead."""
     before, rest = product(shard[:dim]), product(shard[dim:])
-    apart = ops.Transpose(ops.Reshape(x, shape=(before, count, rest)), order=(1, 0, 2))
+    apart = x if before == 1 else _turned(ops.Reshape(x, shape=(before, count, rest)))
     return ops.Reshape(apart, shape=(shard[0] * count, *shard[1:]))
+
+
+def _turned(x: Op) -> Op:
+    return ops.Transpose(x, order=(1, 0, 2))
 
 
 def _shards_to(x: Op, count: int, shard: Shape, dim: int) -> Op:
     """The inverse: shards along dimension 0, joined along `dim`."""
     before, rest = product(shard[:dim]), product(shard[dim:])
-    apart = ops.Transpose(ops.Reshape(x, shape=(count, before, rest)), order=(1, 0, 2))
+    apart = x if before == 1 else _turned(ops.Reshape(x, shape=(count, before, rest)))
     return ops.Reshape(apart, shape=(*shard[:dim], shard[dim] * count, *shard[dim + 1 :]))
