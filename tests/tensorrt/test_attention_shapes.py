@@ -32,10 +32,6 @@ def decoder(size: int, heads: int, key_heads: int, dtype: str, seen: str = "caus
         return %y, %u }} }}""")
 
 
-def kinds(module: Module) -> set[str]:
-    return {node.op_type for node in emitted(module).graph.node}
-
-
 @pytest.mark.needs_rtx
 @pytest.mark.parametrize("dtype", ["f16", "bf16"])
 @pytest.mark.parametrize(
@@ -44,7 +40,7 @@ def kinds(module: Module) -> set[str]:
 )
 def test_every_shape_builds(size: int, heads: int, key_heads: int, dtype: str) -> None:
     for seen in ("causal", "causal, window=5"):
-        assert not (found := problem(decoder(size, heads, key_heads, dtype, seen))), found
+        assert not (why := problem(decoder(size, heads, key_heads, dtype, seen))), why
 
 
 @pytest.mark.parametrize(
@@ -59,26 +55,23 @@ def test_every_shape_builds(size: int, heads: int, key_heads: int, dtype: str) -
     ],
 )
 def test_the_form_is_chosen_by_rule(size: int, dtype: str, kind: str) -> None:
-    assert {"TRT_Attention", "Softmax"} & kinds(decoder(size, 2, 2, dtype)) == {kind}
-
-
-def plainer(module: Module, folder: Path, *avoided: str) -> Module:
-    """The graph without nodes of these kinds, read back."""
-    model = emitted(module, avoided=avoided)
-    assert not set(avoided) & {node.op_type for node in model.graph.node}
-    (folder / "m.onnx").write_bytes(model.SerializeToString())
-    return import_onnx(folder / "m.onnx", use_text=False)
+    kinds = {node.op_type for node in emitted(decoder(size, 2, 2, dtype)).graph.node}
+    assert {"TRT_Attention", "Softmax"} & kinds == {kind}
 
 
 @pytest.mark.parametrize("seen", ["causal", "causal, window=3", "causal, scale=0.3"])
 def test_plainer_forms_compute_the_same(seen: str, tmp_path: Path) -> None:
     module = decoder(12, 4, 2, "f32", seen)
-    again = plainer(module, tmp_path, "TRT_Attention", "TensorScatter")
+    avoided = "TRT_Attention", "TensorScatter"
+    model = emitted(module, avoided=avoided)
+    assert not {*avoided} & {node.op_type for node in model.graph.node}
+    (tmp_path / "m.onnx").write_bytes(model.SerializeToString())
+    again = import_onnx(tmp_path / "m.onnx", use_text=False)
     shapes = {"q": (2, 3, 48), "n": (2, 3, 24), "c": (2, 2, CAPACITY, 12)}
     inputs = {name: RNG.standard_normal(shape, np.float32) for name, shape in shapes.items()}
     inputs["past"] = RNG.integers(0, CAPACITY - 3, 2).astype(np.int32)
-    found, wanted = (evaluate(each, inputs, tmp_path).values() for each in (again, module))
-    for one, other in zip(found, wanted, strict=True):
+    results = (evaluate(m, inputs, tmp_path).values() for m in (again, module))
+    for one, other in zip(*results, strict=True):
         np.testing.assert_allclose(one, other, 1e-4, 1e-4)
 
 

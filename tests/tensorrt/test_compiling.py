@@ -11,9 +11,11 @@ import pytest
 
 import irc
 from irc.backends.tensorrt.options import EngineOptions
+from irc.backends.tensorrt.ranges import profiles_of
 from irc.driver import Artifact
 from irc.errors import Error
 from irc.pipeline.options import options_of
+from irc.text import parse_module
 from tests.cli.runner import npz_files, refused, works
 from tests.layout import ROOT
 from tests.tiny_checkpoint import write_checkpoint
@@ -32,25 +34,25 @@ def compiled(source: Path, folder: Path, **options: Any) -> Artifact:
     return irc.compile(source, folder, backend="tensorrt-rtx", engine=engine, **options)
 
 
-@pytest.mark.parametrize(("mesh", "multiple"), [("tp=2", 2), ("tp=3", 3), ("tp=3,pp=2", 3)])
-def test_sharded_tokens_are_multiples_of_the_group_size(
-    mesh: str, multiple: int, checkpoint: Path, tmp_path: Path
+@pytest.mark.parametrize(
+    ("options", "least", "most", "tokens"),
+    [
+        ({"mesh": "tp=2", "sequence": True}, 2, 96, 8),
+        ({"mesh": "tp=3", "sequence": True}, 3, 96, 6),
+        ({"mesh": "tp=3,pp=2", "sequence": True}, 3, 96, 6),
+        ({"dims": {"C": (4, 4, 4)}}, 1, 4, 4),
+    ],
+)
+def test_profiles(
+    options: Any, least: int, most: int, tokens: int, checkpoint: Path, tmp_path: Path
 ) -> None:
-    engine = {"self_test": True}
-    artifact = compiled(checkpoint, tmp_path / "out", mesh=mesh, sequence=True, engine=engine)
+    """Sharded tokens are multiples of the group size; a call has no more than the cache."""
+    artifact = compiled(checkpoint, tmp_path / "out", engine={"self_test": True}, **options)
     program = artifact.manifest["program"]
     decode, prefill = program["stages"][0]["profiles"]
-    assert decode["shapes"]["input_ids"][2] == [8, multiple]
-    assert prefill["shapes"]["input_ids"][2][1] == 96 // multiple * multiple
-    assert len(program["self_test"]["ids"]) == 8 // multiple * multiple
-
-
-def test_a_call_has_no_more_tokens_than_the_cache(checkpoint: Path, tmp_path: Path) -> None:
-    engine = {"self_test": True}
-    small = compiled(checkpoint, tmp_path / "out", dims={"C": (4, 4, 4)}, engine=engine)
-    program = small.manifest["program"]
-    assert program["stages"][0]["profiles"][1]["shapes"]["input_ids"][2] == [8, 4]
-    assert len(program["self_test"]["ids"]) == 4
+    assert decode["shapes"]["input_ids"][2] == [8, least]
+    assert prefill["shapes"]["input_ids"][2][1] == most
+    assert len(program["self_test"]["ids"]) == tokens
 
 
 def test_an_artifact_without_engines_says_why(checkpoint: Path, tmp_path: Path) -> None:
@@ -160,8 +162,8 @@ def test_bad_options(options: Any, message: str) -> None:
 
 
 def test_options_of_other_types() -> None:
-    found = options_of(EngineOptions, {"cache": "x", "plugins": "a.py", "target": None})
-    assert (found.cache, found.plugins, found.target) == (Path("x"), ("a.py",), "")
+    options = options_of(EngineOptions, {"cache": "x", "plugins": "a.py", "target": None})
+    assert (options.cache, options.plugins, options.target) == (Path("x"), ("a.py",), "")
 
 
 @pytest.mark.parametrize(
@@ -172,10 +174,17 @@ def test_options_of_other_types() -> None:
             "the backend onnx has no option weights: --weights is for --backend tensorrt or",
         ),
         (["--backend", "tensorrt-rtx", "--target", "tensorrt-11.4"], "not for the backend"),
+        (["--backend", "tensorrt-rtx", "--no-build", "--dims", "B=0"], "the range of B ends at 0"),
+        (
+            ["--backend", "tensorrt-rtx", "--no-build", "--mesh", "tp=2", "--pipeline", "shard"],
+            "add localize to the pipeline",
+        ),
     ],
 )
 def test_bad_commands(words: list[str], message: str, checkpoint: Path, tmp_path: Path) -> None:
-    assert message in refused("compile", checkpoint, "-o", tmp_path / "out", *words)
+    """A dry run has the errors of a compilation."""
+    for more in (["--dry-run"], ["-o", tmp_path / "out"]):
+        assert message in refused("compile", checkpoint, *words, *more)
     assert not (tmp_path / "out").exists()
 
 
@@ -232,15 +241,20 @@ def test_a_dry_run_prints_errors_of_the_linter(
         assert "error: turn back [no-rope]" in error
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["--dims", "B=0"], "the range of B ends at 0"),
-        (["--mesh", "tp=2", "--pipeline", "shard"], "add localize to the pipeline"),
-    ],
-)
-def test_a_dry_run_has_the_errors_of_a_compilation(
-    words: list[str], message: str, checkpoint: Path, tmp_path: Path
-) -> None:
-    for more in (DRY, [*DRY[:-1], "-o", tmp_path / "out"]):
-        assert message in refused("compile", checkpoint, *words, *more)
+RANGES = """module @m {{
+  func @forward(%x: f32[{0}], %y: f32[{1}]) -> (a: f32[{0}], b: f32[{1}]) {{
+    %a = relu %x : f32[{0}]
+    %b = relu %y : f32[{1}]
+    return %a, %b }} }}"""
+
+
+def test_all_symbols_without_a_range_are_named() -> None:
+    functions = [parse_module(RANGES.format(*dims)).main for dims in (("B, 4", "S"), ("B", "2*T"))]
+    with pytest.raises(Error) as caught:
+        profiles_of(functions, {"S": (1, 2, 4)})
+    wanted = "B=min:typical:max,T=min:typical:max"
+    assert str(caught.value) == f"an engine needs ranges for B, T; give --dims {wanted}"
+    with pytest.raises(Error, match=r"needs a range for T; give --dims T=min:typical:max$"):
+        profiles_of(functions, {"S": (1, 2, 4), "B": (1, 1, 1)})
+    profiles = profiles_of(functions, dict.fromkeys("BST", (1, 2, 4)))
+    assert profiles[1][0].shapes == {"x": ((1,), (2,), (4,)), "y": ((2,), (4,), (8,))}

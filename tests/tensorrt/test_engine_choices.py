@@ -1,4 +1,4 @@
-"""Engine options: collectives, caches, weights; the options that an artifact records."""
+"""Choices by target: lowerings, collectives, caches, weights; options that artifacts record."""
 
 from __future__ import annotations
 
@@ -12,13 +12,15 @@ import irc
 from irc.backends.tensorrt import backend as tensorrt
 from irc.backends.tensorrt.backend import TensorRTBackend
 from irc.backends.tensorrt.builder.library import Library
-from irc.backends.tensorrt.lowering.table import rows
+from irc.backends.tensorrt.lowering.table import Choices, rows
 from irc.backends.tensorrt.options import EngineOptions
 from irc.backends.tensorrt.target import Target
 from irc.cli.arguments import Parser, add_settings, given_settings
 from irc.driver import find_source
 from irc.driver.options import chosen_backend
 from irc.errors import Error
+from irc.ir.declare import REGISTRY
+from irc.ops import Silu
 from irc.pipeline.options import options_of, settings_of
 from irc.text import parse_module
 from tests.tensorrt.emission import emitted
@@ -44,17 +46,13 @@ def compiled(body: str, folder: Path, mesh: str = "tp=2", **engine: Any) -> irc.
     return irc.compile(module, folder, backend=flavour, pipeline="dce", engine=options)
 
 
-def kinds(artifact: irc.Artifact) -> set[str]:
-    """The kinds of collectives in the model of rank 0."""
-    model = onnx.load(artifact.folder / artifact.manifest["program"]["ranks"][0]["model"])
-    return {node.op_type for node in model.graph.node if "Collective" in node.op_type}
-
-
 @pytest.mark.parametrize("target", ["tensorrt-11.4/sm_90", "tensorrt-rtx-1.7"])
 @pytest.mark.parametrize("body", BODIES)
 def test_collectives_are_those_of_the_plugin(target: str, body: str, tmp_path: Path) -> None:
     artifact = compiled(BODIES[body], tmp_path / "out", target=target)
-    assert kinds(artifact) == {"IrcCollective"}
+    model = onnx.load(artifact.folder / artifact.manifest["program"]["ranks"][0]["model"])
+    kinds = {node.op_type for node in model.graph.node if "Collective" in node.op_type}
+    assert kinds == {"IrcCollective"}
     assert artifact.manifest["program"]["plugins"] == {"IrcCollective": "1"}
     (note,) = [note for note in artifact.notes if " collective" in note]
     count = "1 collective" if body == "largest" else "2 collectives"
@@ -109,37 +107,28 @@ def test_the_target_of_a_build(
     assert (found.version, found.architectures) == ((11, 2), wanted)
 
 
-WEIGHTS = {
-    "f32": 'weight @w : f32[4, 4] = random("k", 1, 1.0)',
-    "i4": 'weight @w : i4[4, 4] = random("k", 1, 4.0)',
-}
-
-
 @pytest.mark.parametrize(
-    ("dtype", "engine", "outside", "reason"),
+    ("dtype", "ranks", "engine", "outside", "reason"),
     [
-        ("f32", {}, False, ""),
-        ("f32", {"weights": "outside"}, True, ""),
-        ("i4", {}, False, "the weight @w is i4"),
-        ("f32", {"strip": True}, False, "--strip applies to weights inside the engine"),
-        ("f32", {"refit": True}, False, "--refit applies to"),
-        ("f32", {"weight_streaming": True}, False, "--weight-streaming applies to"),
+        ("f32", 1, {}, False, ""),
+        ("f32", 2, {}, True, ""),
+        ("f32", 1, {"weights": "outside"}, True, ""),
+        ("i4", 1, {}, False, "the weight @w is i4"),
+        ("f32", 1, {"strip": True}, False, "--strip applies to weights inside the engine"),
+        ("f32", 2, {"strip": True}, False, "--strip applies to weights inside the engine"),
+        ("f32", 1, {"refit": True}, False, "--refit applies to"),
+        ("f32", 1, {"weight_streaming": True}, False, "--weight-streaming applies to"),
     ],
 )
 def test_weights_inside_or_outside(
-    dtype: str, engine: dict[str, Any], outside: bool, reason: str
+    dtype: str, ranks: int, engine: dict[str, Any], outside: bool, reason: str
 ) -> None:
-    module = parse_module(f"module @m {{ {WEIGHTS[dtype]} }}")
+    weight = f'weight @w : {dtype}[4, 4] = random("k", 1, 1.0)'
+    module = parse_module(f"module @m mesh(tp={ranks}) {{ {weight} }}")
     assert options_of(EngineOptions, engine).outside(module) == outside
     if reason:
         with pytest.raises(Error, match=f"{reason}.*give --weights inside"):
             options_of(EngineOptions, {**engine, "weights": "outside"}).outside(module)
-
-
-def test_several_ranks_share_weights_outside() -> None:
-    module = parse_module(f"module @m mesh(tp=2) {{ {WEIGHTS['f32']} }}")
-    assert EngineOptions().outside(module)
-    assert not options_of(EngineOptions, {"strip": True}).outside(module)
 
 
 def test_an_artifact_is_compiled_again_as_it_was(tmp_path: Path) -> None:
@@ -157,13 +146,6 @@ def test_an_artifact_is_compiled_again_as_it_was(tmp_path: Path) -> None:
     assert cpu.manifest["backend"] == "onnx"
 
 
-def recompiled(folder: Path, before: dict[str, Any], **options: Any) -> Any:
-    """The backend for compiling an artifact with the engine options `before` again."""
-    engine = {"build": False, "target": "tensorrt-rtx-1.7"} | before
-    irc.compile(parse_module(CACHE), folder / "out", backend="tensorrt-rtx", engine=engine)
-    return chosen_backend(find_source(folder / "out"), options)
-
-
 @pytest.mark.parametrize("name", ["strip", "refit", "weight_streaming"])
 def test_a_remembered_flag_can_be_switched_off(name: str, tmp_path: Path) -> None:
     def parsed(*words: str) -> dict[str, Any]:
@@ -172,14 +154,67 @@ def test_a_remembered_flag_can_be_switched_off(name: str, tmp_path: Path) -> Non
         return given_settings(parser.parse(words), settings_of(EngineOptions))
 
     word = name.replace("_", "-")
-    found = parsed(), parsed(f"--{word}"), parsed(f"--no-{word}")
-    assert found == ({}, {name: True}, {name: False})
-    assert getattr(recompiled(tmp_path, {name: True}).options, name)
-    off = recompiled(tmp_path, {name: True}, **parsed(f"--no-{word}"))
-    assert not getattr(off.options, name)
+    answers = parsed(), parsed(f"--{word}"), parsed(f"--no-{word}")
+    assert answers == ({}, {name: True}, {name: False})
+    engine = {"build": False, "target": "tensorrt-rtx-1.7", name: True}
+    irc.compile(parse_module(CACHE), tmp_path, backend="tensorrt-rtx", engine=engine)
+    source = find_source(tmp_path)
+    assert getattr(chosen_backend(source, {}).options, name)
+    assert not getattr(chosen_backend(source, {name: False}).options, name)
 
 
-def test_an_unknown_option(tmp_path: Path) -> None:
-    words: Any = {"mesg": "tp=2"}
-    with pytest.raises(Error, match=r"irc.compile has no option mesg; did you mean 'mesh'"):
-        irc.compile(parse_module(CACHE), tmp_path / "out", **words)
+# -- the table of lowerings, and targets
+
+
+@pytest.mark.parametrize("text", ["tensorrt-rtx-1.7/sm_89", "tensorrt-11.4/sm_90", "tensorrt-11.0"])
+def test_every_operation_has_one_row_with_a_reason_and_a_source(text: str) -> None:
+    found = rows(Target.parse(text))
+    assert sorted({row.op for row in found}) == sorted(REGISTRY)
+    assert [row.op for row in found] == sorted(row.op for row in found)
+    assert len(found) == len(REGISTRY)
+    assert all(row.choice and row.reason and row.source for row in found)
+
+
+def test_the_first_choice_that_fits_wins() -> None:
+    choices = Choices()
+    for choice, since in (("new", (11, 3)), ("old", (0, 0))):
+        register = choices.lower(
+            Silu, choice=choice, reason="-", source="-", since=since, flavour="tensorrt"
+        )
+        register(lambda e, op: "")
+    fitting = {
+        text: getattr(choices.find(Silu, Target.parse(text)), "choice", None)
+        for text in ("tensorrt-11.4", "tensorrt-11.0", "tensorrt-rtx-1.7")
+    }
+    assert fitting == {"tensorrt-11.4": "new", "tensorrt-11.0": "old", "tensorrt-rtx-1.7": None}
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("tensort", "did you mean"),
+        ("tensorrt-rtx-1.7/sm_90", "no engine is for sm_90; there are sm_75, "),
+        ("tensorrt-11.4/sm_999", "no engine is for sm_999; there are .*sm_90, "),
+        ("tensorrt-rtx-1.7/ada", "'ada' is no architecture"),
+        ("tensorrt-rtx-1.7/", "'' is no architecture; write sm_89"),
+        ("tensorrt-rtx-1.7/sm_89+", "'' is no architecture"),
+        ("tensorrt-rtx-1.7.", "write it as"),
+        ("tensorrt-10.3", "needs tensorrt 11.0 or newer"),
+        ("", "write it as"),
+    ],
+)
+def test_bad_targets(text: str, message: str) -> None:
+    with pytest.raises(Error, match=message):
+        Target.parse(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "written"),
+    [
+        ("tensorrt-rtx-1.7/sm_80+sm_89", ""),
+        ("tensorrt-11.4/sm_90", ""),
+        ("tensorrt-rtx-1.7.1.116/sm_89", "tensorrt-rtx-1.7/sm_89"),
+    ],
+)
+def test_targets_read_back(text: str, written: str) -> None:
+    assert str(Target.parse(text)) == (written or text)

@@ -14,6 +14,7 @@ from irc.backends.tensorrt.builder.report import Layer, Report
 from irc.driver import Artifact
 from tests.cli.runner import refused, works
 from tests.layout import ROOT
+from tests.tensorrt.emission import reports
 from tests.tiny_checkpoint import write_checkpoint
 
 pytestmark = pytest.mark.needs_rtx
@@ -47,28 +48,11 @@ def built(folder: Path, source: Path, mesh: str = "", **engine: Any) -> Artifact
     return irc.compile(source, folder / "built", engine=engine, **options)
 
 
-def reports(artifact: Artifact) -> list[Report]:
-    """The reports of all stages."""
-    stages = artifact.manifest["program"]["stages"]
-    texts = [(artifact.folder / stage["report"]).read_text() for stage in stages]
-    return [Report.from_json(json.loads(text)) for text in texts]
-
-
-def nodes(artifact: Artifact, kind: str) -> list[dict[str, Any]]:
-    """The attributes of the nodes of a kind in the model of the first stage."""
-    model = onnx.load(artifact.folder / "stage0.onnx", load_external_data=False)
-    return [
-        {each.name: onnx.helper.get_attribute_value(each) for each in node.attribute}
-        for node in model.graph.node
-        if node.op_type == kind
-    ]
-
-
-def kernels(report: Report, scope: str, profile: str = "decode") -> list[Layer]:
-    """The kernels of a scope, without copies, shapes and collectives."""
+def kernels(report: Report, scope: str) -> list[Layer]:
+    """The kernels of a scope in decoding, without copies, shapes and collectives."""
     others = ("shape_call", "copy", "custom_layer", "signal", "wait")
-    found = report.layers_of(scope, profile)
-    return [x for x in found if x.kind not in others and not x.kind.startswith("comm_")]
+    layers = report.layers_of(scope, "decode")
+    return [x for x in layers if x.kind not in others and not x.kind.startswith("comm_")]
 
 
 def widened(artifact: Artifact, report: Report) -> list[str]:
@@ -127,13 +111,24 @@ def grouped(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_checkpoint(tmp_path_factory.mktemp("grouped") / "checkpoint", **GROUPED)
 
 
+@pytest.fixture(scope="module")
+def two_ranks(grouped: Path, tmp_path_factory: pytest.TempPathFactory) -> Artifact:
+    return built(tmp_path_factory.mktemp("ranks"), grouped, "tp=2", caching=False)
+
+
 def test_weights_inside_the_engine(grouped: Path, tmp_path: Path) -> None:
     artifact = built(tmp_path, grouped, weights="inside")
     check_decode(artifact, layers=2)
     (report,) = reports(artifact)
     (rank,) = artifact.manifest["program"]["ranks"]
-    assert rank["bindings"] is None
-    assert report.profiles == ("decode", "prefill")
+    assert rank["bindings"] is None and report.profiles == ("decode", "prefill")
+    text = works("show", artifact.folder, "--kernels", "--scope", "model.layers.1.mlp").out
+    heads = [line for line in text.splitlines() if line.startswith("rank0.engine, profile ")]
+    assert [line.split()[2].rstrip(":") for line in heads] == ["decode", "prefill"]
+    assert "model.layers.1.mlp/silu" in text and "model.layers.0" not in text
+    assert [*works("show", artifact.folder, "--kernels", "--json").json] == ["rank0.engine"]
+    assert "has no engines" in refused("show", grouped, "--kernels")
+    assert "does not exist" in refused("show", tmp_path / "gone", "--kernels")
 
 
 def test_grouped_heads_biases_and_long_rope(tmp_path: Path) -> None:
@@ -146,24 +141,27 @@ def test_grouped_heads_biases_and_long_rope(tmp_path: Path) -> None:
     assert table == rows  # tied: looked up and multiplied, two inputs of the same bytes
 
 
-def test_two_ranks_share_one_engine(grouped: Path, tmp_path: Path) -> None:
-    artifact = built(tmp_path, grouped, "tp=2")
-    check_decode(artifact, layers=2)
-    program = artifact.manifest["program"]
+def test_two_ranks_share_one_engine(two_ranks: Artifact) -> None:
+    check_decode(two_ranks, layers=2)
+    program = two_ranks.manifest["program"]
     assert {rank["engine"] for rank in program["ranks"]} == {"stage0.engine"}
     assert program["stages"][0]["scalars"] == {"rank.tp": ["tp"]}
-    (report,) = reports(artifact)
+    (report,) = reports(two_ranks)
     # two in each layer, one behind the embedding, and the logits are gathered
     assert report.kinds("decode")["custom_layer"] == 6
-    collectives = nodes(artifact, "IrcCollective")
+    model = onnx.load(two_ranks.folder / "stage0.onnx", load_external_data=False)
+    collectives = [
+        {field.name: onnx.helper.get_attribute_value(field) for field in node.attribute}
+        for node in model.graph.node
+        if node.op_type == "IrcCollective"
+    ]
     assert {(n["group"], n["group_size"]) for n in collectives} == {(b"tp", b"2")}
     operations = [n["operation"] for n in collectives]
     assert operations.count(b"all_reduce_rms_norm") == 3  # not behind the last
 
 
-@pytest.mark.parametrize("mesh", ["pp=2", "tp=2,pp=2"])
-def test_stages_have_an_engine_each(mesh: str, grouped: Path, tmp_path: Path) -> None:
-    artifact = built(tmp_path, grouped, mesh)
+def test_stages_have_an_engine_each(grouped: Path, tmp_path: Path) -> None:
+    artifact = built(tmp_path, grouped, "tp=2,pp=2")
     check_decode(artifact, layers=2)
     ranks = artifact.manifest["program"]["ranks"]
     assert [rank["engine"] for rank in ranks] == [f"stage{r['stage']}.engine" for r in ranks]
@@ -178,39 +176,24 @@ def test_an_engine_that_is_no_language_model(tmp_path: Path) -> None:
     assert artifact.manifest["program"]["self_test"] is None
 
 
-def test_two_builds_are_the_same_bytes(grouped: Path, tmp_path: Path) -> None:
-    folders = [tmp_path / name for name in ("a", "b")]
-    for folder in folders:
-        built(folder, grouped, "tp=2", caching=False)
+def test_two_builds_are_the_same_bytes(two_ranks: Artifact, grouped: Path, tmp_path: Path) -> None:
+    again = built(tmp_path, grouped, "tp=2", caching=False)
     first, second = (
-        {p.name: p.read_bytes() for p in (folder / "built").iterdir()} for folder in folders
+        {path.name: path.read_bytes() for path in artifact.folder.iterdir()}
+        for artifact in (two_ranks, again)
     )
     assert first.keys() == second.keys()
     assert not [name for name in first if first[name] != second[name]]
 
 
 def test_an_artifact_folder_is_enough_to_build_for_another_gpu(
-    grouped: Path, tmp_path: Path
+    two_ranks: Artifact, grouped: Path, tmp_path: Path
 ) -> None:
-    first = built(tmp_path, grouped, "tp=2", build=False)
-    assert all(rank["engine"] is None for rank in first.manifest["program"]["ranks"])
     options: Any = {"backend": "tensorrt-rtx", "engine": {"target": "tensorrt-rtx/sm_89"}}
     with pytest.raises(irc.Error, match=r"would get a copy of @model\.embed_tokens"):
-        irc.compile(first.folder, tmp_path / "again", **options)
-    again = irc.compile(first.folder, tmp_path / "again", checkpoint=grouped, **options)
+        irc.compile(two_ranks.folder, tmp_path / "again", **options)
+    again = irc.compile(two_ranks.folder, tmp_path / "again", checkpoint=grouped, **options)
     assert again.manifest["program"]["target"] == "tensorrt-rtx-1.7/sm_89"
     assert (again.folder / "stage0.engine").stat().st_size
-    models = [(each.folder / "stage0.onnx").read_bytes() for each in (first, again)]
+    models = [(each.folder / "stage0.onnx").read_bytes() for each in (two_ranks, again)]
     assert models[0] == models[1]
-
-
-def test_the_kernels_of_an_engine_are_shown(grouped: Path, tmp_path: Path) -> None:
-    artifact = built(tmp_path, grouped)
-    text = works("show", artifact.folder, "--kernels", "--scope", "model.layers.1.mlp").out
-    heads = [line for line in text.splitlines() if line.startswith("rank0.engine, profile ")]
-    assert [line.split()[2].rstrip(":") for line in heads] == ["decode", "prefill"]
-    assert "model.layers.1.mlp/silu" in text and "model.layers.0" not in text
-    found = works("show", artifact.folder, "--kernels", "--json").json
-    assert list(found) == ["rank0.engine"]
-    assert "has no engines" in refused("show", grouped, "--kernels")
-    assert "does not exist" in refused("show", tmp_path / "gone", "--kernels")

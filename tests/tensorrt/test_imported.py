@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from irc.backends.tensorrt.builder.request import BuildRequest, Profile
 from irc.backends.tensorrt.target import Target
 from tests.fresh import fresh
 from tests.frontends.onnx_models import kind_of, model, saved
+from tests.tensorrt.emission import reports
 
 pytestmark = pytest.mark.needs_rtx
 RANGES = {"batch": (1, 2, 8), "seq": (1, 16, 128)}
@@ -58,15 +58,15 @@ def masked() -> list[onnx.NodeProto]:
 
 def heads() -> list[onnx.NodeProto]:
     """Queries, keys and values by heads."""
-    found: list[onnx.NodeProto] = []
+    nodes: list[onnx.NodeProto] = []
     for i, name in enumerate("qkv"):
-        found += [
+        nodes += [
             node("MatMul", f"x w{name}", f"{name}0"),
             node("Add", f"{name}0 bias", f"{name}1"),
             node("Reshape", f"{name}1 split", f"{name}2"),
             node("Transpose", f"{name}2", name, perm=[0, 2, 3, 1] if i == 1 else [0, 2, 1, 3]),
         ]
-    return found
+    return nodes
 
 
 def decomposed() -> list[onnx.NodeProto]:
@@ -133,8 +133,8 @@ def built_as_it_is(path: Path) -> Report:
 def built_through_irc(path: Path, **options: Any) -> Report:
     out = path.parent / "out"
     artifact = irc.compile(path, out, backend="tensorrt-rtx", dims=RANGES, **options)
-    (stage,) = artifact.manifest["program"]["stages"]
-    return Report.from_json(json.loads((artifact.folder / stage["report"]).read_text()))
+    (report,) = reports(artifact)
+    return report
 
 
 @pytest.mark.parametrize("attention", [decomposed, whole], ids=lambda each: each.__name__)
