@@ -35,7 +35,6 @@ _SLOW = 12  # times the limit: a large transfer between hosts delays heartbeats
 _TAG = 1
 _LONGEST = 4000  # characters of a text in a heartbeat
 _ACTIVE = 10  # milliseconds of CPU per second: a driver's own threads spend less
-_BUSY = 10  # ticks of CPU time above those of threads that wait for Python's lock
 
 
 @dataclass(frozen=True)
@@ -59,14 +58,13 @@ def own_process() -> RankProcess:
     return RankProcess(socket.gethostname(), os.getpid(), kernel)
 
 
-def process_stat(process: int) -> tuple[str, int]:
-    """(state, CPU time in ticks) of a process of this host; the state is X where it is gone."""
+def process_state(process: int) -> str:
+    """The state of a process of this host by its letter in ps; X where it is gone."""
     try:
         text = Path(f"/proc/{process}/stat").read_text(errors="replace")
     except OSError:
-        return "X", 0
-    fields = text.rpartition(")")[2].split()
-    return fields[0], int(fields[11]) + int(fields[12])
+        return "X"
+    return text.rpartition(")")[2].split()[0]
 
 
 @dataclass(frozen=True)
@@ -81,14 +79,13 @@ class Failure:
 class Heartbeat:
     """What a rank tells all others, twice a second.
 
-    `activity` grows while the rank computes or reads, `progress` with every call that it finishes;
+    `idle`: for how many seconds it has neither computed nor read anything nor finished a call;
     `call` is the call that it is in, and `awaits` the other ranks that take part. `last`: it sends
     no other.
     """
 
     state: str = RUNNING
-    activity: int = 0
-    progress: int = 0
+    idle: float = 0.0
     call: str = ""
     awaits: tuple[int, ...] = ()
     failure: Failure | None = None
@@ -97,26 +94,11 @@ class Heartbeat:
 
 @dataclass
 class Peer:
-    """A rank: its process, its last heartbeat, when that came, and when the rank last moved.
-
-    Times are seconds of this host's clock; `activity` is that at the last move, `ticks` the CPU
-    time of the process when it was last heard.
-    """
+    """A rank: its process, its last heartbeat, and when that came by this host's clock."""
 
     process: RankProcess
     heard: float
-    moved: float
     beat: Heartbeat = Heartbeat()
-    activity: int = 0
-    ticks: int = 0
-
-    def record_heartbeat(self, beat: Heartbeat, now: float) -> None:
-        """Take in a heartbeat; the rank has moved where it made progress, or computed since."""
-        before, self.beat, self.heard = self.beat, beat, now
-        least = _ACTIVE * max(now - self.moved, EVERY)
-        active = beat.state == RUNNING and beat.activity - self.activity >= least
-        if active or (beat.state, beat.progress) != (before.state, before.progress):
-            self.moved, self.activity = now, beat.activity
 
 
 def find_failure(own: int, peers: Mapping[int, Peer], limit: float, now: float) -> Failure | None:
@@ -130,13 +112,14 @@ def find_failure(own: int, peers: Mapping[int, Peer], limit: float, now: float) 
     here = peers[own].beat
     for rank in here.awaits:
         peer = peers[rank]
-        if peer.beat.state == RUNNING and now - peer.moved > limit:
+        if peer.beat.state == RUNNING and peer.beat.idle > limit:
             return Failure(
                 f"rank {rank} ({peer.process}) is stuck: for {limit:g} s it has neither computed "
                 f"nor read anything, while rank {own} waits for it at {here.call}",
                 (rank,),
             )
-    waiting = all(p.beat.state == WAITING and now - p.moved > limit for p in peers.values())
+    beats = [peer.beat for peer in peers.values()]
+    waiting = all(beat.state == WAITING and beat.idle > limit for beat in beats)
     text = disagreement({rank: peer.beat.call for rank, peer in peers.items()}) if waiting else ""
     return Failure(text) if text else None
 
@@ -149,19 +132,16 @@ def _loss(peer: Peer, own: Peer, limit: float, now: float) -> str:
         slow = TRANSFERRING in (peer.beat.state, own.beat.state)
         why = "its process or its host has stopped, or the network between the hosts"
         return f"{since}; {why}" if silent > limit * (_SLOW if slow else 1) else ""
-    state, ticks = process_stat(peer.process.process)
+    state = process_state(peer.process.process)
     if state in "ZX":
         return "died: its process is gone"
-    if silent <= limit / 2:
-        peer.ticks = ticks
     if silent <= limit:
         return ""
-    if state in "Tt":
-        return f"{since}, as its process is stopped (SIGSTOP)"
-    if ticks - peer.ticks <= _BUSY:
-        return f"{since}, and it uses no CPU"
-    peer.ticks, peer.heard, peer.moved = ticks, now, now  # it computes with Python's lock
-    return ""
+    if state in "RD":  # it computes or reads, and holds Python's lock
+        peer.heard = now
+        return ""
+    reason = "its process is stopped (SIGSTOP)" if state in "Tt" else "it idles with Python's lock"
+    return f"{since}, as {reason}"
 
 
 class Watcher:
@@ -182,12 +162,12 @@ class Watcher:
         self._mpi, self._comm, self._limit, self._report = mpi, comm, limit, report
         self.rank: int = comm.Get_rank()
         self.failure: Failure | None = None
-        self._beat = Heartbeat()  # the next one, without its activity
-        now = time.monotonic()
-        self.peers = {rank: Peer(process, now, now) for rank, process in enumerate(processes)}
+        self._beat = Heartbeat()  # the next one, without the time in which this rank idled
+        self._moved, self._active = time.monotonic(), 0
+        self.peers = {rank: Peer(process, self._moved) for rank, process in enumerate(processes)}
         self._open = [rank for rank in self.peers if rank != self.rank]  # with heartbeats to come
         self._sends: dict[int, Any] = {}
-        self._sent, self._ran, self._failed = 0.0, now, 0.0
+        self._sent, self._ran, self._failed = 0.0, self._moved, 0.0
         self._claimed = self._over = False
         self._changed = threading.Event()  # wakes the thread
         self._lock, self._ending = threading.Lock(), threading.Lock()
@@ -219,12 +199,12 @@ class Watcher:
     @contextmanager
     def during(self, state: str, call: str = "", awaits: tuple[int, ...] = ()) -> Generator[None]:
         """Inside, this rank is in a call."""
-        progress = self._beat.progress
-        self._beat = Heartbeat(state, 0, progress, call[:_LONGEST], awaits)
+        self._moved = time.monotonic()
+        self._beat = Heartbeat(state, 0.0, call[:_LONGEST], awaits)
         try:
             yield
         finally:
-            self._beat = Heartbeat(progress=progress + 1)
+            self._moved, self._beat = time.monotonic(), Heartbeat()
 
     def transfer(self) -> None:
         """Note that the call of this rank moves a large array from now on."""
@@ -284,9 +264,9 @@ class Watcher:
         if gap > EVERY:  # this thread did not run: others were not silent meanwhile
             for peer in self.peers.values():
                 peer.heard += gap
-                peer.moved += gap
+            self._moved += gap
         if now - self._sent >= EVERY:
-            self.peers[self.rank].record_heartbeat(self._heartbeat(), now)
+            self.peers[self.rank].beat = self._heartbeat()
             failure = find_failure(self.rank, self.peers, self._limit, now)
             if failure is not None:
                 self.fail(failure)
@@ -304,10 +284,11 @@ class Watcher:
 
     def _heartbeat(self) -> Heartbeat:
         """What the other ranks are told now."""
-        usage = resource.getrusage(resource.RUSAGE_SELF)
-        spent = int((usage.ru_utime + usage.ru_stime - time.thread_time()) * 1000)
-        activity = spent + usage.ru_majflt + usage.ru_inblock
-        return replace(self._beat, activity=activity, failure=self.failure)
+        now, active = time.monotonic(), activity()
+        least = _ACTIVE * max(now - self._moved, EVERY)
+        if self._beat.state == RUNNING and active - self._active >= least:
+            self._moved, self._active = now, active
+        return replace(self._beat, idle=now - self._moved, failure=self.failure)
 
     def _listen(self) -> None:
         """Take in the heartbeats that have come."""
@@ -315,7 +296,7 @@ class Watcher:
             try:
                 while rank in self._open and (message := self._comm.improbe(rank, _TAG)):
                     beat: Heartbeat = message.recv()
-                    self.peers[rank].record_heartbeat(beat, time.monotonic())
+                    self.peers[rank].beat, self.peers[rank].heard = beat, time.monotonic()
                     if beat.failure is not None:
                         self.fail(beat.failure)
                     if beat.last:
@@ -339,6 +320,14 @@ class Watcher:
         who = f"rank {rank} ({self.peers[rank].process})"
         text = f"{who} died, or the network to it broke: {last_line(error)}"
         self.fail(Failure(text, (rank,)))
+
+
+def activity() -> int:
+    """What grows while this process computes or reads, this thread not counted: milliseconds of
+    CPU time, and blocks and pages read."""
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    spent = int((usage.ru_utime + usage.ru_stime - time.thread_time()) * 1000)
+    return spent + usage.ru_majflt + usage.ru_inblock
 
 
 def last_line(error: Exception) -> str:

@@ -1,48 +1,75 @@
-"""Ranks on two hosts, which are network namespaces of this machine."""
+"""Ranks on two hosts of one machine: connected network namespaces, each with its own processes."""
 
 from __future__ import annotations
 
+import os
+import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.cli.runner import works
-from tests.fresh import session_seed
-from tests.ranks.hosts import Hosts, two_hosts, why_not
-from tests.ranks.worlds import irc, needs_mpi, outcomes, program, started
+from tests.ranks.worlds import irc, needs_mpi, started
 
 pytestmark = needs_mpi
+# The program that MPI's launcher calls as ssh: it enters the namespace of a host.
+SSH = """\
+#!/bin/sh
+while [ "${1#-}" != "$1" ]; do shift; done
+host=$1
+shift
+exec ip netns exec {names} unshare --uts --ipc --mount --pid --fork --kill-child sh -c \\
+    "mount -t proc none /proc; mount -t tmpfs none /dev/shm; hostname h$host; exec $*"
+"""
+PATH = os.environ.get("PATH", "") + ":/usr/sbin:/sbin"
+NAMES = tuple(f"irc{os.getpid()}{letter}" for letter in "ab")
+ENDS = tuple(f"v{name[3:]}"[:15] for name in NAMES)
+ADDRESSES = ("10.213.77.1", "10.213.77.2")
 
 
-@pytest.fixture(scope="module")
-def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosts]:
-    if reason := why_not():
-        pytest.skip(reason)
-    with two_hosts(tmp_path_factory.mktemp("hosts")) as hosts:
-        yield hosts
+def ip(*words: str, check: bool = True) -> None:
+    command = [shutil.which("ip", path=PATH) or "ip", *words]
+    subprocess.run(command, check=check, capture_output=True)
 
 
-def on(hosts: Hosts, command: list[str]) -> list[str]:
-    """A command on the first host."""
-    settings = [f"{name}={value}" for name, value in hosts.settings.items()]
-    return [*hosts.enter, "env", *settings, *command]
+@pytest.fixture
+def ssh(tmp_path: Path) -> Iterator[Path]:
+    """The program that enters a host, while the hosts exist."""
+    tools = ("ip", "unshare", "mount", "hostname")
+    if not sys.platform.startswith("linux") or os.geteuid() != 0:
+        pytest.skip("only root makes network namespaces, on Linux")
+    if missing := [name for name in tools if shutil.which(name, path=PATH) is None]:
+        pytest.skip(f"no {' and no '.join(missing)}: iproute2 and util-linux have them")
+    try:
+        for name in NAMES:
+            ip("netns", "add", name)
+        ip("link", "add", ENDS[0], "type", "veth", "peer", "name", ENDS[1])
+        for name, end, address in zip(NAMES, ENDS, ADDRESSES, strict=True):
+            ip("link", "set", end, "netns", name)
+            ip("-n", name, "addr", "add", f"{address}/24", "dev", end)
+            ip("-n", name, "link", "set", end, "up")
+            ip("-n", name, "link", "set", "lo", "up")
+        program = tmp_path / "ssh"
+        choice = f"irc{os.getpid()}$(test $host = {ADDRESSES[0]} && echo a || echo b)"
+        program.write_text(SSH.replace("{names}", choice))
+        program.chmod(0o755)
+        subprocess.run([program, ADDRESSES[1], "true"], check=True, capture_output=True)
+    except subprocess.CalledProcessError as error:
+        pytest.skip(f"this machine cannot connect network namespaces: {error.cmd}")
+    else:
+        yield program
+    finally:
+        for name in NAMES:
+            ip("netns", "del", name, check=False)
 
 
-@pytest.mark.parametrize("ranks", [2, 4])
-def test_collectives_between_hosts(ranks: int, hosts: Hosts, tmp_path: Path) -> None:
-    session_seed()
-    mpiexec, *rest = program(ranks, "some_collectives", tmp_path)
-    where = ["-launcher", "ssh", "-hosts", ",".join(hosts.addresses), "-ppn", str(ranks // 2)]
-    with started(on(hosts, [mpiexec, *where, *rest])) as world:
-        ended = world.end()
-    ends = {rank: end.outcome for rank, end in outcomes(tmp_path).items()}
-    assert ends == dict.fromkeys(range(ranks), "done"), ended
-
-
-def test_irc_generates_on_two_hosts(hosts: Hosts, four_ranks: Path) -> None:
+def test_irc_generates_on_two_hosts(ssh: Path, four_ranks: Path) -> None:
     words = ["generate", four_ranks, "--prompt", "The Python", "--max-new-tokens", "8"]
-    command = irc(*words, "--hosts", ",".join(hosts.addresses))
-    with started(on(hosts, command)) as world:
+    settings = [f"HYDRA_LAUNCHER_EXEC={ssh}", f"HYDRA_IFACE={ENDS[0]}"]
+    enter = ["ip", "netns", "exec", NAMES[0], "env", *settings]
+    with started([*enter, *irc(*words, "--hosts", ",".join(ADDRESSES))]) as world:
         status, out, err = world.end()
     assert (status, out) == (0, works(*words).out), err
