@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from benchmarks.embedding_schemes import FOUND, SECONDS, Lookup, lookups
+from benchmarks.embedding_schemes import FOUND, Lookup, lookups
 from benchmarks.process import exchange, graph_us
 from irc.backends.cuda.device import CudaDriver
 from irc.backends.cuda.group import Group, nccl_version, open_group
@@ -30,7 +30,7 @@ def run(host: Communicator, arguments: Sequence[str]) -> None:
     torch.cuda.set_device(host.local_rank)
     torch.zeros(1, device="cuda")
     free, _ = torch.cuda.mem_get_info()
-    group = open_group(host, range(host.ranks), CudaDriver(host.local_rank), meeting=SECONDS / 2)
+    group = open_group(host, range(host.ranks), CudaDriver(host.local_rank), meeting=100.0)
     taken = {k: float(free - left_after(k, group)) for k in ("all_reduce", "all_to_all")}
     times = {f"{each.scheme} {each.tokens}": timed(each, group) for each in lookups(host.ranks)}
     about = f"{host.ranks} x {torch.cuda.get_device_name(0)}, NCCL {nccl_version()}"

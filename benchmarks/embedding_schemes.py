@@ -20,7 +20,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from benchmarks.process import start_ranks
+from benchmarks.process import run_ranks
 from irc.analysis.communication import messages
 from irc.analysis.cost import cost_of, operations
 from irc.analysis.sizes import LocalSizes
@@ -47,7 +47,6 @@ SCHEMES = ("RA", "CA", "RS", "CS")
 SCATTERED = ("RS", "CS")  # the result is sharded over tokens
 KEPT = Path(__file__).with_name("embedding_schemes.json")
 FOUND = "found.json"  # what the ranks of embedding_gpu.py write
-SECONDS = 200.0  # in which they measure
 ROWS, WIDTH, TOKENS = 128256, 4096, (1, 64, 8192)
 
 
@@ -217,7 +216,7 @@ def measured_on(ranks: str) -> dict[str, Any]:
     device, memory, times = "", {}, dict[str, Any]()
     for count in ranks.split(","):
         with TemporaryDirectory() as folder:
-            start_ranks(int(count), "benchmarks.embedding_gpu", folder).wait(SECONDS)
+            run_ranks(int(count), "benchmarks.embedding_gpu", folder)
             device, times[count], memory = json.loads(Path(folder, FOUND).read_text())
     return {
         "date": f"{datetime.date.today()}",

@@ -15,7 +15,6 @@ all_reduce adds up their results.
 from __future__ import annotations
 
 import argparse
-import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
@@ -27,7 +26,7 @@ import torch
 
 import irc
 from benchmarks.decode_gpu_models import opened, timing
-from benchmarks.process import exchange, graph_us, start_ranks
+from benchmarks.process import exchange, graph_us, run_ranks
 from irc.backends.cuda.group import Group
 from irc.backends.ranks.communicator import Communicator
 from irc.frontends import Module, ModuleList, Tensor, random_weights
@@ -40,7 +39,6 @@ EXPERTS, CHOSEN, HIDDEN, INNER = 8, 2, 4096, 14336
 EPS = 1e-5
 MOST = 8192  # tokens
 REPLAYS = 50
-SECONDS = 300.0  # in which ranks measure
 
 
 class Layer(Module):
@@ -183,10 +181,8 @@ def main() -> None:
         words = [str(folder), str(options.layers), *map(str, options.tokens)]
         if options.ep == 1:
             run(None, words)
-            return
-        process: subprocess.Popen[Any] = start_ranks(options.ep, "benchmarks.moe_gpu", *words)
-        if process.wait(SECONDS):
-            raise SystemExit("the ranks failed")
+        else:
+            run_ranks(options.ep, "benchmarks.moe_gpu", *words)
 
 
 if __name__ == "__main__":

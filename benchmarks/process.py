@@ -107,6 +107,16 @@ def start_ranks(ranks: int, module: str, *arguments: str, **options: Any) -> sub
     return subprocess.Popen([find_mpiexec(), "-n", str(ranks), *rank], cwd=ROOT, **options)
 
 
+def run_ranks(ranks: int, module: str, *arguments: str, seconds: float = 900.0) -> None:
+    """Run so many ranks to their end; SystemExit where they fail or take longer."""
+    process = start_ranks(ranks, module, *arguments)
+    try:
+        if process.wait(seconds):
+            raise SystemExit(f"the ranks of {module} failed")
+    finally:
+        process.kill()
+
+
 def main() -> None:
     """Be one rank; a failure here ends all ranks."""
     rank = find_launched_rank()
