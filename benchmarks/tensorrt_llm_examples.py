@@ -75,127 +75,113 @@ def examples(release: str) -> Iterator[Example]:
     return _of_build_scripts(number) if number < (0, 8) else _of_checkpoints(number)
 
 
+_SIZES = "--max_batch_size 2 --max_input_len 16"
 _BUILD = (
     "examples/{family}/build.py --model_dir {model} --dtype float32 --output_dir {out} "
-    "--max_batch_size 2 --max_input_len 16 --max_output_len 40"
-)
-_INT4 = "--use_weight_only --weight_only_precision int4"
-_PLUGINS = "--use_gpt_attention_plugin float32 --use_gemm_plugin float32"
-_SPLIT = "--world_size {} --tp_size {} --pp_size {}"
-_LLAMA_FLAGS: dict[str, tuple[str, int]] = {
-    "plain": ("", 0),
-    "plugins": (f"{_PLUGINS} --use_rmsnorm_plugin float32", 0),
-    "int8": ("--use_weight_only", 8),
-    "int4": (_INT4, 4),
-    "tp2, parallel embedding by rows": (
-        f"{_SPLIT.format(2, 2, 1)} --use_parallel_embedding --embedding_sharding_dim 0",
-        0,
-    ),
-    "tp2, parallel embedding by columns": (
-        f"{_SPLIT.format(2, 2, 1)} --use_parallel_embedding --embedding_sharding_dim 1",
-        0,
-    ),
-    "tp2": (_SPLIT.format(2, 2, 1), 0),
-    "tp2 pp2, plugins": (f"{_SPLIT.format(4, 2, 2)} {_PLUGINS}", 0),
-    "tp2 int8, plugins": (f"{_SPLIT.format(2, 2, 1)} {_PLUGINS} --use_weight_only", 8),
-    "packed, plugins": (f"{_PLUGINS} --remove_input_padding", 0),
-    "--enable_debug_output": ("--enable_debug_output", 0),
-    "--visualize": ("--visualize", 0),
-}
-
-
-def _of_build_scripts(number: tuple[int, ...]) -> Iterator[Example]:
-    run = "examples/run.py" if number >= (0, 7) else "examples/llama/run.py"
-    prompts = "--input_file" if number >= (0, 7) else "--input_tokens"
-    run += f" --engine_dir {{out}} --tokenizer_dir {{model}} --max_output_len {STEPS} "
-    run += f"{prompts} {{prompts}} --output_npy {{tokens}}"
-    for name, (flags, bits) in _LLAMA_FLAGS.items():
-        build = f"{_BUILD} {flags}"
-        if number[:2] == (0, 6):  # whose default is not that of the checkpoint
-            build += f" --vocab_size {VOCABULARY}"
-        yield Example(f"llama/build.py {name}", "llama", (build, run), bits=bits)
-    if number < (0, 7):
-        return
-    convert = "examples/{family}/convert_checkpoint.py --model_dir {model} --dtype float32 "
-    convert += "--output_dir {checkpoint}"
-    for family in ("gptj", "gptneox", "falcon"):
-        for name, flags in (("plain", ""), ("plugins", _PLUGINS)):
-            commands = (f"{_BUILD} {flags}".replace("{family}", family),)
-            if family == "gptj":
-                commands = (commands[0] + " --rotary_dim 8",)
-            if family == "falcon":
-                commands = (commands[0] + " --parallel_attention",)
-            yield Example(f"{family}/build.py {name}", family, commands, "logits", sources=True)
-    gpt = _BUILD.replace("{model}", "{checkpoint}/1-gpu").replace("{family}", "gpt")
-    converted = "examples/gpt/hf_gpt_convert.py -i {model} -o {checkpoint} --storage-type float32"
-    yield Example("gpt/build.py plain", "gpt", (converted, gpt), "logits", sources=True)
-    yield Example("gpt/build.py plugins", "gpt", (converted, f"{gpt} {_PLUGINS}"), "logits",
-                  sources=True)  # fmt: skip
-    for family in ("opt", "bloom"):
-        commands = (
-            convert.replace("{family}", family),
-            _IRC_BUILD.replace(
-                "--max_seq_len 64", "--max_output_len 40 --gpt_attention_plugin float32"
-            ),
-        )
-        yield Example(f"{family}/convert_checkpoint.py", family, commands, "logits", sources=True)
-    bert = (
-        "examples/bert/build.py --dtype float32 --model BertModel --n_layer 4 --n_embd 64 "
-        f"--n_head 4 --n_positions 128 --vocab_size {VOCABULARY} --max_batch_size 2 "
-        "--max_input_len 16 --output_dir {out}"
-    )
-    for name, flags in (("plain", ""), ("plugin", " --use_bert_attention_plugin float32")):
-        yield Example(f"bert/build.py {name}", "bert", (bert + flags,), "logits", sources=True)
-
-
-_IRC_BUILD = (
-    "irc build --checkpoint_dir {checkpoint} --output_dir {out} --max_batch_size 2 "
-    "--max_input_len 16 --max_seq_len 64"
+    f"{_SIZES} --max_output_len 40"
 )
 _CONVERT = (
     "examples/{family}/convert_checkpoint.py --model_dir {model} --dtype float32 "
     "--output_dir {checkpoint}"
 )
+_IRC_BUILD = f"irc build --checkpoint_dir {{checkpoint}} --output_dir {{out}} {_SIZES} "
+_INT4 = "--use_weight_only --weight_only_precision int4"
+_PLUGINS = "--use_gpt_attention_plugin float32 --use_gemm_plugin float32"
+_TP2 = "--world_size 2 --tp_size 2 --pp_size 1"
+_LLAMA_FLAGS: dict[str, tuple[str, int]] = {  # of build.py, and the bits of weights
+    "plain": ("", 0),
+    "plugins": (f"{_PLUGINS} --use_rmsnorm_plugin float32", 0),
+    "int8": ("--use_weight_only", 8),
+    "int4": (_INT4, 4),
+    "tp2, parallel embedding by rows": (
+        f"{_TP2} --use_parallel_embedding --embedding_sharding_dim 0",
+        0,
+    ),
+    "tp2, parallel embedding by columns": (
+        f"{_TP2} --use_parallel_embedding --embedding_sharding_dim 1",
+        0,
+    ),
+    "tp2": (_TP2, 0),
+    "tp2 pp2, plugins": (f"--world_size 4 --tp_size 2 --pp_size 2 {_PLUGINS}", 0),
+    "tp2 int8, plugins": (f"{_TP2} {_PLUGINS} --use_weight_only", 8),
+    "packed, plugins": (f"{_PLUGINS} --remove_input_padding", 0),
+    "--enable_debug_output": ("--enable_debug_output", 0),
+    "--visualize": ("--visualize", 0),
+}
+_CHECKPOINT_FLAGS: dict[str, tuple[str, int]] = {  # of convert_checkpoint.py
+    "plain": ("", 0),
+    "int8": ("--use_weight_only", 8),
+    "int4": (_INT4, 4),
+    "tp2": ("--tp_size 2", 0),
+    "tp2 pp2": ("--tp_size 2 --pp_size 2", 0),
+    "tp2, parallel embedding": ("--tp_size 2 --use_parallel_embedding", 0),
+}
+
+
+def _of_sources(family: str, name: str, *commands: str) -> Example:
+    """An example whose model's class is NVIDIA's, compared by logits."""
+    return Example(f"{family}/{name}".strip(), family, commands, "logits", sources=True)
+
+
+def _of_build_scripts(number: tuple[int, ...]) -> Iterator[Example]:
+    """The scripts of 0.5 to 0.7, which build engines."""
+    run = "examples/run.py" if number >= (0, 7) else "examples/llama/run.py"
+    prompts = "--input_file" if number >= (0, 7) else "--input_tokens"
+    run += f" --engine_dir {{out}} --tokenizer_dir {{model}} --max_output_len {STEPS} "
+    run += f"{prompts} {{prompts}} --output_npy {{tokens}}"
+    # of 0.6, whose default is not that of the checkpoint
+    more = f" --vocab_size {VOCABULARY}" if number[:2] == (0, 6) else ""
+    for name, (flags, bits) in _LLAMA_FLAGS.items():
+        build = f"{_BUILD} {flags}{more}"
+        yield Example(f"llama/build.py {name}", "llama", (build, run), bits=bits)
+    if number < (0, 7):
+        return
+    of_family = {"gptj": " --rotary_dim 8", "gptneox": "", "falcon": " --parallel_attention"}
+    for family, own in of_family.items():
+        yield _of_sources(family, "build.py plain", _BUILD + own)
+        yield _of_sources(family, "build.py plugins", f"{_BUILD} {_PLUGINS}{own}")
+    convert = "examples/gpt/hf_gpt_convert.py -i {model} -o {checkpoint} --storage-type float32"
+    gpt = _BUILD.replace("{model}", "{checkpoint}/1-gpu")
+    yield _of_sources("gpt", "build.py plain", convert, gpt)
+    yield _of_sources("gpt", "build.py plugins", convert, f"{gpt} {_PLUGINS}")
+    build = f"{_IRC_BUILD} --max_output_len 40 --gpt_attention_plugin float32"
+    for family in ("opt", "bloom"):
+        yield _of_sources(family, "convert_checkpoint.py", _CONVERT, build)
+    bert = (
+        "examples/bert/build.py --dtype float32 --model BertModel --n_layer 4 --n_embd 64 "
+        f"--n_head 4 --n_positions 128 --vocab_size {VOCABULARY} {_SIZES} --output_dir {{out}}"
+    )
+    yield _of_sources("bert", "build.py plain", bert)
+    yield _of_sources("bert", "build.py plugin", f"{bert} --use_bert_attention_plugin float32")
 
 
 def _of_checkpoints(number: tuple[int, ...]) -> Iterator[Example]:
+    """The scripts of 0.8 to 0.16, which convert checkpoints for `irc build`."""
+    build = f"{_IRC_BUILD} --max_seq_len 64"
     run = (
         f"examples/run.py --engine_dir {{out}} --tokenizer_dir {{model}} --max_output_len {STEPS} "
         "--input_file {prompts} --output_npy {tokens} --use_py_session"
     )
-    llama: dict[str, tuple[str, int]] = {
-        "plain": ("", 0),
-        "int8": ("--use_weight_only", 8),
-        "int4": (_INT4, 4),
-        "tp2": ("--tp_size 2", 0),
-        "tp2 pp2": ("--tp_size 2 --pp_size 2", 0),
-        "tp2, parallel embedding": ("--tp_size 2 --use_parallel_embedding", 0),
-    }
-    for name, (flags, bits) in llama.items():
-        commands = (f"{_CONVERT} {flags}", _IRC_BUILD, run)
+    for name, (flags, bits) in _CHECKPOINT_FLAGS.items():
+        commands = (f"{_CONVERT} {flags}", build, run)
         yield Example(f"llama/convert_checkpoint.py {name}", "llama", commands, bits=bits)
     if number < (0, 16):
         return
     for family in ("gpt", "falcon", "phi", "qwen"):
-        convert = _CONVERT.replace("{family}", family)
-        commands = (convert, _IRC_BUILD)
-        yield Example(f"{family}/convert_checkpoint.py", family, commands, "logits", sources=True)
+        yield _of_sources(family, "convert_checkpoint.py", _CONVERT, build)
     gemma = (
         "examples/gemma/convert_checkpoint.py --ckpt-type hf --model-dir {model} --dtype float32 "
         "--output-model-dir {checkpoint}"
     )
-    yield Example("gemma/convert_checkpoint.py", "gemma", (gemma, _IRC_BUILD), "logits",
-                  sources=True)  # fmt: skip
+    yield _of_sources("gemma", "convert_checkpoint.py", gemma, build)
     t5 = "examples/enc_dec/convert_checkpoint.py --model_type t5 --model_dir {model} "
     t5 += "--dtype float32 --output_dir {checkpoint}"
-    both = tuple(
-        _IRC_BUILD.replace("{checkpoint}", f"{{checkpoint}}/{part}").replace(
-            "{out}", f"{{out}}/{part}"
-        )
-        + more
-        for part, more in (("encoder", ""), ("decoder", " --max_encoder_input_len 16"))
+    encoder, decoder = (
+        build.replace("{checkpoint}", f"{{checkpoint}}/{part}").replace("{out}", f"{{out}}/{part}")
+        for part in ("encoder", "decoder")
     )
-    yield Example("enc_dec/convert_checkpoint.py t5", "t5", (t5, *both), "logits", sources=True)
+    commands = (t5, encoder, f"{decoder} --max_encoder_input_len 16")
+    yield Example("enc_dec/convert_checkpoint.py t5", "t5", commands, "logits", sources=True)
 
 
 def make_model(family: str, folder: Path) -> None:
