@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import shutil
+import sys
 from pathlib import Path
 from statistics import median
 
@@ -43,11 +44,18 @@ def irc_rows(checkpoint: Path, work: Path, label: str, repeat: int) -> list[tupl
     ]
 
 
-def genai(checkpoint: Path, out: Path, precision: str = "fp32") -> Run:
+def genai(
+    checkpoint: Path,
+    out: Path,
+    precision: str = "fp32",
+    *flags: str,
+    interpreter: str = sys.executable,
+) -> Run:
     """The onnxruntime-genai model builder for CPU."""
     shutil.rmtree(out, ignore_errors=True)
-    command = python("onnxruntime_genai.models.builder", "-m", checkpoint, "-o", out)
-    return measure([*command, "-p", precision, "-e", "cpu", "-c", str(out.parent / "genai-cache")])
+    words = ["-m", checkpoint, "-o", out, "-p", precision, "-e", "cpu"]
+    words += ["-c", out.parent / "genai-cache", *flags]
+    return measure(python("onnxruntime_genai.models.builder", *words, interpreter=interpreter))
 
 
 def export(checkpoint: Path, work: Path) -> Run:

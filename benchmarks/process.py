@@ -57,9 +57,9 @@ def measure(command: Sequence[str], environment: dict[str, str] | None = None) -
     return Run(seconds, usage.ru_maxrss * 1024 / 1e6, text, cpu)
 
 
-def python(module: str, *arguments: str | Path) -> list[str]:
-    """The command that runs a module with this interpreter."""
-    return [sys.executable, "-m", module, *map(str, arguments)]
+def python(module: str, *arguments: str | Path, interpreter: str = sys.executable) -> list[str]:
+    """The command that runs a module with an interpreter, by default this one."""
+    return [interpreter, "-m", module, *map(str, arguments)]
 
 
 def timed(seconds: dict[str, float], step: str, run: Callable[[], T]) -> T:

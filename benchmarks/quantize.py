@@ -17,58 +17,39 @@ import sys
 from pathlib import Path
 
 from benchmarks.checkpoints import make
+from benchmarks.compile import genai, irc_run
 from benchmarks.process import Run, measure, python
 
 SCHEMES = ("w4a16", "w4a16_asym", "w8a16", "fp8")
 MOST_SECONDS, MOST_MB = 180, 1500  # limits at 8B, on two cores
-BUILDER = "onnxruntime_genai.models.builder"
 QUANTIZER = "onnxruntime.quantization.matmul_nbits_quantizer"
 
 
 def irc_rows(checkpoint: Path, work: Path, shape: str) -> list[tuple[str, Run]]:
     """`irc compile --quantize` by every scheme at 1B, by the first one at 8B."""
-    rows: list[tuple[str, Run]] = []
-    for scheme in SCHEMES[: 1 if shape == "8b" else None]:
-        out = work / "irc"
-        shutil.rmtree(out, ignore_errors=True)
-        run = measure(python("irc", "compile", checkpoint, "-o", out, "--quantize", scheme))
-        rows.append((f"irc {shape} {scheme}", run))
-        shutil.rmtree(out)
-    return rows
+    return [
+        (f"irc {shape} {scheme}", irc_run(checkpoint, work / "irc", "--quantize", scheme))
+        for scheme in SCHEMES[: 1 if shape == "8b" else None]
+    ]
 
 
 def peer_rows(checkpoint: Path, work: Path, shape: str, peers: str) -> list[tuple[str, Run]]:
     """The builder's int4, and the quantizer's on the builder's f32 model."""
-    wide = work / "genai-f32"
-    run = _build(checkpoint, work, "int4", peers)
-    _build(checkpoint, work, "fp32", peers)
+    blocks = ("--extra_options", "int4_block_size=128")
+    run = genai(checkpoint, work / "genai-int4", "int4", *blocks, interpreter=peers)
+    genai(checkpoint, work / "genai-f32", interpreter=peers)
     out = work / "ort"
     shutil.rmtree(out, ignore_errors=True)
     out.mkdir()
-    names = ["--input_model", wide / "model.onnx", "--output_model", out / "model.onnx"]
-    flags = ["--block_size", "128", "--symmetric", "true"]
-    quantized = measure(_as(peers, python(QUANTIZER, *names, *flags)))
-    for folder in (out, wide):
+    words = ["--input_model", work / "genai-f32" / "model.onnx", "--output_model"]
+    words += [out / "model.onnx", "--block_size", "128", "--symmetric", "true"]
+    quantized = measure(python(QUANTIZER, *words, interpreter=peers))
+    for folder in (out, work / "genai-f32"):
         shutil.rmtree(folder)
     return [
         (f"onnxruntime-genai builder {shape} int4", run),
         (f"onnxruntime.quantization {shape} int4", quantized),
     ]
-
-
-def _build(checkpoint: Path, work: Path, precision: str, peers: str) -> Run:
-    out = work / f"genai-{precision.replace('fp', 'f')}"
-    shutil.rmtree(out, ignore_errors=True)
-    command = python(BUILDER, "-m", checkpoint, "-o", out, "-p", precision, "-e", "cpu")
-    command += ["-c", str(work / "genai-cache")]
-    if precision == "int4":
-        command += ["--extra_options", "int4_block_size=128"]
-    return measure(_as(peers, command))
-
-
-def _as(interpreter: str, command: list[str]) -> list[str]:
-    """A command of this interpreter by another one."""
-    return [interpreter, *command[1:]]
 
 
 def main() -> None:

@@ -50,7 +50,6 @@ MEETING = 40.0  # seconds: the first processes on a machine start slowly
 SECONDS = 120.0  # in which the ranks end
 STEPS = 30.0  # seconds in which a loss is noticed, or never
 LIMIT = 10.0  # seconds in which a loss has to be noticed
-EXAMPLE = ROOT / "examples" / "custom_plugin.py"
 
 
 @dataclass
@@ -114,9 +113,6 @@ def run(host: Communicator, arguments: Sequence[str]) -> None:
         raise
 
 
-# ---- numbers
-
-
 def collectives(rank: Rank) -> list[str]:
     """Every collective, dtype and group, and all_reduce with a norm behind it."""
     return rank.problems(
@@ -136,7 +132,7 @@ def threads(rank: Rank) -> list[str]:
 
 def custom(rank: Rank) -> list[str]:
     """The plugin of examples/custom_plugin.py, in a graph."""
-    load([EXAMPLE])
+    load([ROOT / "examples" / "custom_plugin.py"])
     found = [softcap(rank, kind, n) for kind in ("f32", "f16", "bf16") for n in (1, 1001, 1 << 21)]
     return list(filter(None, found))
 
@@ -232,8 +228,7 @@ def ran(processes: int, name: str, folder: Path) -> tuple[int, dict[int, Any], s
             status = started.wait(SECONDS)
         finally:
             started.kill()
-    files = {int(file.stem[4:]): file for file in folder.glob("rank*.json")}
-    found = {rank: json.loads(file.read_text()) for rank, file in files.items()}
+    found = {int(f.stem[4:]): json.loads(f.read_text()) for f in folder.glob("rank*.json")}
     return status, found, (folder / "err").read_text()[-3000:]
 
 
