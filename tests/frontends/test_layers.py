@@ -1,6 +1,8 @@
-"""The layers against numpy, and attention with a cache against attention without."""
+"""The layers against numpy and torch, and attention against its definition."""
 
 import dataclasses
+import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 
@@ -9,10 +11,18 @@ import pytest
 
 import irc
 from irc.frontends import Module, Tensor, huggingface, layers, random_weights
+from irc.frontends import functional as F
+from irc.frontends.layers import BlockSparse, RelativePositions
 from irc.frontends.layers.attention import Cache
+from irc.frontends.layers.masks import prefix_mask, window_mask
+from irc.frontends.layers.positions import alibi_slopes, logn_scale, query_positions, rotated
+from irc.frontends.layers.scores import attend
 from irc.ops import Rope
 from irc.source import shown_path
+from irc.weights.checkpoint import Reader
 from tests.fresh import fresh
+from tests.frontends.attention_oracle import Oracle, slopes_of, t5_bucket
+from tests.frontends.helpers import computed
 from tests.models.golden import write_safetensors
 
 RANDOM = fresh(0)
@@ -26,8 +36,6 @@ def run(layer: Module, **arrays: np.ndarray) -> tuple[dict[str, np.ndarray], dic
         for name, a in arrays.items()
     }
     module = random_weights(irc.trace(layer, specs), 3)
-    from irc.weights.checkpoint import Reader
-
     reader = Reader(module)
     weights = {name: reader.read(weight) for name, weight in module.weights.items()}
     return irc.evaluate(module, arrays), weights
@@ -168,56 +176,84 @@ def test_activations_have_their_operation(name: str) -> None:
     )
 
 
-def attend(
-    q: Any, k: Any, v: Any, visible: Any, scale: float, cap: float = 0, bias: Any = 0
-) -> Any:
-    """q [B, S, H, D], k and v [B, T, Hk, D], visible [S, T] or [B, 1, S, T]."""
-    k, v = (np.repeat(x, q.shape[2] // k.shape[2], 2) for x in (k, v))
-    scores = np.einsum("bshd,bthd->bhst", q, k) * scale + bias
-    scores = cap * np.tanh(scores / cap) if cap else scores
-    scores = np.where(visible, scores, -np.inf)
-    weights = np.exp(scores - scores.max(-1, keepdims=True))
-    weights /= weights.sum(-1, keepdims=True)
-    return np.einsum("bhst,bthd->bshd", weights, v).reshape(*q.shape[:2], -1)
+def attention(w: dict[str, np.ndarray], heads: int, kv: int, width: int, **settings: Any) -> Oracle:
+    """The definition of an attention layer with these weights."""
+    q, k, v, o = (w[f"{name}_proj.weight"] for name in "qkvo")
+    if "q_proj.bias" in w:
+        settings["bias"] = np.concatenate([w[f"{name}_proj.bias"] for name in "qkv"])
+    if "q_norm.weight" in w:
+        settings["more"] = {"norm": lambda x, name: over_rms(x) * w[f"{name}_norm.weight"]}
+    if "relative_table" in w:
+        settings["more"] = {"table": w["relative_table"], "max_distance": 20}
+    return Oracle(heads, kv, width, (q, k, v), o, o_bias=w.get("o_proj.bias"), **settings)
 
 
-def projected(
-    w: dict[str, np.ndarray], x: np.ndarray, source: np.ndarray, dim: int
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    def one(name: str, on: np.ndarray) -> np.ndarray:
-        bias = w.get(f"{name}_proj.bias", 0)
-        heads = (on @ w[f"{name}_proj.weight"].T + bias).reshape(*on.shape[:2], -1, dim)
-        if f"{name}_norm.weight" not in w:
-            return heads
-        return heads / np.sqrt((heads**2).mean(-1, keepdims=True)) * w[f"{name}_norm.weight"]
-
-    return one("q", x), one("k", source), one("v", source)
+def over_rms(x: np.ndarray) -> np.ndarray:
+    return x / np.sqrt((x**2).mean(-1, keepdims=True))
 
 
-CAUSAL = np.tril(np.ones((5, 5), bool))
-KINDS: dict[str, tuple[dict[str, Any], np.ndarray]] = {
-    "multi head": ({}, CAUSAL),
-    "bidirectional": ({"causal": False}, np.ones((5, 5), bool)),
-    "grouped": ({"kv_heads": 2}, CAUSAL),
-    "multi query": ({"kv_heads": 1, "head_dim": 6}, CAUSAL),
-    "window": ({"window": 2}, CAUSAL & ~np.tril(np.ones((5, 5), bool), -2)),
-    "softcap": ({"softcap": 0.7}, CAUSAL),
-    "scale": ({"scale": 0.11}, CAUSAL),
-    "norms": ({"kv_heads": 2, "qk_norm": 0.0}, CAUSAL),
-    "biases": ({"qkv_bias": True, "output_bias": True}, CAUSAL),
+# options of a layer with 6 heads, 2 of keys, of width 4; what they are for the oracle
+OPTIONS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "grouped": ({}, {}),
+    "multi head": ({"kv_heads": None, "head_dim": None}, {}),
+    "multi query": ({"kv_heads": 1}, {}),
+    "bidirectional": ({"causal": False}, {"mask": "padding"}),
+    "window": ({"window": 2}, {"mask": "sliding_window_causal", "more": {"window": 2}}),
+    "softcap": ({"softcap": 0.2}, {"more": {"max_attn_value": 0.2}}),
+    "scale": ({"scale": 0.1}, {"more": {"q_scaling": 5.0}}),
+    "norms": ({"qk_norm": 0.0}, {}),
+    "biases": ({"qkv_bias": True, "output_bias": True}, {}),
+    "rope": (
+        {"rope": layers.Rope(theta=100.0)},
+        {"position": "rope_gpt_neox", "more": {"base": 100.0}},
+    ),
+    "clip": ({"clip": 0.5}, {"more": {"clip_qkv": 0.5}}),
+    "alibi": ({"alibi": 8.0}, {"position": "alibi"}),
+    "relative": ({"relative": RelativePositions(8, 20)}, {}),
+    "logn": ({"logn": 3}, {"more": {"logn": 3}}),
+    "block_sparse": (
+        {"block_sparse": BlockSparse(2, 1, 2)},
+        {"mask": "blocksparse", "more": {"blocks": (2, 1, 2, False)}},
+    ),
 }
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_attention(kind: str) -> None:
-    options, visible = KINDS[kind]
-    out, w = run(layers.Attention(12, 4, **options), x=X)
-    assert ("q_norm.weight" in w and "k_norm.weight" in w) == ("qk_norm" in options)
-    dim = options.get("head_dim", 3)
-    scale = options.get("scale", dim**-0.5)
-    q, k, v = projected(w, X, X, dim)
-    mixed = attend(q, k, v, visible, scale, options.get("softcap", 0))
-    close(out["result0"], mixed @ w["o_proj.weight"].T + w.get("o_proj.bias", 0))
+@pytest.mark.parametrize("name", OPTIONS)
+def test_attention(name: str) -> None:
+    """Against the definition, and with a cache, in three calls."""
+    options, settings = OPTIONS[name]
+    options = {"kv_heads": 2, "head_dim": 4} | options
+    layer = layers.Attention(12, 6, **options)
+    kv, width = options["kv_heads"] or 6, options["head_dim"] or 2
+    places = np.tile(np.arange(5, dtype=np.int32), (2, 1))
+    out, w = run(layer, x=X, positions=places)
+    whole, oracle = out["result0"], attention(w, 6, kv, width, **settings)
+    np.testing.assert_allclose(whole, oracle(X), rtol=1e-3, atol=1e-4)
+    plain = dataclasses.replace(oracle, mask="causal", position="learned_absolute", more={})
+    assert np.allclose(whole, plain(X), rtol=1e-3, atol=1e-4) == (oracle == plain)
+    if not layer.causal:
+        return
+    state = {part: np.zeros((2, kv, 7, width), np.float32) for part in ("keys", "values")}
+    for first, last in ((0, 2), (2, 3), (3, 5)):
+        given = {"x": X[:, first:last], "positions": places[:, first:last], **state}
+        found, _ = run(Cached(layer), **given, past=np.full(2, first, np.int32))
+        state = {part: found[part] for part in state}
+        np.testing.assert_allclose(found["out"], whole[:, first:last], rtol=1e-3, atol=1e-4)
+
+
+class Cached(Module):
+    """An attention layer with a cache, and with the weights that the layer has alone."""
+
+    def __init__(self, layer: layers.Attention) -> None:
+        for name, part in layer.children():
+            setattr(self, name, part)
+        self.layer = layer
+
+    def forward(
+        self, x: Tensor, positions: Tensor, keys: Tensor, values: Tensor, past: Tensor
+    ) -> Any:
+        out, cache = self.layer(x, positions, cache=Cache(keys, values), past=past)
+        return {"out": out, "keys": cache.keys, "values": cache.values}
 
 
 class With(Module):
@@ -234,8 +270,7 @@ def test_cross_attention() -> None:
     memory = RANDOM.normal(size=(2, 3, 7)).astype(np.float32)
     out, w = run(With(memory_size=7), x=X, memory=memory)
     w = {name.removeprefix("a."): value for name, value in w.items()}
-    mixed = attend(*projected(w, X, memory, 3), np.ones((5, 3), bool), 3**-0.5)
-    close(out["result0"], mixed @ w["o_proj.weight"].T)
+    close(out["result0"], attention(w, 4, 4, 3)(X, memory))
 
 
 def test_masks_lengths_and_biases_reach_the_operation() -> None:
@@ -245,35 +280,9 @@ def test_masks_lengths_and_biases_reach_the_operation() -> None:
     lengths = np.array([5, 2], np.int32)
     out, w = run(With(causal=False), x=X, mask=mask, bias=bias, lengths=lengths)
     w = {name.removeprefix("a."): value for name, value in w.items()}
-    visible = mask & (np.arange(5) < lengths[:, None, None, None])
-    mixed = attend(*projected(w, X, X, 3), visible, 3**-0.5, bias=bias)
-    close(out["result0"], mixed @ w["o_proj.weight"].T)
-
-
-class Cached(Module):
-    def __init__(self) -> None:
-        self.a = layers.Attention(12, 4, 2, 4, rope=layers.Rope(theta=100.0))
-
-    def forward(self, x: Tensor, positions: Tensor, **cached: Tensor) -> Any:
-        if not cached:
-            return self.a(x, positions)
-        out, cache = self.a(
-            x, positions, cache=Cache(cached["k"], cached["v"]), past=cached["past"]
-        )
-        return {"out": out, "k": cache.keys, "v": cache.values}
-
-
-def test_a_cache_changes_nothing() -> None:
-    place = np.tile(np.arange(5, dtype=np.int32), (2, 1))
-    whole, _ = run(Cached(), x=X, positions=place)
-    state = {name: np.zeros((2, 2, 8, 4), np.float32) for name in "kv"}
-    parts = []
-    for begin, end in ((0, 3), (3, 4), (4, 5)):
-        past = np.full(2, begin, np.int32)
-        out, _ = run(Cached(), x=X[:, begin:end], positions=place[:, begin:end], past=past, **state)
-        state = {name: out[name] for name in "kv"}
-        parts.append(out["out"])
-    close(np.concatenate(parts, 1), whole["result0"])
+    visible = mask[:, 0] & (np.arange(5) < lengths[:, None, None])
+    oracle = attention(w, 4, 4, 3, mask="custom", more={"custom": visible, "table": bias[0]})
+    close(out["result0"], oracle(X))
 
 
 def test_rope_settings_are_the_attributes_of_the_operation() -> None:
@@ -305,3 +314,118 @@ def test_errors_state_what_to_change(function: Any, message: str) -> None:
     assert message in caught.value.message and str(caught.value).startswith(
         shown_path(__file__) + ":"
     )
+
+
+# Masks and positions
+
+PAST = np.array([0, 3], np.int32)  # two rows of four queries, among nine keys
+QUERIES = PAST[:, None] + np.arange(4)
+KEYS = 9
+
+
+def mask_of(make: Callable[[Tensor], Tensor]) -> np.ndarray:
+    """A mask of the queries at QUERIES."""
+    return computed(lambda past: make(query_positions(4, past)), past=PAST)
+
+
+def test_masks() -> None:
+    q, k = QUERIES[:, None, :, None], np.arange(KEYS)
+    prefix = np.array([5, 0], np.int32)
+    found = computed(
+        lambda past, prefix: prefix_mask(query_positions(4, past), KEYS, prefix),
+        past=PAST,
+        prefix=prefix,
+    )
+    assert np.array_equal(found, (k <= q) | (k < prefix[:, None, None, None]))
+    found = computed(
+        lambda past, window: window_mask(query_positions(4, past), KEYS, window),
+        past=PAST,
+        window=np.array([3], np.int32),
+    )
+    assert np.array_equal(found, (k <= q) & (k > q - 3))
+
+
+@pytest.mark.parametrize(("heads", "alike"), [(3, False), (8, False), (3, True)])
+def test_block_sparse(heads: int, alike: bool) -> None:
+    rule = BlockSparse(block=2, local=1, stride=4, alike=alike)
+    step = 0 if alike else max(1, 4 // heads)
+    wanted = np.zeros((2, heads, 4, KEYS), np.bool_)
+    for b, h, i, j in np.ndindex(wanted.shape):
+        at = QUERIES[b, i]
+        strided = (j // 2 + 1 + h * step) % 4 == 0
+        wanted[b, h, i, j] = j <= at and (at // 2 - j // 2 < 1 or strided)
+    found = mask_of(lambda queries: rule.mask(queries, KEYS, heads))
+    assert np.array_equal(np.broadcast_to(found, wanted.shape), wanted)
+    assert wanted.any() and not wanted[1].all()
+    part = mask_of(lambda queries: rule.mask(queries, KEYS, heads, first=heads - 2, count=2))
+    assert np.array_equal(np.broadcast_to(part, (2, 2, 4, KEYS)), wanted[:, -2:])
+
+
+@pytest.mark.parametrize("heads", [1, 4, 6, 12, 40])
+def test_slopes_of_alibi(heads: int) -> None:
+    largest = float(RANDOM.integers(4, 17))
+    whole = computed(lambda x: alibi_slopes(heads, largest), x=PAST)
+    np.testing.assert_allclose(whole, slopes_of(heads, largest), rtol=1e-5)
+    part = computed(lambda x: alibi_slopes(heads, largest, heads // 2, 1), x=PAST)
+    np.testing.assert_allclose(part, whole[heads // 2 : heads // 2 + 1], rtol=1e-5)
+
+
+@pytest.mark.parametrize("bidirectional", [True, False])
+@pytest.mark.parametrize(("buckets", "far"), [(32, 128), (16, 64), (8, 20), (40, 128), (12, 30)])
+def test_buckets_are_those_of_t5(buckets: int, far: int, bidirectional: bool) -> None:
+    distance = np.arange(-3 * far, 3 * far, dtype=np.int32)
+    rule = RelativePositions(buckets, far, bidirectional)
+    wanted = [t5_bucket(int(each), bidirectional, buckets, far) for each in distance]
+    assert np.array_equal(computed(rule.bucket, distance=distance), wanted)
+
+
+def test_logn_scale() -> None:
+    found = mask_of(lambda queries: logn_scale(queries, 5))
+    wanted = [[max(1.0, math.log(p + 1, 5)) for p in row] for row in QUERIES]
+    np.testing.assert_allclose(found[..., 0], wanted, rtol=1e-5)
+
+
+@pytest.mark.parametrize("interleaved", [True, False])
+def test_rotation_by_given_angles_is_that_of_rope(interleaved: bool) -> None:
+    x = RANDOM.normal(size=(2, 4, 3 * 10)).astype(np.float32)
+    inverse = 1 / 100 ** (np.arange(0, 6, 2) / 6)
+    angles = (QUERIES[..., None] * inverse).astype(np.float32)
+    found = computed(
+        lambda x, cos, sin: rotated(x, cos, sin, 10, interleaved),
+        x=x,
+        cos=np.cos(angles),
+        sin=np.sin(angles),
+    )
+    wanted = computed(
+        lambda x, p: F.rope(x, p, 10, theta=100.0, rotary_dim=6, interleaved=interleaved),
+        x=x,
+        p=QUERIES.astype(np.int32),
+    )
+    np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-5)
+
+
+def test_impossible_options() -> None:
+    with pytest.raises(irc.Error, match="expected max_distance above 8"):
+        RelativePositions(16, 8)
+    with pytest.raises(irc.Error, match="sizes of at least 1"):
+        BlockSparse(block=0)
+    with pytest.raises(irc.Error, match="expected at most 5 angles for heads of 10, not 6"):
+        angles = np.zeros((1, 2, 6), np.float32)
+        x = np.zeros((1, 2, 10), np.float32)
+        computed(lambda x, c, s: rotated(x, c, s, 10, False), x=x, c=angles, s=angles)
+
+
+@pytest.mark.parametrize(("queries", "keys"), [(6, 4), (4, 6), (5, 5)])
+def test_positions_where_the_last_query_is_at_the_last_key(queries: int, keys: int) -> None:
+    def model(q: Tensor, k: Tensor) -> Tensor:
+        return attend(q, k, k, 4, causal=False, scale=0.5, slopes=alibi_slopes(2, 4.0))
+
+    specs = {"q": irc.Spec("f32", ("B", "S", 8)), "k": irc.Spec("f32", ("B", "C", 8))}
+    q, k = (RANDOM.normal(size=(1, n, 8)).astype(np.float32) for n in (queries, keys))
+    found = irc.evaluate(irc.trace(model, specs), {"q": q, "k": k})["result0"]
+    a, b = (x.reshape(-1, 2, 4).transpose(1, 0, 2) for x in (q, k))
+    gaps = np.arange(keys) - (np.arange(queries)[:, None] + keys - queries)
+    scores = a @ b.transpose(0, 2, 1) / 2 + np.array([0.25, 0.0625])[:, None, None] * gaps
+    weights = np.exp(scores - scores.max(-1, keepdims=True))
+    wanted = (weights / weights.sum(-1, keepdims=True)) @ b
+    np.testing.assert_allclose(found[0], wanted.transpose(1, 0, 2).reshape(queries, 8), 1e-4, 1e-5)

@@ -1,4 +1,4 @@
-"""If and Loop: read where it is known which branch and how often, else refused with a reason."""
+"""If, Loop and recurrences: read where it is known which branch and how often, else refused."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnx.parser
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
@@ -148,3 +149,28 @@ def test_what_is_refused(message: str, tmp_path: Path) -> None:
     path = saved(model([*SUM, REFUSED[message]], inputs, ["y"], initial), tmp_path)
     with pytest.raises(irc.Error, match=message):
         import_onnx(path)
+
+
+def test_a_loop_with_a_constant_of_nothing_is_refused(tmp_path: Path) -> None:
+    text = "body (int64 i, bool c) => (bool d, float k) { k = Constant() d = Identity(c) }"
+    body = onnx.parser.parse_graph(text)
+    loop = helper.make_node("Loop", ["n", "more"], ["y"], body=body)
+    path = saved(model([loop], {"n": ("i64", ()), "more": ("bool", ())}, ["y"]), tmp_path)
+    with pytest.raises(irc.Error, match="how often it runs is known only"):
+        import_onnx(path)
+
+
+@pytest.mark.parametrize("kind", ["GRU", "LSTM", "RNN"])
+def test_sequences_of_several_lengths(kind: str, tmp_path: Path) -> None:
+    gates = {"GRU": 3, "LSTM": 4, "RNN": 1}[kind]
+    rng = fresh(4)
+    given = {
+        "w": rng.standard_normal((2, gates * 5, 6)).astype(np.float32),
+        "r": rng.standard_normal((2, gates * 5, 5)).astype(np.float32),
+    }
+    words: dict[str, Any] = {"direction": "bidirectional", "hidden_size": 5}
+    node = helper.make_node(kind, ["x", "w", "r", "", "n"], ["y", "h"], **words)
+    inputs = {"x": ("f32", (4, 3, 6)), "n": ("i32", (3,))}
+    path = saved(model([node], inputs, ["y", "h"], given), tmp_path)
+    x = rng.standard_normal((4, 3, 6)).astype(np.float32)
+    compared(path, {"x": x, "n": np.array([4, 1, 3], np.int32)})

@@ -1,228 +1,207 @@
-"""Exports of torch: the module computes what torch does, and so does what it compiles to."""
+"""What torch exports, by either exporter: models and layers computed, sharded, built."""
 
 from __future__ import annotations
 
-import logging
-import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable
+from fnmatch import fnmatchcase
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 
 import irc
-import irc.passes
-from irc.backends.onnx import backend
 from irc.backends.reference import evaluate
+from irc.frontends.onnx import import_onnx
 from irc.pipeline import run_pipeline
-from tests.backends.checked_models import emit_checked
 from tests.fresh import fresh
-from tests.frontends.onnx_models import on_ort, read
+from tests.frontends.onnx_models import read
+from tests.frontends.torch_models import DECODERS, MODELS, Example, example, exported
 
 pytestmark = pytest.mark.oracle
-SIZES = {
-    "vocab_size": 64,
-    "hidden_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "intermediate_size": 48,
-    "max_position_embeddings": 64,
-}
+SMALLER = {"batch": 2, "texts": 2, "images": 1, "seq": 6, "ids": 9}
 
 
-def ids(*shape: int) -> np.ndarray[Any, Any]:
-    return fresh(3).integers(0, 60, shape)
+@pytest.fixture(scope="module", params=list(MODELS))
+def chosen(request: pytest.FixtureRequest) -> Example:
+    return example(request.param)
 
 
-def tower(torch: Any) -> tuple[Any, dict[str, Any]]:
-    """Two towers with a dot product, as recommenders have them."""
-    nn = torch.nn
-
-    class Towers(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.table = nn.Embedding(64, 16)
-            self.user = nn.Sequential(
-                nn.Linear(16, 32), nn.ReLU(), nn.LayerNorm(32), nn.Linear(32, 8)
-            )
-            self.item = nn.Sequential(nn.Linear(10, 32), nn.GELU(), nn.Linear(32, 8))
-
-        def forward(self, ids: Any, features: Any) -> Any:
-            user = nn.functional.normalize(self.user(self.table(ids).mean(1)), dim=-1)
-            item = nn.functional.normalize(self.item(features), dim=-1)
-            return (user * item).sum(-1), torch.softmax(user @ item.T, -1)
-
-    features = fresh(4).standard_normal((3, 10)).astype(np.float32)
-    return Towers(), {"ids": ids(3, 5), "features": features}
+@pytest.fixture(scope="module", params=[True, False], ids=["graph", "script"])
+def path(
+    request: pytest.FixtureRequest, chosen: Example, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
+    pytest.importorskip("onnxscript")  # what torch's exporter is written with
+    path = tmp_path_factory.mktemp("exports") / "model.onnx"
+    chosen.export(path, dynamo=request.param)
+    return path
 
 
-def transformer(torch: Any, inner: Any, result: str) -> Any:
-    """A model of transformers with one result."""
-
-    class Wrapped(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.inner = inner
-
-        def forward(self, input_ids: Any, attention_mask: Any = None) -> Any:
-            given = {"input_ids": input_ids, "attention_mask": attention_mask}
-            return getattr(self.inner(**given, use_cache=False), result)
-
-    return Wrapped()
+@pytest.fixture
+def plan(chosen: Example, tmp_path: Path) -> str:
+    path = tmp_path / "plan.txt"
+    path.write_text("\n".join([*chosen.plan, "megatron"]), encoding="utf-8")
+    return str(path)
 
 
-def bert(torch: Any) -> tuple[Any, dict[str, Any]]:
-    transformers = import_module("transformers")
-    inner = transformers.BertModel(transformers.BertConfig(**SIZES))
-    mask = np.ones((3, 7), np.int64)
-    mask[1, 4:] = 0
-    inputs = {"input_ids": ids(3, 7), "attention_mask": mask}
-    return transformer(torch, inner, "last_hidden_state"), inputs
+def agree(results: Iterable[Any], wanted: Iterable[Any], what: str) -> None:
+    for got, want in zip(results, wanted, strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5, err_msg=what)
 
 
-def llama(torch: Any) -> tuple[Any, dict[str, Any]]:
-    transformers = import_module("transformers")
-    config = transformers.LlamaConfig(**SIZES, num_key_value_heads=2)
-    inner = transformers.LlamaForCausalLM(config)
-    return transformer(torch, inner, "logits"), {"input_ids": ids(3, 7)}
+def computes(path: Path, folder: Path, cases: list[tuple[Any, Any]]) -> irc.Module:
+    """The module of a file, which gives what torch gives for inputs, as the artifact does."""
+    module, artifact = read(path), irc.compile(path, folder / "out")
+    for given, wanted in cases:
+        named = {str(arg.name): x for arg, x in zip(module.main.args, given.values(), strict=True)}
+        agree(evaluate(module, named, path.parent).values(), wanted, "reference")
+        agree(artifact.run(named).values(), wanted, "artifact")
+    return module
 
 
-def cached(torch: Any) -> tuple[Any, dict[str, Any]]:
-    """A decoder layer whose caches grow by concatenation, as optimum exports them."""
-    nn, heads, groups, width = torch.nn, 4, 2, 8
-
-    class Layer(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.q = nn.Linear(32, heads * width, bias=False)
-            self.k = nn.Linear(32, groups * width, bias=False)
-            self.v = nn.Linear(32, groups * width, bias=False)
-            self.o = nn.Linear(heads * width, 32, bias=False)
-            self.scale = nn.Parameter(torch.rand(32))
-
-        def forward(self, x: Any, positions: Any, past_key: Any, past_value: Any) -> Any:
-            batch, count, _ = x.shape
-            x = self.scale * (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6))
-            q, k, v = (
-                layer(x).view(batch, count, -1, width).transpose(1, 2)
-                for layer in (self.q, self.k, self.v)
-            )
-            turns = 1.0 / (10000 ** (torch.arange(0, width, 2).float() / width))
-            angles = positions[:, None, :, None].float() * turns
-            angles = torch.cat((angles, angles), -1)
-
-            def turned(t: Any) -> Any:
-                a, b = t[..., : width // 2], t[..., width // 2 :]
-                return t * angles.cos() + torch.cat((-b, a), -1) * angles.sin()
-
-            key = torch.cat([past_key, turned(k)], 2)
-            value = torch.cat([past_value, v], 2)
-            many = [t.repeat_interleave(heads // groups, 1) for t in (key, value)]
-            scores = turned(q) @ many[0].transpose(2, 3) / width**0.5
-            before = past_key.shape[2]
-            seen = torch.arange(before + count)[None] <= torch.arange(count)[:, None] + before
-            scores = torch.where(seen, scores, torch.finfo(torch.float32).min)
-            mixed = torch.softmax(scores, -1) @ many[1]
-            return self.o(mixed.transpose(1, 2).reshape(batch, count, -1)), key, value
-
-    rng = fresh(7)
-    past = [rng.standard_normal((2, groups, 3, width)).astype(np.float32) for _ in range(2)]
-    return Layer(), {
-        "x": rng.standard_normal((2, 5, 32)).astype(np.float32),
-        "positions": np.tile(np.arange(3, 8), (2, 1)),
-        "past_key": past[0],
-        "past_value": past[1],
-    }
+def test_a_model(chosen: Example, path: Path, tmp_path: Path) -> None:
+    resized = chosen.resized(SMALLER)
+    given = [(inputs, chosen.computed(inputs)) for inputs in (chosen.inputs, resized)]
+    computes(path, tmp_path, given)
 
 
-def images(torch: Any) -> tuple[Any, dict[str, Any]]:
-    """What networks of images are made of: pools, norms, upsampling, samples of a grid."""
-    nn, functional = torch.nn, torch.nn.functional
-
-    class Network(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            conv = nn.Conv2d(3, 8, 7, 2, 3, bias=False)
-            pool = nn.MaxPool2d(3, 2, 1, ceil_mode=True)
-            self.stem = nn.Sequential(conv, nn.BatchNorm2d(8), nn.ReLU(), pool)
-            self.norm, self.mean = nn.LocalResponseNorm(5), nn.AvgPool2d(3, 2, 1, ceil_mode=True)
-            self.up = nn.ConvTranspose2d(8, 4, 3, 2, 1, 1)
-            self.out = nn.Linear(8, 8)
-
-        def forward(self, x: Any) -> Any:
-            h = self.norm(self.stem(x))
-            row = self.out(functional.adaptive_avg_pool2d(h, 1).flatten(1))
-            grid = torch.tanh(row).reshape(-1, 2, 2, 2)
-            blocks = functional.pixel_shuffle(self.up(self.mean(h)), 2)
-            wide = functional.interpolate(blocks, size=(20, 5), mode="bicubic", antialias=True)
-            top, places = functional.max_pool2d(h, 2, return_indices=True)
-            return row, wide, top, places, functional.grid_sample(h, grid, align_corners=False)
-
-    return Network(), {"x": fresh(8).standard_normal((3, 3, 32, 30)).astype(np.float32)}
-
-
-ROWS = {0: "batch", 1: "seq"}
-DYNAMIC = {
-    "tower": {"ids": ROWS, "features": {0: "batch"}},
-    "bert": {"input_ids": ROWS, "attention_mask": ROWS},
-    "llama": {"input_ids": ROWS},
-    "images": {"x": {0: "batch"}},
-    "cached": {"x": ROWS, "positions": ROWS}
-    | {key: {0: "batch", 2: "past"} for key in ("past_key", "past_value")},
-}
-MODELS = {"tower": tower, "bert": bert, "llama": llama, "cached": cached, "images": images}
-
-
-@pytest.mark.parametrize("name", list(MODELS))
-def test_an_export_of_torch(name: str, tmp_path: Path) -> None:
-    path, inputs, wanted = exported(name, tmp_path)
-    module = read(path)
-    found = list(evaluate(module, inputs).values())
-    assert len(found) == len(wanted)
-    for got, want in zip(found, wanted, strict=True):
-        np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
-    other = {name: array[1:] for name, array in inputs.items()}  # one row less
-    wanted = on_ort(path, other)
-    for got, want in zip(evaluate(module, other).values(), wanted, strict=True):
-        np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
-    for got, want in zip(compiled(module, tmp_path, other), wanted, strict=True):
-        np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
+@pytest.mark.parametrize("name", list(DECODERS))
+def test_a_decoder(name: str, tmp_path: Path) -> None:
+    pytest.importorskip("onnxscript")
+    chosen, path = example(name), tmp_path / "model.onnx"
+    chosen.export(path, dynamo=True)
+    resized = chosen.resized({"batch": 1, "seq": 4, "past": 2})
+    given = [(inputs, chosen.computed(inputs)) for inputs in (chosen.inputs, resized)]
+    module = computes(path, tmp_path, given)
     assert any(op.loc is not None and op.loc.file.endswith(".py") for op in module.ops())
 
 
-def compiled(module: irc.Module, folder: Path, inputs: Mapping[str, Any]) -> list[Any]:
-    """What ONNX Runtime computes of our own file of the module."""
-    out = folder / "out"
-    out.mkdir()
-    run_pipeline(module, backend.default_pipeline)
-    facts = emit_checked(module, out, base=folder)
-    return list(backend.load(out, facts, threads=1).run(inputs).values())
+@pytest.mark.parametrize("mesh", ["tp=2", "tp=3", "tp=4"])
+def test_ranks_agree(chosen: Example, path: Path, plan: str, mesh: str, tmp_path: Path) -> None:
+    artifact = irc.compile(path, tmp_path / "out", mesh=mesh, plan=plan)
+    for inputs in (chosen.inputs, chosen.resized(SMALLER)):
+        agree(artifact.run(inputs).values(), chosen.computed(inputs), mesh)
 
 
-def exported(name: str, folder: Path) -> tuple[Path, dict[str, Any], list[Any]]:
-    """(the file, inputs, what torch computes of them)."""
-    pytest.importorskip("onnxscript")  # what torch's exporter is written with
+def test_which_weights_are_sharded(chosen: Example, path: Path, plan: str) -> None:
+    module = read(path)
+    run_pipeline(module, f'inline, canonicalize, cse, shard{{mesh="tp=2", plan="{plan}"}}')
+    for weight in module.weights.values():
+        wanted = any(fnmatchcase(weight.name, pattern) for pattern in chosen.sharded)
+        assert weight.type.ndim < 2 or weight.type.sharded == wanted, weight  # biases follow
+    assert bool(chosen.plan) == any(op.opname == "all_gather" for op in module.ops())
+
+
+def test_replicas_agree(chosen: Example, path: Path, tmp_path: Path) -> None:
+    artifact = irc.compile(path, tmp_path / "out", mesh="dp=2")
+    inputs = chosen.resized({"batch": 2, "texts": 2, "images": 2, "ids": 10})
+    agree(artifact.run(inputs).values(), chosen.computed(inputs), "dp=2")
+
+
+@pytest.mark.needs_rtx
+@pytest.mark.parametrize("mesh", ["", "tp=2"], ids=["single", "tp=2"])
+def test_engines_build(chosen: Example, path: Path, plan: str, mesh: str, tmp_path: Path) -> None:
+    dims = {dim: (1, 2, 8) for axes in chosen.axes.values() for dim in axes.values()}
+    words: dict[str, Any] = {"mesh": mesh, "plan": plan} if mesh else {}
+    artifact = irc.compile(path, tmp_path / "out", backend="tensorrt-rtx", dims=dims, **words)
+    assert [*artifact.folder.glob("*.engine")]
+
+
+IDS = np.array([1, 2, 4, 5, 4, 3, 2, 9])
+BAGS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "offsets": ({}, {"ids": IDS, "offsets": np.array([0, 3, 3, 6])}),
+    "an empty bag at the end": ({}, {"ids": IDS, "offsets": np.array([0, 3, 8])}),
+    "last offset": (
+        {"include_last_offset": True},
+        {"ids": IDS, "offsets": np.array([0, 3, 3, 6, 8])},
+    ),
+    "bags of one size": ({}, {"ids": IDS.reshape(2, 4)}),
+}
+
+
+@pytest.mark.parametrize("dynamo", [True, False], ids=["graph", "script"])
+@pytest.mark.parametrize(
+    ("form", "mode"),
+    [
+        *(("offsets", mode) for mode in ("sum", "mean", "max")),
+        ("an empty bag at the end", "max"),
+        ("last offset", "mean"),
+        ("bags of one size", "sum"),
+        ("weights", "sum"),
+        ("any size", "mean"),
+    ],
+)
+def test_bags_of_embeddings(form: str, mode: str, dynamo: bool, tmp_path: Path) -> None:
     torch: Any = import_module("torch")
-    torch.set_num_threads(1)
-    logging.getLogger("torch.onnx").setLevel(logging.ERROR)
-    torch.manual_seed(0)
-    model, inputs = MODELS[name](torch)
-    model = model.eval()
-    tensors = {key: torch.tensor(array) for key, array in inputs.items()}
-    dims = {
-        key: {i: torch.export.Dim(dim) for i, dim in entry.items()}
-        for key, entry in DYNAMIC[name].items()
-    }
-    path = folder / f"{name}.onnx"
-    with torch.no_grad(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        program = torch.onnx.export(
-            model, (), kwargs=tensors, dynamo=True, dynamic_shapes=dims, verbose=False
-        )
-        assert program is not None
-        program.save(str(path))
-        wanted = model(**tensors)
-    many = wanted if isinstance(wanted, tuple) else (wanted,)
-    return path, inputs, [tensor.numpy() for tensor in many]
+    words, given = BAGS.get(form) or BAGS["offsets"]
+    if form == "weights":
+        given = {**given, "weights": fresh(2).standard_normal(8).astype(np.float32)}
+
+    class Bags(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = torch.nn.EmbeddingBag(20, 6, mode=mode, **words)
+
+        def forward(self, ids: Any, offsets: Any = None, weights: Any = None) -> Any:
+            return self.table(ids, offsets, weights)
+
+    options: dict[str, Any] = {"dynamo": dynamo}
+    if form == "any size" and dynamo:
+        axes = [{0: torch.export.Dim(name)} for name in ("N", "B")]
+        options["dynamic_shapes"] = dict(zip(("ids", "offsets"), axes, strict=True))
+    elif form == "any size":
+        options["dynamic_axes"] = {"ids": {0: "N"}, "offsets": {0: "B"}}
+    path = tmp_path / "model.onnx"
+    wanted = exported(Bags(), given, path, **options)
+    computes(path, tmp_path, [(given, [wanted.numpy()])])
+
+
+@pytest.mark.parametrize("dynamo", [True, False], ids=["graph", "script"])
+def test_a_loop_that_is_not_quite_one_over_bags_is_refused(dynamo: bool, tmp_path: Path) -> None:
+    torch: Any = import_module("torch")
+
+    class Bags(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = torch.nn.EmbeddingBag(20, 6, mode="sum")
+
+        def forward(self, ids: Any, offsets: Any) -> Any:
+            return self.table(ids, offsets)
+
+    path = tmp_path / "model.onnx"
+    exported(Bags(), BAGS["offsets"][1], path, dynamo=dynamo)
+    graph_model = onnx.load(path)
+    (loop,) = [node for node in graph_model.graph.node if node.op_type == "Loop"]
+    sums = [node for node in loop.attribute[0].g.node if node.op_type in ("Equal", "ReduceSum")]
+    sums[0].op_type = {"Equal": "Less", "ReduceSum": "ReduceProd"}[sums[0].op_type]
+    onnx.save(graph_model, path)
+    with pytest.raises(irc.Error, match=r"SequenceEmpty \(1\)|the start of this Slice depends"):
+        import_onnx(path)
+
+
+@pytest.mark.parametrize(
+    ("kind", "words", "dynamo"),
+    [
+        ("GRU", {}, True),
+        ("GRU", {"bidirectional": True, "num_layers": 2, "batch_first": True}, False),
+        ("LSTM", {"batch_first": True}, True),
+        ("LSTM", {"bidirectional": True, "bias": False}, False),
+        ("RNN", {"nonlinearity": "relu"}, False),
+    ],
+)
+def test_recurrent_layers(kind: str, words: dict[str, Any], dynamo: bool, tmp_path: Path) -> None:
+    torch: Any = import_module("torch")
+    layer = getattr(torch.nn, kind)(6, 5, **words)
+    given = {"x": fresh(8).standard_normal((3, 4, 6)).astype(np.float32)}
+    batch = 0 if words.get("batch_first") else 1
+    options: dict[str, Any] = {"dynamo": dynamo}
+    if dynamo:
+        options["dynamic_shapes"] = ({batch: torch.export.Dim("B")},)
+    else:
+        options["dynamic_axes"] = {"x": {batch: "B"}}
+    path = tmp_path / "model.onnx"
+    every, last = exported(layer, given, path, **options)
+    wanted = [every, *(last if kind == "LSTM" else [last])]
+    computes(path, tmp_path, [(given, [each.numpy() for each in wanted])])

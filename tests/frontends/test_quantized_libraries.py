@@ -14,7 +14,7 @@ from irc.weights.checkpoint import Reader
 
 from ..fresh import fresh
 from ..rows import ROWS, row_error
-from .test_quantized_models import inputs_of
+from .test_quantized_checkpoints import inputs_of
 
 pytestmark = pytest.mark.oracle
 SIZES: dict[str, Any] = {

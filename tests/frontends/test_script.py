@@ -1,4 +1,4 @@
-"""Scripts: factories, settings, isolation, and errors at the user's line."""
+"""Scripts: factories, settings, isolation, main memory, and errors at the user's line."""
 
 import sys
 from pathlib import Path
@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 import irc
+from irc.frontends.main_memory import in_main_memory
 from irc.frontends.script import load_script, split_name
 
 HEAD = """import irc
@@ -296,3 +297,21 @@ def test_dataclasses_work_in_scripts(tmp_path: Path) -> None:
     text += "def build(): return trace(lambda x: x * C().n)\n"
     (tmp_path / "data.py").write_text(text)
     assert "value=2.0" in str(load_script(str(tmp_path / "data.py")))
+
+
+def test_tensors_for_a_gpu_lie_in_main_memory() -> None:
+    torch = pytest.importorskip("torch")
+    if torch.cuda.is_available():
+        pytest.skip("this machine has a GPU")
+    with in_main_memory({"torch"}):
+        x = torch.ones(2, device="cuda").cuda()
+        layer = torch.nn.Linear(1, 1).cuda().to("cuda")
+        tensors = (x, layer.weight, torch.empty(3, device=0), torch.zeros(1).pin_memory())
+        assert {tensor.device.type for tensor in tensors} == {"cpu"}
+        assert x[:1].expand(3).cuda().is_contiguous()
+        torch.cuda.set_device(0)
+        torch.cuda.set_stream(stream := torch.cuda.Stream())
+        with torch.cuda.stream(stream) as current:
+            assert current is stream and current.query()
+        assert torch.cuda.Event(enable_timing=True).elapsed_time(torch.cuda.Event()) == 0
+        assert torch.cuda.current_stream().cuda_stream == torch.cuda.current_device() == 0

@@ -1,4 +1,4 @@
-"""Models of four kinds written plainly in torch, and what torch.onnx.export makes of them."""
+"""Models of five kinds written plainly in torch, and what torch.onnx.export makes of them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Example:
     model: Any
     inputs: Arrays
     axes: Mapping[str, Mapping[int, str]]
-    sharded: tuple[str, ...]
+    sharded: tuple[str, ...] = ()
     plan: tuple[str, ...] = ()
 
     def resized(self, sizes: Mapping[str, int]) -> dict[str, np.ndarray[Any, Any]]:
@@ -142,29 +142,9 @@ def clip(torch: Any) -> Example:
     return Example(Clip(), inputs, axes, sharded)
 
 
-def gru4rec(torch: Any) -> Example:
-    """The scores of all items after a session (Hidasi et al., 2016)."""
-    nn = torch.nn
-
-    class Gru4Rec(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.table, self.gru = nn.Embedding(50, 12), nn.GRU(12, 16, 2, batch_first=True)
-            self.out = nn.Linear(16, 50)
-
-        def forward(self, session: Any) -> Any:
-            states, _ = self.gru(self.table(session))
-            return self.out(states[:, -1])
-
-    inputs = {"session": fresh(5).integers(0, 50, (3, 6))}
-    plan = ("out.* 0@tp",)
-    return Example(
-        Gru4Rec(), inputs, {"session": {0: "batch"}}, ("table.weight", "out.weight"), plan
-    )
-
-
 def gru4rec_step(torch: Any) -> Example:
-    """One event of every session of a batch; a session that starts has no state."""
+    """One event of every session of a batch (Hidasi et al., 2016); a session that starts has no
+    state."""
     nn = torch.nn
 
     class Step(nn.Module):
@@ -185,7 +165,7 @@ def gru4rec_step(torch: Any) -> Example:
         "starts": np.array([0, 1, 0], np.float32),
     }
     axes = {"item": {0: "batch"}, "state": {1: "batch"}, "starts": {0: "batch"}}
-    return Example(Step(), inputs, axes, ("table.weight",))
+    return Example(Step(), inputs, axes, ("table.weight", "out.weight"), ("out.* 0@tp",))
 
 
 def dlrm(torch: Any, bags_of_one_size: bool = False) -> Example:
@@ -228,14 +208,83 @@ def dlrm_of_one_size(torch: Any) -> Example:
     return dlrm(torch, bags_of_one_size=True)
 
 
+def llama(torch: Any) -> Example:
+    transformers = import_module("transformers")
+    sizes = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64}
+    config = transformers.LlamaConfig(**sizes, **heads)
+
+    class Llama(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = transformers.LlamaForCausalLM(config)
+
+        def forward(self, input_ids: Any) -> Any:
+            return self.inner(input_ids=input_ids, use_cache=False).logits
+
+    inputs = {"input_ids": fresh(3).integers(0, 60, (3, 7))}
+    return Example(Llama(), inputs, {"input_ids": {0: "batch", 1: "seq"}})
+
+
+def cached_layer(torch: Any) -> Example:
+    """A decoder layer whose caches grow by concatenation, as optimum exports them."""
+    nn, heads, groups, width = torch.nn, 4, 2, 8
+
+    class Layer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.q = nn.Linear(32, heads * width, bias=False)
+            self.k = nn.Linear(32, groups * width, bias=False)
+            self.v = nn.Linear(32, groups * width, bias=False)
+            self.o = nn.Linear(heads * width, 32, bias=False)
+            self.scale = nn.Parameter(torch.rand(32))
+
+        def forward(self, x: Any, positions: Any, past_key: Any, past_value: Any) -> Any:
+            batch, count, _ = x.shape
+            x = self.scale * (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6))
+            q, k, v = (
+                layer(x).view(batch, count, -1, width).transpose(1, 2)
+                for layer in (self.q, self.k, self.v)
+            )
+            turns = 1.0 / (10000 ** (torch.arange(0, width, 2).float() / width))
+            angles = positions[:, None, :, None].float() * turns
+            angles = torch.cat((angles, angles), -1)
+
+            def turned(t: Any) -> Any:
+                a, b = t[..., : width // 2], t[..., width // 2 :]
+                return t * angles.cos() + torch.cat((-b, a), -1) * angles.sin()
+
+            key = torch.cat([past_key, turned(k)], 2)
+            value = torch.cat([past_value, v], 2)
+            many = [t.repeat_interleave(heads // groups, 1) for t in (key, value)]
+            scores = turned(q) @ many[0].transpose(2, 3) / width**0.5
+            before = past_key.shape[2]
+            seen = torch.arange(before + count)[None] <= torch.arange(count)[:, None] + before
+            scores = torch.where(seen, scores, torch.finfo(torch.float32).min)
+            mixed = torch.softmax(scores, -1) @ many[1]
+            return self.o(mixed.transpose(1, 2).reshape(batch, count, -1)), key, value
+
+    rng = fresh(7)
+    past = [rng.standard_normal((2, groups, 3, width)).astype(np.float32) for _ in range(2)]
+    inputs = {
+        "x": rng.standard_normal((2, 5, 32)).astype(np.float32),
+        "positions": np.tile(np.arange(3, 8), (2, 1)),
+        "past_key": past[0],
+        "past_value": past[1],
+    }
+    rows, cache = {0: "batch", 1: "seq"}, {0: "batch", 2: "past"}
+    axes = {"x": rows, "positions": rows, "past_key": cache, "past_value": cache}
+    return Example(Layer(), inputs, axes)
+
+
 MODELS = {
     "resnet": resnet,
     "clip": clip,
-    "gru4rec": gru4rec,
     "gru4rec step": gru4rec_step,
     "dlrm": dlrm,
     "dlrm, bags of one size": dlrm_of_one_size,
 }
+DECODERS = {"llama": llama, "cached layer": cached_layer}
 
 
 def example(name: str) -> Example:
@@ -243,7 +292,7 @@ def example(name: str) -> Example:
     torch: Any = import_module("torch")
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    chosen = MODELS[name](torch)
+    chosen = (MODELS | DECODERS)[name](torch)
     with torch.no_grad():
         for parameter in chosen.model.parameters():
             if parameter.ndim == 1:
