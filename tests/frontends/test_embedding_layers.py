@@ -24,11 +24,10 @@ from tests.fresh import fresh
 RESERVED = 2**63 - 1
 
 
-def results(layer: Module, spec: irc.Spec, ids: Any, **weights: Any) -> Any:
+def results(layer: Module, spec: irc.Spec, ids: Any, weights: dict[str, Any]) -> Any:
     name = "ids" if isinstance(layer, SlotEmbedding) else "keys"
     module = irc.trace(layer, {name: spec})
-    named = {key.replace("__", "."): array for key, array in weights.items()}
-    return irc.evaluate(module, {name: ids}, weights=named)["result0"]
+    return irc.evaluate(module, {name: ids}, weights=weights)["result0"]
 
 
 def table(rows: int, width: int) -> Any:
@@ -38,7 +37,7 @@ def table(rows: int, width: int) -> Any:
 def test_slots_share_a_table() -> None:
     weight = table(9, 2)
     ids = np.array([[[0, 1], [3, 4]], [[4, -1], [5, 0]]], np.int64)
-    found = results(SlotEmbedding((4, 5), 2), irc.Spec("i64", ("B", 2, 2)), ids, weight=weight)
+    found = results(SlotEmbedding((4, 5), 2), irc.Spec("i64", ("B", 2, 2)), ids, {"weight": weight})
     want = [[weight[[0, 1]], weight[[7, 8]]], [np.zeros((2, 2)), [np.zeros(2), weight[4]]]]
     assert np.array_equal(found, np.array(want, np.float32))
 
@@ -46,9 +45,9 @@ def test_slots_share_a_table() -> None:
 def test_dense_rows_without_a_hashtable() -> None:
     layer = All2AllDenseEmbedding(5, 3, 2, 4, use_hashtable=False, gpu_num=2)
     ids = fresh(1).integers(0, 10, (6, 2, 4)).astype(np.int64)
-    found = results(layer, irc.Spec("i64", ("B", 2, 4)), ids, weight=table(10, 3))
+    found = results(layer, irc.Spec("i64", ("B", 2, 4)), ids, {"weight": table(10, 3)})
     assert np.array_equal(found, table(10, 3)[ids])
-    flat = results(layer, irc.Spec("i64", ("B", 8)), ids.reshape(6, 8), weight=table(10, 3))
+    flat = results(layer, irc.Spec("i64", ("B", 8)), ids.reshape(6, 8), {"weight": table(10, 3)})
     assert np.array_equal(flat, found)
 
 
@@ -60,15 +59,15 @@ def test_keys_of_a_hashtable() -> None:
     asked = np.append(keys[:30], [keys.max() + 1, RESERVED, -RESERVED])
     spec = irc.Spec("i64", ("N",))
     layer = All2AllDenseEmbedding(100, 3, 1, 1, dynamic_input=True, gpu_num=2)
-    found = results(layer, spec, asked, weight=weight, **weights)
+    found = results(layer, spec, asked, {"weight": weight} | weights)
     assert np.array_equal(found[:30], weight[np.searchsorted(order, keys[:30])])
     assert not found[30:].any()
 
 
 def test_an_index_takes_narrow_keys() -> None:
-    levels = {f"levels__{i}__keys": level for i, level in enumerate(frozen_levels([3, -7, 90], 2))}
+    levels = {f"levels.{i}.keys": level for i, level in enumerate(frozen_levels([3, -7, 90], 2))}
     found = results(
-        FrozenIndex(3, 2), irc.Spec("i32", ("N",)), np.array([90, -7, 4, 3], np.int32), **levels
+        FrozenIndex(3, 2), irc.Spec("i32", ("N",)), np.array([90, -7, 4, 3], np.int32), levels
     )
     assert found.tolist() == [2, 0, -1, 1]
 
@@ -177,10 +176,10 @@ def test_keys_of_32_bits_without_a_sign(hashed: bool) -> None:
     pairs = Table(keys, table(4, 3))
     for key_dtype in ("uint32", "int64"):
         layer = All2AllDenseEmbedding(4, 3, 1, 1, True, use_hashtable=hashed, key_dtype=key_dtype)
-        arrays = {n.replace(".", "__"): a for n, a in layer.arrays(pairs).items()}
+        arrays = layer.arrays(pairs)
         asked = np.array([2**32 - 1, 7, 2**31, 1], np.uint32)
-        wide = results(layer, irc.Spec("i64", ("N",)), asked.astype(np.int64), **arrays)
-        bits = results(layer, irc.Spec("i32", ("N",)), asked.view(np.int32), **arrays)
+        wide = results(layer, irc.Spec("i64", ("N",)), asked.astype(np.int64), arrays)
+        bits = results(layer, irc.Spec("i32", ("N",)), asked.view(np.int32), arrays)
         rows = dict(zip(keys.tolist(), pairs.rows, strict=True))
         wanted = [rows.get(key, np.zeros(3)) for key in asked.tolist()]
         assert np.array_equal(wide, wanted)
@@ -194,8 +193,7 @@ def test_frequent_keys_have_the_first_rows() -> None:
     layer = All2AllDenseEmbedding(60, 2, 1, 1, dynamic_input=True, by_frequency=True)
     arrays = layer.arrays(Table(keys, table(50, 2)), counts)
     assert np.array_equal(arrays["weight"][:50], table(50, 2)[np.argsort(-counts)])
-    named = {name.replace(".", "__"): array for name, array in arrays.items()}
-    found = results(layer, irc.Spec("i64", ("N",)), np.append(keys, 5), **named)
+    found = results(layer, irc.Spec("i64", ("N",)), np.append(keys, 5), arrays)
     assert np.array_equal(found, np.append(table(50, 2), [[0, 0]], 0))
 
 

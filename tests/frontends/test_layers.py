@@ -221,8 +221,8 @@ OPTIONS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 @pytest.mark.parametrize("name", OPTIONS)
 def test_attention(name: str) -> None:
     """Against the definition, and with a cache, in three calls."""
-    options, settings = OPTIONS[name]
-    options = {"kv_heads": 2, "head_dim": 4} | options
+    row, settings = OPTIONS[name]
+    options: dict[str, Any] = {"kv_heads": 2, "head_dim": 4} | row
     layer = layers.Attention(12, 6, **options)
     kv, width = options["kv_heads"] or 6, options["head_dim"] or 2
     places = np.tile(np.arange(5, dtype=np.int32), (2, 1))

@@ -18,11 +18,13 @@ import irc
 from irc.backends.reference import evaluate
 from irc.errors import Error
 from irc.frontends.onnx import import_onnx
-from tests.frontends.onnx_models import on_emitted
+from tests.frontends.onnx_models import on_emitted, saved
 
 pytestmark = pytest.mark.slow
 # How many pass, of onnx 1.23.2. ONNX Runtime 1.31 passes 1516 of these 2024.
 PASSING = {"node": 1325, "simple": 3, "pytorch-converted": 82, "pytorch-operator": 35}
+# How many of the nodes and operators pass where sizes are symbols, and where inputs are constants.
+FORMS = {"symbols": 1085, "constants": 1340}
 HALF_STEPS = {"float16": 2.0**-10, "bfloat16": 2.0**-7}  # the distance of two numbers from 1 on
 
 
@@ -31,10 +33,8 @@ def test_backend_tests_of_onnx(kind: str, tmp_path: Path) -> None:
     counts: Counter[str] = Counter()
     wrong: list[str] = []
     for case in cases(kind):
-        model = case.model or onnx.load(Path(case.model_dir) / "model.onnx")
-        path = tmp_path / "model.onnx"
-        path.write_bytes(model.SerializeToString())
-        outcome = outcome_of(path, case, tmp_path)
+        path = saved(model_of(case), tmp_path)
+        outcome = outcome_of(path, case, data_of(case), tmp_path)
         counts[outcome] += 1
         if outcome == "pass":
             outcome = outcome_on_runtime(path, case, tmp_path)
@@ -43,11 +43,41 @@ def test_backend_tests_of_onnx(kind: str, tmp_path: Path) -> None:
     assert counts["pass"] >= PASSING[kind], counts
 
 
-def outcome_of(path: Path, case: Any, folder: Path) -> str:
+@pytest.mark.parametrize("form", FORMS)
+def test_other_forms_of_inputs(form: str, tmp_path: Path) -> None:
+    """Every size of an input is a symbol, or every input is folded as a constant."""
+    counts: Counter[str] = Counter()
+    wrong: list[str] = []
+    for case in [*cases("node"), *cases("pytorch-operator")]:
+        model, (given, wanted) = model_of(case), data_of(case)[0]
+        if form == "symbols":
+            for value in model.graph.input:
+                for dim in value.type.tensor_type.shape.dim:
+                    if dim.dim_value > 1:
+                        dim.dim_param = f"n{dim.dim_value}"
+        elif all(isinstance(x, np.ndarray) for x in given):
+            names = [value.name for value in model.graph.input]
+            model.graph.initializer.extend(map(numpy_helper.from_array, given, names))
+            del model.graph.input[:]
+            given = []
+        outcome = outcome_of(saved(model, tmp_path), case, [(given, wanted)], tmp_path)
+        counts[outcome] += 1
+        wrong += [case.name] if outcome == "wrong" else []
+    assert not wrong
+    assert counts["pass"] >= FORMS[form], counts
+
+
+def model_of(case: Any) -> onnx.ModelProto:
+    """A copy of the model of a case."""
+    stored = case.model or onnx.load(Path(case.model_dir) / "model.onnx")
+    return onnx.ModelProto.FromString(stored.SerializeToString())
+
+
+def outcome_of(path: Path, case: Any, data: list[Any], folder: Path) -> str:
     """What the module of a case gives: pass, rounded, wrong, or refused with an Error."""
     try:
         module = import_onnx(path)
-        found = [(computed(module, given, folder), wanted) for given, wanted in data_of(case)]
+        found = [(computed(module, given, folder), wanted) for given, wanted in data]
     except Error as error:
         assert error.message
         return "refused"

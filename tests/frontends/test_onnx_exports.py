@@ -18,7 +18,7 @@ from irc.frontends.onnx import import_onnx
 from irc.pipeline import run_pipeline
 from tests.fresh import fresh
 from tests.frontends.onnx_models import read
-from tests.frontends.torch_models import DECODERS, MODELS, Example, example, exported
+from tests.frontends.torch_models import MODELS, Example, example, exported
 
 pytestmark = pytest.mark.oracle
 SMALLER = {"batch": 2, "texts": 2, "images": 1, "seq": 6, "ids": 9}
@@ -67,10 +67,9 @@ def test_a_model(chosen: Example, path: Path, tmp_path: Path) -> None:
     computes(path, tmp_path, given)
 
 
-@pytest.mark.parametrize("name", list(DECODERS))
-def test_a_decoder(name: str, tmp_path: Path) -> None:
+def test_a_layer_with_caches(tmp_path: Path) -> None:
     pytest.importorskip("onnxscript")
-    chosen, path = example(name), tmp_path / "model.onnx"
+    chosen, path = example("cached layer"), tmp_path / "model.onnx"
     chosen.export(path, dynamo=True)
     resized = chosen.resized({"batch": 1, "seq": 4, "past": 2})
     given = [(inputs, chosen.computed(inputs)) for inputs in (chosen.inputs, resized)]

@@ -72,44 +72,22 @@ def exported(module: Any, given: Arrays, path: Path, **words: Any) -> Any:
 
 
 def resnet(torch: Any) -> Example:
-    """Bottleneck blocks of ResNet-50 behind its stem (He et al., 2016)."""
-    nn = torch.nn
+    transformers = import_module("transformers")
+    sizes = {"embedding_size": 8, "hidden_sizes": [16, 32], "depths": [2, 2], "num_labels": 12}
+    config = transformers.ResNetConfig(**sizes, layer_type="bottleneck")
 
-    class Block(nn.Module):
-        def __init__(self, before: int, width: int, stride: int) -> None:
-            super().__init__()
-            after = 4 * width
-            self.conv1, self.bn1 = nn.Conv2d(before, width, 1, bias=False), nn.BatchNorm2d(width)
-            self.conv2 = nn.Conv2d(width, width, 3, stride, 1, bias=False)
-            self.conv3, self.bn2 = nn.Conv2d(width, after, 1, bias=False), nn.BatchNorm2d(width)
-            self.bn3, self.relu = nn.BatchNorm2d(after), nn.ReLU(inplace=True)
-            down = nn.Conv2d(before, after, 1, stride, bias=False)
-            same = stride == 1 and before == after
-            self.down = nn.Identity() if same else nn.Sequential(down, nn.BatchNorm2d(after))
-
-        def forward(self, x: Any) -> Any:
-            h = self.relu(self.bn1(self.conv1(x)))
-            h = self.relu(self.bn2(self.conv2(h)))
-            h = self.bn3(self.conv3(h))
-            h += self.down(x)
-            return self.relu(h)
-
-    class ResNet(nn.Module):
+    class ResNet(torch.nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.conv1, self.bn1 = nn.Conv2d(3, 8, 7, 2, 3, bias=False), nn.BatchNorm2d(8)
-            self.relu, self.maxpool = nn.ReLU(inplace=True), nn.MaxPool2d(3, 2, 1)
-            self.layer1 = nn.Sequential(Block(8, 4, 1), Block(16, 4, 1))
-            self.layer2 = nn.Sequential(Block(16, 8, 2), Block(32, 8, 1))
-            self.avgpool, self.fc = nn.AdaptiveAvgPool2d((1, 1)), nn.Linear(32, 12)
+            self.inner = transformers.ResNetForImageClassification(config)
 
         def forward(self, x: Any) -> Any:
-            h = self.maxpool(self.relu(self.bn1(self.conv1(x))))
-            return self.fc(torch.flatten(self.avgpool(self.layer2(self.layer1(h))), 1))
+            return self.inner(x).logits
 
     inputs = {"x": fresh(1).standard_normal((3, 3, 32, 32)).astype(np.float32)}
-    sharded = ("fc.weight", "layer?.*.conv?.weight")
-    plan = ("fc.* 0@tp", "*.conv1.weight 0@tp", "*.conv2.weight 1@tp", "*.conv3.weight 0@tp")
+    sharded = ("*.classifier.1.weight", "*.layer.?.convolution.weight")
+    plan = ("*.classifier.1.* 0@tp", "*.layer.1.convolution.weight 1@tp")
+    plan += ("*.layer.?.convolution.weight 0@tp",)
     return Example(ResNet(), inputs, {"x": {0: "batch"}}, sharded, plan)
 
 
@@ -168,7 +146,7 @@ def gru4rec_step(torch: Any) -> Example:
     return Example(Step(), inputs, axes, ("table.weight", "out.weight"), ("out.* 0@tp",))
 
 
-def dlrm(torch: Any, bags_of_one_size: bool = False) -> Example:
+def dlrm(torch: Any) -> Example:
     """Bags of three features and dense ones, whose dot products are features (Naumov et al.,
     2019)."""
     nn = torch.nn
@@ -181,49 +159,22 @@ def dlrm(torch: Any, bags_of_one_size: bool = False) -> Example:
             self.bottom = nn.Sequential(nn.Linear(5, 16), nn.ReLU(), nn.Linear(16, 8), nn.ReLU())
             self.top = nn.Sequential(nn.Linear(14, 16), nn.ReLU(), nn.Linear(16, 1), nn.Sigmoid())
 
-        def forward(self, dense: Any, ids: Any, offsets: Any = None) -> Any:
-            x, bags = self.bottom(dense), list[Any]()
-            for i, table in enumerate(self.tables):
-                fixed = offsets is None
-                bags.append(table(ids[:, i]) if fixed else table(ids[i], offsets[i]))
+        def forward(self, dense: Any, ids: Any, offsets: Any) -> Any:
+            x = self.bottom(dense)
+            bags = [table(ids[i], offsets[i]) for i, table in enumerate(self.tables)]
             features = torch.cat([x, *bags], 1).view(x.shape[0], -1, x.shape[1])
             products = torch.bmm(features, features.transpose(1, 2))
             rows, columns = torch.tril_indices(4, 4, -1)
             return self.top(torch.cat([x, products[:, rows, columns]], 1))
 
     rng = fresh(6)
-    dense: np.ndarray[Any, Any] = rng.standard_normal((4, 5)).astype(np.float32)
-    inputs = {"dense": dense}
-    axes = {"dense": {0: "batch"}, "ids": {0: "batch"}}
-    if bags_of_one_size:
-        inputs["ids"] = rng.integers(0, 21, (4, 3, 2))
-    else:
-        inputs["ids"] = rng.integers(0, 21, (3, 10))
-        inputs["offsets"] = np.array([[0, 2, 2, 7], [0, 3, 5, 9], [0, 1, 2, 3]])
-        axes |= {"ids": {1: "ids"}, "offsets": {1: "batch"}}
+    inputs = {
+        "dense": rng.standard_normal((4, 5)).astype(np.float32),
+        "ids": rng.integers(0, 21, (3, 10)),
+        "offsets": np.array([[0, 2, 2, 7], [0, 3, 5, 9], [0, 1, 2, 3]]),
+    }
+    axes = {"dense": {0: "batch"}, "ids": {1: "ids"}, "offsets": {1: "batch"}}
     return Example(Dlrm(), inputs, axes, ("tables.*",))
-
-
-def dlrm_of_one_size(torch: Any) -> Example:
-    return dlrm(torch, bags_of_one_size=True)
-
-
-def llama(torch: Any) -> Example:
-    transformers = import_module("transformers")
-    sizes = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
-    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64}
-    config = transformers.LlamaConfig(**sizes, **heads)
-
-    class Llama(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.inner = transformers.LlamaForCausalLM(config)
-
-        def forward(self, input_ids: Any) -> Any:
-            return self.inner(input_ids=input_ids, use_cache=False).logits
-
-    inputs = {"input_ids": fresh(3).integers(0, 60, (3, 7))}
-    return Example(Llama(), inputs, {"input_ids": {0: "batch", 1: "seq"}})
 
 
 def cached_layer(torch: Any) -> Example:
@@ -277,14 +228,7 @@ def cached_layer(torch: Any) -> Example:
     return Example(Layer(), inputs, axes)
 
 
-MODELS = {
-    "resnet": resnet,
-    "clip": clip,
-    "gru4rec step": gru4rec_step,
-    "dlrm": dlrm,
-    "dlrm, bags of one size": dlrm_of_one_size,
-}
-DECODERS = {"llama": llama, "cached layer": cached_layer}
+MODELS = {"resnet": resnet, "clip": clip, "gru4rec step": gru4rec_step, "dlrm": dlrm}
 
 
 def example(name: str) -> Example:
@@ -292,7 +236,7 @@ def example(name: str) -> Example:
     torch: Any = import_module("torch")
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    chosen = (MODELS | DECODERS)[name](torch)
+    chosen = (MODELS | {"cached layer": cached_layer})[name](torch)
     with torch.no_grad():
         for parameter in chosen.model.parameters():
             if parameter.ndim == 1:

@@ -33,7 +33,7 @@ ANYWHERE = {
 EXACT = ("canonicalize", "cse", "dce", "fold", "inline")  # the same bits
 IN_ORDER = ("shard", "rewrite-embeddings", "pipeline", "localize")
 ELSEWHERE = {
-    "convert-floats": "changes dtypes: tests/frontends/test_onnx_precision.py",
+    "convert-floats": "changes dtypes: tests/frontends/test_onnx_dtypes.py",
     "quantize": "changes what is computed: tests/passes/test_quantize.py",
     "next-tokens": "changes the results: tests/passes/test_next_tokens.py",
     "static-capacity": "changes what an overflow gives: tests/passes/test_embedding_*.py",
