@@ -26,22 +26,8 @@ from irc.analysis.cost import cost_of, operations
 from irc.analysis.sizes import LocalSizes
 from irc.analysis.topology import Topology
 from irc.analysis.topology_file import default_topology, read_topology
-from irc.ir.core import Function, Module, Op, Result, Value, Weight
-from irc.ir.mesh import Mesh
-from irc.ir.types import TensorType
-from irc.ops import (
-    Add,
-    AllGather,
-    AllReduce,
-    AllToAll,
-    Clip,
-    Gather,
-    ReduceScatter,
-    Reshape,
-    Return,
-    Transpose,
-)
-from irc.weights import UnboundRef
+from irc.ir.core import Module
+from irc.text import parse_module
 
 SCHEMES = ("RA", "CA", "RS", "CS")
 SCATTERED = ("RS", "CS")  # the result is sharded over tokens
@@ -52,7 +38,7 @@ ROWS, WIDTH, TOKENS = 128256, 4096, (1, 64, 8192)
 
 @dataclass(frozen=True)
 class Lookup:
-    """One lookup of `tokens` ids by a scheme over `ranks`; sizes divide by the ranks."""
+    """One lookup of `tokens` ids by a scheme over two `ranks` or more; sizes divide by them."""
 
     scheme: str
     ranks: int
@@ -86,50 +72,49 @@ class Lookup:
 
 def module_of(lookup: Lookup) -> Module:
     """One rank's program: (ids i32 [tokens], shift i32 []) to the rows found."""
-    rows, columns = lookup.shard
-    module = Module(f"lookup_{lookup.scheme}", Mesh((("tp", lookup.ranks),)), local=True)
-    kind = TensorType(lookup.dtype, (rows + 2, columns))
-    table = module.add_weight(Weight(_own(kind), "table", UnboundRef("table")))
-    shift = _own(TensorType("i32", ()))
-    arguments = [("ids", TensorType("i32", (lookup.padded,))), ("shift", shift)]
-    function = module.add_function(Function("forward", arguments))
-
-    def add(op: Op) -> Value:
-        return function.append(op).result
-
-    ids, shift = function.args
-    row = add(Clip(add(Add(ids, shift)), low=0, high=rows + 1))
-    found = add(Gather(table, row))
-    group_size = lookup.ranks
+    (rows, columns), tokens = lookup.shard, lookup.padded
+    size, kind, own = lookup.ranks, lookup.dtype, "{varies tp}"
+    share = tokens // size
     match lookup.scheme:
         case "RA":
-            out = add(AllReduce(found, axis="tp", group_size=group_size))
+            result = f"{kind}[{tokens}, {columns}]"
+            lines = [f'%y = all_reduce %found {{axis="tp", group_size={size}}} : {result}']
         case "RS":
-            out = add(ReduceScatter(found, axis="tp", dim=0, group_size=group_size))
+            result = f"{kind}[{share}, {columns}] of {kind}[{tokens}@tp, {columns}]"
+            call = f'reduce_scatter %found {{axis="tp", dim=0, group_size={size}}}'
+            lines = [f"%y = {call} : {result}"]
         case "CA":
-            joined = add(AllGather(found, axis="tp", dim=0, group_size=group_size))
-            out = merged(add, joined, group_size)
+            result = f"{kind}[{tokens}, {size * columns}]"
+            call = f'all_gather %found {{axis="tp", dim=0, group_size={size}}}'
+            lines = [f"%all = {call} : {kind}[{size * tokens}, {columns}]"]
+            lines += merged(kind, size, tokens, columns, "")
         case _:
-            joined = add(AllToAll(found, axis="tp", split=0, concat=0, group_size=group_size))
-            out = merged(add, joined, group_size)
-    function.append(Return([out]))
-    function.results = (Result("rows", varies=True),)
-    return module
+            result = f"{kind}[{share}, {size * columns}]{own}"
+            call = f'all_to_all %found {{axis="tp", split=0, concat=0, group_size={size}}}'
+            lines = [f"%all = {call} : {kind}[{tokens}, {columns}]{own}"]
+            lines += merged(kind, size, share, columns, own)
+    body = "\n    ".join(lines)
+    return parse_module(f"""module @lookup_{lookup.scheme} local mesh(tp={size}) {{
+  weight @table : {kind}[{rows + 2}, {columns}]{own} = unbound("table")
+  func @forward(%ids: i32[{tokens}], %shift: i32[]{own}) -> (rows: {result}) {{
+    %offset = add %ids, %shift : i32[{tokens}]{own}
+    %row = clip %offset {{low=0, high={rows + 1}}} : i32[{tokens}]{own}
+    %found = gather @table, %row : {kind}[{tokens}, {columns}]{own}
+    {body}
+    return %y
+  }}
+}}""")
 
 
-def _own(type: TensorType) -> TensorType:
-    """The type of what every rank has of its own."""
-    return type.part_of(type.replace(varying=("tp",)))
-
-
-def merged(add: Any, joined: Value, group_size: int) -> Value:
-    """Blocks of columns [group_size * tokens, h] concatenated: [tokens, group_size * h]."""
-    total, columns = (int(str(size)) for size in joined.type.shape)
-    tokens = total // group_size
-    blocks = add(Reshape(joined, shape=(group_size, tokens, columns)))
-    return add(
-        Reshape(add(Transpose(blocks, order=(1, 0, 2))), shape=(tokens, group_size * columns))
-    )
+def merged(kind: str, size: int, tokens: int, columns: int, own: str) -> list[str]:
+    """Blocks of columns %all [size * tokens, columns] concatenated: %y [tokens, size * columns]."""
+    blocks, turned = f"[{size}, {tokens}, {columns}]", f"[{tokens}, {size}, {columns}]"
+    joined = f"[{tokens}, {size * columns}]"
+    return [
+        f"%blocks = reshape %all {{shape={blocks}}} : {kind}{blocks}{own}",
+        f"%turned = transpose %blocks {{order=[1, 0, 2]}} : {kind}{turned}{own}",
+        f"%y = reshape %turned {{shape={joined}}} : {kind}{joined}{own}",
+    ]
 
 
 @dataclass(frozen=True)

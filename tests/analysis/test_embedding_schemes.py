@@ -29,7 +29,7 @@ def shard_of(lookup: Lookup, rank: int, whole: np.ndarray) -> np.ndarray:
 
 
 @pytest.mark.parametrize("tokens", [1, 5, 12])
-@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
+@pytest.mark.parametrize("ranks", [2, 3, 4])
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_a_scheme_finds_the_rows(scheme: str, ranks: int, tokens: int) -> None:
     lookup = Lookup(scheme, ranks, tokens, rows=5 * ranks, width=3 * ranks, dtype="f32")
