@@ -35,7 +35,7 @@ from .tensorrt_llm_simulation import simulate
 SOURCES = Path(os.environ.get("IRC_TENSORRT_LLM_SOURCES", ""))
 SITES = Path(os.environ.get("IRC_TENSORRT_LLM_SITES", "."))
 CASES = 6  # of a parameterized test; --cases 0 runs all
-SECONDS = 120  # of one test, or 5 times as many of a script or a file of tests
+SECONDS = 120  # of one test; an example has 15 times as many, a folder of tests 30 times
 # The release of transformers that each release of TensorRT-LLM asks for, or the nearest that runs
 # with numpy 2.
 TRANSFORMERS = {
