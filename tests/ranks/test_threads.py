@@ -18,7 +18,9 @@ from irc.backends.ranks.threads import ThreadWorld
 from irc.errors import Error
 from irc.ops.collective_names import OPERATIONS
 from tests.fresh import session_seed
+from tests.ranks import programs
 from tests.ranks.collectives import check_all, meant
+from tests.ranks.test_mpi import DISAGREEING, EVERY_FAILURE
 
 Work = Callable[[Communicator], Any]
 
@@ -63,20 +65,19 @@ def test_an_operand_that_cannot_be_divided(operation: str) -> None:
         what.result_shape((4, 2))
 
 
-def test_arrays_are_handed_over_in_order() -> None:
-    def work(c: Communicator) -> list[dict[str, np.ndarray]]:
-        if c.rank == 0:
-            memory = np.zeros(3)
-            for i in range(3):
-                memory[:] = i
-                c.send(1, {"a": memory, "b": memory[:i]})  # the sender may overwrite it at once
-            return []
-        return [c.receive(0) for _ in range(3)]
+# -- what processes do too
 
-    found = ThreadWorld(2).run(work)[1]
-    assert [list(arrays) for arrays in found] == [["a", "b"]] * 3
-    assert [arrays["a"].tolist() for arrays in found] == [[0.0] * 3, [1.0] * 3, [2.0] * 3]
-    assert [arrays["b"].shape for arrays in found] == [(0,), (1,), (2,)]
+
+def test_values_go_from_rank_to_rank() -> None:
+    ThreadWorld(3).run(programs.mail)
+
+
+@pytest.mark.parametrize("name", [*DISAGREEING, "waits_in_a_ring"])
+def test_ranks_that_disagree_stop(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(programs, "began", lambda: None)
+    sentence = EVERY_FAILURE[name][-1].removeprefix("KeyError: ")
+    with pytest.raises((PeerError, KeyError), match=re.escape(sentence)):
+        ThreadWorld(3).run(programs.named(name))
 
 
 # -- failures
@@ -185,23 +186,6 @@ def test_ranks_that_do_something_else_are_named(mine: Work, theirs: Work, told: 
         assert re.match(f"the ranks make different calls: {told};", found[0])
 
 
-def test_a_circle_of_three_is_found() -> None:
-    def work(c: Communicator) -> None:
-        call(c, "all_reduce", X, ((0, 1), (1, 2), (0, 2))[c.rank], place=f"line {c.rank}")
-
-    found = stopped(3, work)
-    assert len(set(found)) == 1 and "the ranks make different calls" in found[0]
-
-
-def test_a_rank_that_has_finished_is_not_waited_for() -> None:
-    def work(c: Communicator) -> None:
-        if c.rank == 0:
-            call(c, "all_reduce", X, place="line 3")
-
-    with pytest.raises(PeerError, match=r"rank 0 is at .* line 3, rank 1 at the end"):
-        ThreadWorld(2).run(work)
-
-
 def test_a_rank_that_stalls_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(threads, "_TURN", 0.05)
     world = ThreadWorld(3, 1e6)
@@ -231,21 +215,3 @@ def test_ranks_may_wait_as_long_as_others_move(monkeypatch: pytest.MonkeyPatch) 
         call(c, "all_reduce", X)
 
     assert stopped(3, work, world) == [""] * 3
-
-
-def test_bytes_are_broadcast() -> None:
-    def work(c: Communicator) -> list[bytes]:
-        pair = c.broadcast(b"pair" * (c.rank == 2), 2, (2, 0)) if c.rank != 1 else b""
-        return [c.broadcast(b"all" * (c.rank == 1), 1), pair]
-
-    assert ThreadWorld(3).run(work) == [[b"all", b"pair"], [b"all", b""], [b"all", b"pair"]]
-
-
-def test_facts_are_compared() -> None:
-    def work(c: Communicator) -> None:
-        c.agree("the sizes", "S=3")
-        c.agree("the inputs", f"B={c.rank // 2}")
-
-    assert (
-        stopped(3, work) == ["the ranks differ in the inputs: rank 0 has B=0, rank 2 has B=1"] * 3
-    )
