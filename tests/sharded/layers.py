@@ -1,4 +1,4 @@
-"""Every layer of irc.frontends, and variants of attention, as cases to shard."""
+"""Layers of irc.frontends and blocks of model families, as cases to shard."""
 
 from __future__ import annotations
 
@@ -10,51 +10,28 @@ from irc.frontends import functional as F
 from irc.frontends.layers import (
     MLP,
     Attention,
-    BlockSparse,
+    Embedding,
     GatedMLP,
     GroupNorm,
     LayerNorm,
     Linear,
     MixtureOfExperts,
-    RelativePositions,
     RmsNorm,
     Rope,
 )
 from irc.frontends.module import Parameter
 from irc.frontends.trace import Spec
+from tests.sharded.checking import Case
 
-from .cases import HIDDEN, POSITIONS, Case, X
+HIDDEN = 24
+X = {"x": Spec("f32", ("B", "S", HIDDEN))}
+POSITIONS = {"positions": Spec("i32", ("B", "S"))}
+IDS = {"ids": Spec("i32", ("B", "S"))}
+MEMORY = {"memory": Spec("f32", ("B", "M", 10)), "lengths": Spec("i32", ("B",))}
 
-LAYERS: dict[str, Case] = {}
 
-
-def _attention(heads: int, kv: int, **settings: Any) -> Callable[[], Module]:
+def attention(heads: int, kv: int, **settings: Any) -> Callable[[], Module]:
     return lambda: Attention(HIDDEN, heads, kv, 4, **settings)
-
-
-def _normed(heads: int, kv: int) -> Case:
-    """Queries and keys normed head by head, as in Qwen 3 and Gemma 3."""
-    return Case(_attention(heads, kv, qk_norm=1e-5, rope=Rope()), X | POSITIONS)
-
-
-LONG = Rope(kind="longrope", original_positions=4, short_factors=(1, 1.5), long_factors=(2, 3))
-DYNAMIC = Rope(kind="dynamic", factor=2.0, original_positions=4)
-LAYERS |= {
-    "heads_6_3": Case(_attention(6, 3), X),
-    "heads_5_5": Case(_attention(5, 5), X),
-    "heads_6_1": Case(_attention(6, 1), X),
-    "rope_dynamic": Case(_attention(6, 3, rope=DYNAMIC), X | POSITIONS),
-    "rope_longrope": Case(_attention(6, 3, rope=LONG), X | POSITIONS),
-    "normed_heads_6_3": _normed(6, 3),
-    "normed_heads_5_5": _normed(5, 5),
-    "normed_heads_8_2": _normed(8, 2),
-    "biases": Case(_attention(6, 3, rope=Rope(), qkv_bias=True, output_bias=True), X | POSITIONS),
-    "slopes": Case(_attention(6, 3, alibi=8.0), X),
-    "slopes_of_5": Case(_attention(5, 5, alibi=8.0), X),
-    "relative_biases": Case(_attention(6, 3, relative=RelativePositions(8, 20)), X),
-    "clipped_logn": Case(_attention(24, 24, clip=0.5, logn=2), X),
-    "block_sparse": Case(_attention(6, 3, block_sparse=BlockSparse(1, 1, 2)), X),
-}
 
 
 class Cross(Module):
@@ -67,29 +44,14 @@ class Cross(Module):
         return self.attn(x, memory=memory, lengths=lengths)
 
 
-MEMORY = {"memory": Spec("f32", ("B", "M", 10)), "lengths": Spec("i32", ("B",))}
-LAYERS["cross"] = Case(Cross, X | MEMORY)
+class Biased(Module):
+    """Attention whose scores have a bias."""
 
+    def __init__(self) -> None:
+        self.attn = Attention(HIDDEN, 5, 5, 4, causal=False)
 
-class Scored(Module):
-    """Attention whose scores have a mask or a bias."""
-
-    def __init__(self, heads: int, kv: int) -> None:
-        self.attn = Attention(HIDDEN, heads, kv, 4, causal=False)
-
-    def forward(self, x: Tensor, scores: Tensor) -> Any:
-        name = "mask" if scores.dtype == "bool" else "bias"
-        return self.attn(x, **{name: scores})
-
-
-def _scored(heads: int, kv: int, dtype: str, *shape: str | int) -> Case:
-    return Case(lambda: Scored(heads, kv), X | {"scores": Spec(dtype, shape)})
-
-
-LAYERS |= {
-    "mask_per_head": _scored(6, 2, "bool", "B", 6, "S", "S"),
-    "bias_of_5_heads": _scored(5, 5, "f32", "B", 5, "S", "S"),
-}
+    def forward(self, x: Tensor, bias: Tensor) -> Any:
+        return self.attn(x, bias=bias)
 
 
 class Alibi(Module):
@@ -134,67 +96,113 @@ class NormedAcross(PlainAttention):
         return self.o_proj(F.attention(q, k, self.v_proj(x), head_dim=4, causal=True))
 
 
-LAYERS |= {
-    "alibi_5": Case(lambda: Alibi(5), X),
-    "normed_across": Case(NormedAcross, X),
-    "plain_4": Case(lambda: PlainAttention(4), X),
-}
+class Interleaved(Module):
+    """QKV merged head by head, as in GPT-NeoX and BLOOM."""
+
+    def __init__(self, heads: int) -> None:
+        self.query_key_value, self.dense = Linear(HIDDEN, heads * 12), Linear(heads * 4, HIDDEN)
+        self.heads = heads
+
+    def forward(self, x: Tensor) -> Any:
+        rows, tokens, _ = x.shape
+        merged = self.query_key_value(x).reshape(rows, tokens, self.heads, 12)
+        size = self.heads * 4
+        q, k, v = (part.reshape(rows, tokens, size) for part in merged.split([4, 4, 4], 3))
+        return self.dense(F.attention(q, k, v, head_dim=4, causal=True))
 
 
 class NormInside(Module):
     """A norm over the features that a column-parallel linear has split."""
 
     def __init__(self, norm: Module, width: int) -> None:
-        self.fc1, self.fc2 = Linear(HIDDEN, width), Linear(width, HIDDEN)
-        self.norm = norm
+        self.fc1, self.fc2, self.norm = Linear(HIDDEN, width), Linear(width, HIDDEN), norm
 
     def forward(self, x: Tensor) -> Any:
-        rows, tokens, _ = x.shape
         opened = self.fc1(x)
-        if isinstance(self.norm, GroupNorm):
-            width = opened.shape[2]
-            opened = self.norm(opened.reshape(rows * tokens, width)).reshape(rows, tokens, width)
-        else:
-            opened = self.norm(opened)
-        return x + self.fc2(opened)
+        rows, tokens, width = opened.shape
+        flat = (rows * tokens, width) if isinstance(self.norm, GroupNorm) else opened.shape
+        return x + self.fc2(self.norm(opened.reshape(*flat)).reshape(*opened.shape))
 
 
-class Convolution(Module):
-    """A convolution over the tokens, with a bias."""
+class Turned(Module):
+    """x · weight + bias with weight [in, out], as in GPT-2's checkpoints."""
 
-    def __init__(self, ins: int, outs: int, groups: int = 1) -> None:
-        self.weight, self.bias = Parameter((outs, ins // groups, 3)), Parameter((outs,))
-        self.groups = groups
+    def __init__(self, inside: int, outside: int) -> None:
+        self.weight, self.bias = Parameter((inside, outside)), Parameter((outside,))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x @ self.weight + self.bias
+
+
+class Gpt2(Module):
+    """Attention and feed-forward of GPT-2, QKV merged, between learned positions and a head, which
+    is the table as well."""
+
+    def __init__(self, heads: int, linear: type[Linear | Turned] = Linear) -> None:
+        self.wte, self.wpe = Embedding(13, HIDDEN), Embedding(16, HIDDEN)
+        self.ln_1, self.ln_2 = LayerNorm(HIDDEN), LayerNorm(HIDDEN)
+        self.c_attn, self.c_proj = linear(HIDDEN, 12 * heads), linear(4 * heads, HIDDEN)
+        self.c_fc, self.fc_out = linear(HIDDEN, 31), linear(31, HIDDEN)
+        self.size = 4 * heads
+
+    def forward(self, ids: Tensor, positions: Tensor) -> Any:
+        x = self.wte(ids) + self.wpe(positions)
+        merged, size = self.c_attn(self.ln_1(x)), self.size
+        parts = [merged[:, :, i * size : (i + 1) * size] for i in range(3)]
+        x = x + self.c_proj(F.attention(*parts, head_dim=4, causal=True))
+        x = x + self.fc_out(F.gelu(self.c_fc(self.ln_2(x))))
+        return F.linear(x, self.wte.weight)
+
+
+TURNED = (
+    *("c_attn.weight 1@tp", "c_attn.bias 0@tp", "c_proj.weight 0@tp", "c_fc.weight 1@tp"),
+    *("c_fc.bias 0@tp", "fc_out.weight 0@tp", "w?e.weight replicated"),
+)
+
+
+class Bert(Module):
+    """An encoder with three tables, norms behind the blocks and a pooler. Devlin et al., 2019."""
+
+    def __init__(self) -> None:
+        self.word_embeddings = Embedding(13, HIDDEN)
+        self.position_embeddings = Embedding(16, HIDDEN)
+        self.norm, self.last = LayerNorm(HIDDEN), LayerNorm(HIDDEN)
+        self.query, self.key, self.value = (Linear(HIDDEN, 20) for _ in range(3))
+        self.dense, self.fc1, self.fc2 = Linear(20, HIDDEN), Linear(HIDDEN, 13), Linear(13, HIDDEN)
+        self.pooler = Linear(HIDDEN, HIDDEN)
+
+    def forward(self, ids: Tensor, positions: Tensor) -> Any:
+        x = self.norm(self.word_embeddings(ids) + self.position_embeddings(positions))
+        mixed = F.attention(self.query(x), self.key(x), self.value(x), head_dim=4)
+        x = self.norm(x + self.dense(mixed))
+        x = self.last(x + self.fc2(F.gelu(self.fc1(x))))
+        return x, F.tanh(self.pooler(x[:, 0]))
+
+
+class Tied(Module):
+    """One table in four places."""
+
+    def __init__(self) -> None:
+        self.embed_tokens = Embedding(11, HIDDEN)
+        self.lm_head, self.second = Linear(HIDDEN, 11, False), Linear(HIDDEN, 11, False)
+        self.lm_head.weight = self.second.weight = self.embed_tokens.weight
+
+    def forward(self, ids: Tensor) -> Any:
+        x = self.embed_tokens(ids)
+        return self.lm_head(x), self.second(F.tanh(x)), self.embed_tokens(ids + 1)
+
+
+class Heads(Module):
+    """Operations on logits."""
+
+    def __init__(self) -> None:
+        self.lm_head = Linear(HIDDEN, 11)
 
     def forward(self, x: Tensor) -> Any:
-        ends: dict[str, Any] = {"before": (1,), "after": (1,)}
-        return F.conv(x, self.weight, bias=self.bias, groups=self.groups, **ends)
-
-
-class Convolutions(Module):
-    """Convolutions into other channels and back, with one of groups of channels between them."""
-
-    def __init__(self, width: int, groups: int = 0) -> None:
-        self.fc1, self.fc2 = Convolution(HIDDEN, width), Convolution(width, HIDDEN)
-        self.between = Convolution(width, width, groups) if groups else None
-
-    def forward(self, x: Tensor) -> Any:
-        opened = F.relu(self.fc1(x.transpose(1, 2)))
-        opened = opened if self.between is None else self.between(opened)
-        return x + self.fc2(opened).transpose(1, 2)
-
-
-LAYERS |= {
-    "convolutions": Case(lambda: Convolutions(11), X),
-    "grouped_convolutions": Case(lambda: Convolutions(12, 4), X),
-    "group_norm": Case(lambda: NormInside(GroupNorm(4, 12), 12), X),
-    "one_group": Case(lambda: NormInside(GroupNorm(1, 7), 7), X),
-    "layer_norm": Case(lambda: NormInside(LayerNorm(10), 10), X),
-}
-for act in ("gelu", "squared_relu", "gelu_new"):
-    LAYERS[f"mlp_{act}"] = Case(lambda act=act: MLP(HIDDEN, 11, act), X)
-for act in ("silu", "quick_gelu"):
-    LAYERS[f"gated_{act}"] = Case(lambda act=act: GatedMLP(HIDDEN, 11, act, bias=True), X)
+        logits = self.lm_head(x)
+        best, places = F.topk(logits, 3)
+        along = F.argmax(logits), F.argmax(logits, dim=1), logits.max(-1), F.cumsum(logits)
+        return F.log_softmax(logits), best, places, *along
 
 
 class Experts(Module):
@@ -207,15 +215,7 @@ class Experts(Module):
         return self.mlp(x)
 
 
-LAYERS |= {
-    "experts": Case(Experts, X),
-    "shared_expert": Case(lambda: Experts(shared_size=7, normalize=False), X),
-    "gated_expert": Case(lambda: Experts(shared_size=7, shared_gate=True), X),
-    "capacity": Case(lambda: Experts(capacity=2), X),
-}
-
-
-class Typed(Module):
+class Narrow(Module):
     """A norm and a gated feed-forward in 16 bits."""
 
     def __init__(self, dtype: str) -> None:
@@ -226,5 +226,29 @@ class Typed(Module):
         return x + self.mlp(self.norm(x))
 
 
-for dtype in ("bf16", "f16"):
-    LAYERS[dtype] = Case(lambda dtype=dtype: Typed(dtype), {"x": Spec(dtype, ("B", "S", HIDDEN))})
+LONG = Rope(kind="longrope", original_positions=4, short_factors=(1, 1.5), long_factors=(2, 3))
+BIAS = {"bias": Spec("f32", ("B", 5, "S", "S"))}
+LAYERS = {
+    "heads_6_1": Case(attention(6, 1), X),
+    "biases": Case(attention(6, 3, rope=LONG, qkv_bias=True, output_bias=True), X | POSITIONS),
+    "normed_heads_8_2": Case(attention(8, 2, qk_norm=1e-5, rope=Rope()), X | POSITIONS),
+    "slopes_of_5": Case(attention(5, 5, alibi=8.0), X),
+    "cross": Case(Cross, X | MEMORY),
+    "bias_of_5_heads": Case(Biased, X | BIAS),
+    "alibi_5": Case(lambda: Alibi(5), X),
+    "plain_4": Case(lambda: PlainAttention(4), X),
+    "normed_across": Case(NormedAcross, X),
+    "interleaved_5": Case(lambda: Interleaved(5), X),
+    "layer_norm": Case(lambda: NormInside(LayerNorm(10), 10), X),
+    "group_norm": Case(lambda: NormInside(GroupNorm(4, 12), 12), X),
+    "mlp_gelu": Case(lambda: MLP(HIDDEN, 11, "gelu"), X),
+    "gpt2_5": Case(lambda: Gpt2(5), IDS | POSITIONS),
+    "turned_gpt2_5": Case(lambda: Gpt2(5, Turned), IDS | POSITIONS, TURNED),
+    "bert": Case(Bert, IDS | POSITIONS),
+    "tied": Case(Tied, IDS),
+    "heads": Case(Heads, X),
+    "experts": Case(Experts, X),
+    "gated_expert": Case(lambda: Experts(shared_size=7, shared_gate=True), X),
+    "capacity": Case(lambda: Experts(capacity=2), X),
+    "bf16": Case(lambda: Narrow("bf16"), {"x": Spec("bf16", ("B", "S", HIDDEN))}),
+}

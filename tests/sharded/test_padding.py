@@ -13,7 +13,7 @@ from irc.backends.reference import evaluate, evaluate_ranks
 from irc.ir.core import Module
 from irc.pipeline import run_pipeline
 from tests.fresh import fresh
-from tests.sharded.checking import agree, check
+from tests.sharded.checking import check
 
 TEXT = """module @m mesh(dp=2, tp=2) dims(B=1:2:4) {
   weight @u : f32[5@tp, 4] = random("u", 1, 0.5)
@@ -65,11 +65,12 @@ def masks(ops: str, state_padding: float = 0) -> int:
     module, given = module_of(ops), inputs()
     wanted = evaluate(module, given)
     run_pipeline(module, "localize, dce")
-    own = [evaluate_parts(given["st"], rank, state_padding) for rank in range(4)]
-    check(module, given, wanted, ops) if not state_padding else None
-    ranks = evaluate_ranks(module, given | {"st": own})
-    for rank in ranks:
-        agree({"r": rank["r"]}, {"r": wanted["r"]}, 1e-5, ops)
+    if state_padding:
+        own = [evaluate_parts(given["st"], rank, state_padding) for rank in range(4)]
+        for rank in evaluate_ranks(module, given | {"st": own}):
+            np.testing.assert_allclose(rank["r"], wanted["r"], rtol=1e-5, atol=1e-5)
+    else:
+        check(module, given, wanted, ops)
     return sum(op.opname == "where" for op in module.ops())
 
 
@@ -89,22 +90,12 @@ ZERO = {
     "gated_mlp": f'%v = gated_mlp %norm, @u, @u2 {{act="sigmoid"}} {V}; {ROWS}',
     "matmul": f"%v = matmul %norm, @m {V}; {ROWS}",
     "embedding": f"%v = embedding %ids, @t {V}; {ROWS}",
-    "an input": f"%v = neg %h {V}; {ROWS}",
-    "cast": f'%a = cast %lin {{dtype="bf16"}} : bf16[B, 5@tp]; %v = cast %a {{dtype="f32"}} {V}; '
-    + ROWS,
-    "a bias": f"%v = add %lin, @b {V}; {ROWS}",
-    "a difference": f"%a = neg %lin {V}; %v = sub %a, %lin {V}; {ROWS}",
     "the larger": f"%a = neg %lin {V}; %v = maximum %a, %lin {V}; {ROWS}",
     "times something finite": f"%a = cos %lin {V}; %v = mul %a, %lin {V}; {ROWS}",
-    "times a number": f"%c = constant {{values=[3.0]}} : f32[]; %v = mul %lin, %c {V}; {ROWS}",
     "times a broadcast number": "%a = reduce_sum %norm {dims=[1], keep} : f32[B, 1]; "
     f"%c = tanh %a : f32[B, 1]; %v = mul %lin, %c {V}; {ROWS}",
     "a sum over another dimension": "%v = reduce_sum %lin {dims=[0]} : f32[5@tp]; "
     "%sum = reduce_sum %v {dims=[0]} : f32[]{sum tp}",
-    "a sum that is kept": "%v = reduce_sum %lin {dims=[0], keep} : f32[1, 5@tp]; "
-    "%sum = reduce_sum %v {dims=[1]} : f32[1]{sum tp}",
-    "a sum over a later dimension": "%a = transpose %lin {order=[1, 0]} : f32[5@tp, B]; "
-    "%v = reduce_sum %a {dims=[1]} : f32[5@tp]; %sum = reduce_sum %v {dims=[0]} : f32[]{sum tp}",
     "shard_slice": "%a = exp %norm : f32[B, 4]; %c = concat %a, %norm {dim=1} : f32[B, 8]; "
     "%e = slice %c {dim=1, start=1, stop=6} : f32[B, 5]; "
     f'%v = shard_slice %e {{axis="tp", dim=1}} {V}; {ROWS}',
@@ -123,18 +114,12 @@ FINITE = {
 }
 UNKNOWN = {
     "linear of an input": f"%v = neg %raw {V}",
-    "gated_mlp of an input": f"%v = gated_mlp %x, @u, @u2 {V}",
-    "matmul of an input": f"%v = matmul %x, @m {V}",
     "exp, which may overflow": f"%v = exp %lin {V}",
     "a sum, which may overflow": f"%c = constant {{values=[3.0]}} : f32[]; %v = add %lin, %c {V}",
-    "sqrt of something finite": f"%a = cos %lin {V}; %v = sqrt %a {V}",
     "times what is infinite": f"%a = slice %x {{dim=1, start=1, stop=2}} : f32[B, 1]; "
     f"%v = mul %lin, %a {V}",
-    "log": f"%a = exp %lin {V}; %v = log %lin {V}",
     "a computed weight": "%a = exp @u : f32[5@tp, 4]; " + f"%v = linear %norm, %a {V}",
     "a computed bias": "%a = exp @b : f32[5@tp]; " + f"%v = linear %norm, @u, bias=%a {V}",
-    "a computed gate": "%a = exp @u : f32[5@tp, 4]; " + f"%v = gated_mlp %norm, @u, %a {V}",
-    "a computed matrix": "%a = exp @m : f32[4, 5@tp]; " + f"%v = matmul %norm, %a {V}",
     "a choice": f"%a = lt %lin, %h : bool[B, 5@tp]; %v = where %a, %lin, %h {V}",
     "integers of floats": f'%a = cast %lin {{dtype="i32"}} : i32[B, 5@tp]; '
     f'%c = cast %a {{dtype="f32"}} {V}; %v = mul %c, %c {V}',

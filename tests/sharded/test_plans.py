@@ -45,6 +45,19 @@ def fails(mesh: str, plan: Path | str = "", text: str = MODULE) -> str:
     return str(caught.value)
 
 
+TABLES = """module @m dims(B=1:2:8) {
+  weight @users : f32[7, 4] = random("u", 1, 0.5)
+  weight @tied : f32[7, 4] = random("t", 1, 0.5)
+  weight @wpe.weight : f32[9, 4] = random("p", 1, 0.5)
+  func @forward(%i: i32[B]) -> (f32[B, 4], f32[B, 4], f32[B, 7]) {
+    %0 = embedding %i, @users : f32[B, 4]
+    %1 = embedding %i, @tied : f32[B, 4]
+    %p = embedding %i, @wpe.weight : f32[B, 4]
+    %2 = add %0, %p : f32[B, 4]
+    %3 = linear %2, @tied : f32[B, 7]
+    return %1, %2, %3
+  }
+}"""
 FC1, FC2 = "a.fc1.weight", "a.fc2.weight"
 PLACED: dict[str, tuple[str, list[str], dict[str, str]]] = {
     "the first matching row decides": (
@@ -81,13 +94,18 @@ PLACED: dict[str, tuple[str, list[str], dict[str, str]]] = {
     "a symbol over two axes": (
         "dp=2,tp=3", ["x 0@dp", "y 0@tp", "*fc1* 0@tp"], {"x": "f32[6*B_dp_tp@dp, 4]"}
     ),
+    "a table of any name is vocabulary-parallel, unless a linear uses it too or it has positions": (
+        "ep=2,tp=2", [],
+        {"users": "f32[7@ep.tp, 4]", "tied": "f32[7, 4]", "wpe.weight": "f32[9, 4]"},
+    ),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", PLACED)
 def test_types_that_a_plan_gives(name: str, tmp_path: Path) -> None:
     mesh, rows, wanted = PLACED[name]
-    module = sharded(mesh, plan_file(tmp_path, *rows) if rows else "")
+    text = TABLES if "users" in wanted else MODULE
+    module = sharded(mesh, plan_file(tmp_path, *rows) if rows else "", text)
     found = types(module)
     assert {name: found[name] for name in wanted} == wanted
     if "B_dp_tp" in module.dims:
@@ -142,30 +160,6 @@ def test_a_tp_plan_has_to_fit_somewhere(tmp_path: Path) -> None:
     assert types(module)["a.fc1.weight"] == "f32[6@tp, 4]"
 
 
-TABLES = """module @m dims(B=1:2:8) {
-  weight @users : f32[7, 4] = random("u", 1, 0.5)
-  weight @tied : f32[7, 4] = random("t", 1, 0.5)
-  weight @wpe.weight : f32[9, 4] = random("p", 1, 0.5)
-  func @forward(%i: i32[B]) -> (f32[B, 4], f32[B, 4], f32[B, 7]) {
-    %0 = embedding %i, @users : f32[B, 4]
-    %1 = embedding %i, @tied : f32[B, 4]
-    %p = embedding %i, @wpe.weight : f32[B, 4]
-    %2 = add %0, %p : f32[B, 4]
-    %3 = linear %2, @tied : f32[B, 7]
-    return %1, %2, %3
-  }
-}"""
-
-
-def test_a_table_of_any_name_is_vocabulary_parallel() -> None:
-    """A table that a linear also uses needs a known name; a table of positions is replicated."""
-    found = types(sharded("tp=2", text=TABLES))
-    assert found["users"] == "f32[7@tp, 4]"
-    assert found["tied"] == "f32[7, 4]"
-    assert found["wpe.weight"] == "f32[9, 4]"
-    assert types(sharded("ep=2,tp=2", text=TABLES))["users"] == "f32[7@ep.tp, 4]"
-
-
 def test_names_of_shards_of_weights_in_a_list_can_be_written(tmp_path: Path) -> None:
     plan = plan_file(tmp_path, "layers.0.weight 0@tp", "layers.0.bias replicated")
     module = sharded("tp=2", plan, LISTED)
@@ -183,9 +177,7 @@ LISTED = """module @m dims(B=1:2:8) {
 }"""
 
 
-def test_an_axis_that_splits_nothing_is_an_error_or_noted() -> None:
-    fixed = MODULE.replace("[B", "[5").replace("[T", "[3")
-    assert "begins with a symbolic dimension" in fails("dp=2,tp=2", text=fixed)
+def test_an_axis_that_splits_nothing_is_noted() -> None:
     module = irc.parse(MODULE)
     (step,) = run_pipeline(module, 'shard{mesh="cp=3,tp=2"}')
     assert "nothing is sharded over cp: its 3 ranks do the same" in step.stats.notes
@@ -196,28 +188,29 @@ def test_a_mesh_of_stages_alone_needs_no_plan() -> None:
     assert str(sharded("pp=2")) == before
 
 
-def test_modules_that_cannot_be_sharded_are_errors() -> None:
-    module = sharded("tp=2")
-    for text, message in [
-        ('shard{mesh="tp=2"}', "the module is sharded already"),
-        ('localize, shard{mesh="tp=2"}', "the module is in the local view already"),
-    ]:
-        with pytest.raises(Error, match=message):
-            run_pipeline(irc.parse(str(module)), text)
-    with pytest.raises(Error, match=r"is for the mesh \(tp=2\), but shard has the mesh \(tp=3\)"):
-        run_pipeline(
-            irc.parse(MODULE.replace("@m dims", "@m mesh(tp=2) dims")), 'shard{mesh="tp=3"}'
-        )
-    calls = """module @m {
-      func @g(%x: f32[4]) -> (f32[4]) { return %x }
-      func @forward(%x: f32[4]) -> (f32[4]) {
-        %a = call %x {callee=@g} : f32[4]
-        return %a
-      } }"""
-    with pytest.raises(Error, match="put inline before it"):
-        run_pipeline(irc.parse(calls), 'shard{mesh="tp=2"}')
-    with pytest.raises(Error, match="divided into stages already; put shard before pipeline"):
-        run_pipeline(irc.parse(MODULE), 'pipeline{stages=2}, shard{mesh="pp=2, tp=2"}')
+CALLS = """module @m {
+  func @g(%x: f32[4]) -> (f32[4]) { return %x }
+  func @forward(%x: f32[4]) -> (f32[4]) {
+    %a = call %x {callee=@g} : f32[4]
+    return %a
+  } }"""
+SHARD = 'shard{mesh="tp=2"}'
+
+
+@pytest.mark.parametrize(
+    ("text", "pipeline", "message"),
+    [
+        (MODULE, f"{SHARD}, {SHARD}", "the module is sharded already"),
+        (MODULE, f"{SHARD}, localize, {SHARD}", "the module is in the local view already"),
+        (MODULE.replace("@m", "@m mesh(tp=3)"), SHARD, r"mesh \(tp=3\), but shard has the mesh"),
+        (MODULE.replace("[B", "[5").replace("[T", "[3"), 'shard{mesh="dp=2"}', "begins with a sym"),
+        (MODULE, f"pipeline{{stages=2}}, {SHARD}", "divided into stages already; put shard before"),
+        (CALLS, SHARD, "put inline before it"),
+    ],
+)
+def test_modules_that_cannot_be_sharded(text: str, pipeline: str, message: str) -> None:
+    with pytest.raises(Error, match=message):
+        run_pipeline(irc.parse(text), pipeline)
 
 
 @pytest.mark.parametrize("key", ["", "base_model_tp_plan", "tp_plan"])

@@ -1,8 +1,12 @@
-"""Quantized weights over ranks: scales follow their blocks, and no block is split."""
+"""Quantized weights and models over ranks: scales follow their blocks, no block is split, and the
+logits are those of the quantized model on one rank."""
 
 from __future__ import annotations
 
+import json
+from itertools import cycle
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,21 +18,19 @@ from irc.errors import Error
 from irc.ir.core import Module, Op, Weight
 from irc.ir.mesh import Mesh
 from irc.ir.verify import verify
-from irc.ops import Dequantize
-from irc.ops.collective import Exchange
 from irc.passes.quantize import QuantizeModule
 from irc.passes.shared.parameters import weights_of
 from irc.pipeline import run_pipeline
 from irc.pipeline.instruments import VerifyEach
+from irc.quantization.schemes import SCHEMES
 from irc.quantization.sites import find_sites
 from tests.calibration.statistics_folder import write_folder
 from tests.fresh import fresh
-from tests.sharded.checking import spread
-from tests.sharded.models import MODELS, mixtral, tiny_llama
-from tests.sharded.test_models import check
+from tests.rows import ROWS, row_error
+from tests.sharded.checking import BEFORE, FUSE, spread
+from tests.sharded.models import logits, mixtral, prompt_of, tiny_llama
 
 assert irc.passes
-PASSES = "fuse-gated-mlp, localize, fuse-collectives"
 
 
 def mlp(kind: str, ffn: int, block: int) -> Module:
@@ -60,86 +62,29 @@ def mlp(kind: str, ffn: int, block: int) -> Module:
     }}""")
 
 
-@pytest.mark.parametrize("kind", ["i4", "u4", "i8", "f8e4m3"])
 @pytest.mark.parametrize(
-    ("group_size", "ffn", "block"),
-    [(2, 24, 6), (3, 30, 5), (4, 16, 2), (3, 16, 2), (3, 64, 8), (4, 16, 8), (3, 192, 24)],
+    ("kind", "group_size", "ffn", "block"),
+    [
+        ("i4", 2, 24, 6),
+        ("i8", 3, 30, 5),
+        ("f8e4m3", 4, 16, 8),
+        ("u4", 3, 64, 8),
+        ("u4", 3, 192, 24),
+    ],
 )
 def test_sharded_is_unsharded(
     kind: str, group_size: int, ffn: int, block: int, tmp_path: Path
 ) -> None:
     """Features get zeros where their blocks do not divide, as 8 blocks and 3 ranks."""
-    rng = fresh(group_size + ffn)
-    x = {"x": rng.standard_normal((3, 24)).astype(np.float32)}
-    wanted = evaluate(mlp(kind, ffn, block), x)["y"]
+    x = {"x": fresh(group_size + ffn).standard_normal((3, 24), np.float32)}
     module = mlp(kind, ffn, block)
-    for step in (f'shard{{mesh="tp={group_size}"}}', *PASSES.split(", ")):
-        run_pipeline(module, step)
-        found = evaluate(module, x)["y"]
-        np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-5 * np.abs(wanted).max())
+    wanted = evaluate(module, x)["y"]
+    spread(module, x, f"tp={group_size}")
     scales = module.weights["down_proj.scale"].type.shape
     assert scales == (24, -(-(ffn // block) // group_size))
     artifact = irc.compile(mlp(kind, ffn, block), tmp_path / "out", mesh=f"tp={group_size}")
-    found = artifact.run(x)["y"]
-    np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-5 * np.abs(wanted).max())
-
-
-# What %s and the codes of %h are, and the format of the weight behind them and its block.
-ACTIVATIONS = {
-    "i8 per tensor": ("%s = full {value=16.0, shape=[1, 1]} : f32[1, 1]", "i8", "int8", 0),
-    "i8 per token": ('%s = dynamic_scale %h {dtype="i8"} : f32[B, 1]', "i8", "int8", 0),
-    "fp8 per token": ("%s = dynamic_scale %h : f32[B, 1]", "f8e4m3", "fp8", 0),
-    "mxfp8": (
-        '%s = dynamic_scale %h {block=4, scale="f8e8m0"} : f8e8m0[B, BLOCKS]',
-        *("f8e4m3", "mxfp8", 4),
-    ),
-    "nvfp4": (
-        """%t = full {value=16.0, shape=[1, 1]} : f32[1, 1]
-        %s4 = dynamic_scale %h, tensor_scale=%t {dtype="f4e2m1", block=4, scale="f8e4m3"}
-        : f8e4m3[B, BLOCKS]
-        %s = dequantize %s4, %t {dtype="f32"} : f32[B, BLOCKS]""",
-        *("f4e2m1", "nvfp4", 4),
-    ),
-}
-SCALES = {"mxfp8": "f8e8m0", "nvfp4": "f8e4m3"}
-
-
-def rounded_mlp(scheme: str, ffn: int) -> Module:
-    """A feed-forward whose inner values are rounded.
-
-    Before that they are integers and relu, so that no order of sums changes a code.
-    """
-    scales, codes, format, block = ACTIVATIONS[scheme]
-    blocks, integers = ffn // block if block else 1, f"2.0, [{ffn}, 24]).cast(i8).cast(f32)"
-    of = f'quantized(random("d", 1, 0.5, [24, {ffn}]), PART, "{format}", [1, {block}])'
-    tensor_scale = ""
-    scale, kind = "@down_proj.scale", SCALES.get(format, "f32")
-    if format == "nvfp4":
-        part = of.replace("PART", '"tensor_scale"')
-        tensor_scale = f"weight @down_proj.tensor_scale : f32[1, 1] = {part}"
-        scale = "%scales"
-    nested = f"""%scales = dequantize @down_proj.scale, @down_proj.tensor_scale {{dtype="f32"}}
-        : f32[24, {blocks}]"""
-    return irc.parse(f"""module @m dims(B=1:3:8) {{
-      weight @gate_proj.weight : f32[{ffn}, 24] = random("g", 1, {integers}
-      weight @up_proj.weight : f32[{ffn}, 24] = random("u", 1, {integers}
-      weight @down_proj.weight : {codes}[24, {ffn}] = {of.replace("PART", '"codes"')}
-      weight @down_proj.scale : {kind}[24, {blocks}] = {of.replace("PART", '"scales"')}
-      {tensor_scale}
-      func @forward(%x: f32[B, 24]) -> (y: f32[B, 24]) {{
-        %g = linear %x, @gate_proj.weight : f32[B, {ffn}]
-        %u = linear %x, @up_proj.weight : f32[B, {ffn}]
-        %r = relu %g : f32[B, {ffn}]
-        %h = mul %r, %u : f32[B, {ffn}]
-        {scales.replace("BLOCKS", str(blocks))}
-        %q = quantize %h, %s {{dtype="{codes}"}} : {codes}[B, {ffn}]
-        %d = dequantize %q, %s {{dtype="f32"}} : f32[B, {ffn}]
-        {nested if format == "nvfp4" else ""}
-        %down = dequantize @down_proj.weight, {scale} {{dtype="f32"}} : f32[24, {ffn}]
-        %y = linear %d, %down : f32[B, 24]
-        return %y
-      }}
-    }}""")
+    limit = 1e-5 * np.abs(wanted).max()
+    np.testing.assert_allclose(artifact.run(x)["y"], wanted, rtol=1e-4, atol=limit)
 
 
 def touched_weights(module: Module) -> list[Op]:
@@ -153,69 +98,110 @@ def touched_weights(module: Module) -> list[Op]:
     ]
 
 
-@pytest.mark.parametrize("scheme", ACTIVATIONS)
-@pytest.mark.parametrize(("mesh", "ffn"), [("tp=2", 24), ("tp=3", 32), ("tp=2", 20), ("tp=3", 40)])
-def test_rounded_activations_have_the_scales_of_all_ranks(
-    scheme: str, mesh: str, ffn: int, tmp_path: Path
-) -> None:
-    """Scales per token are of the largest of all ranks, and blocks stay whole."""
-    ffn -= 3 * (mesh == "tp=2" and "per" in scheme)  # features that do not divide
-    module = rounded_mlp(scheme, ffn)
-    x = {"x": fresh(ffn).integers(-4, 5, (3, 24)).astype(np.float32)}
-    wanted = evaluate(module, x)["y"]
-    spread(module, x, mesh)
-    sent = [op.attributes["op"] for op in module.ops() if isinstance(op, Exchange)]
-    assert sent == ["max"] * scheme.endswith("token") + ["sum"]
-    masked = [v for op in module.ops() if op.opname == "where" for v in op.operands]
+SIZES: dict[str, Any] = {"hidden_size": 64, "head_dim": 32, "num_hidden_layers": 2}
+
+
+def llama(**sizes: Any) -> Module:
+    """Heads that two ranks do not share; blocks of 32 fit the shards of two and three ranks."""
+    heads = {"num_attention_heads": 6, "num_key_value_heads": 3, "intermediate_size": 192}
+    return tiny_llama(**SIZES | heads | sizes)
+
+
+def experts() -> Module:
+    """Four experts."""
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "intermediate_size": 128}
+    return mixtral(4, 2, **SIZES | heads)
+
+
+def quantized(scheme: str, mesh: str, folder: Path) -> Module:
+    """A model in a scheme, calibrated by random inputs of channels of which some are much larger
+    than others."""
+    module = experts() if "ep" in mesh else llama()
+    module.mesh = Mesh.parse(mesh)
+    rng, calibration = fresh(11), ""
+    if SCHEMES[scheme].algorithm != "round":
+        sizes = 10 ** rng.uniform(-1, 1, 512)
+        inputs = {
+            site.name: rng.standard_normal((64, size)) * sizes[:size]
+            for site in find_sites(module)
+            for size in [site.shape[site.inputs]]
+        }
+        write_folder(folder, {name: x.astype(np.float32) for name, x in inputs.items()})
+        calibration = f", calibration={json.dumps(str(folder))}"
+    run_pipeline(module, f"{BEFORE}, quantize{{scheme={scheme}{calibration}}}")
+    return module
+
+
+@pytest.mark.parametrize(
+    ("scheme", "mesh"), [*zip(SCHEMES, cycle(("tp=2", "tp=3", "ep=2", "pp=2")), strict=False)]
+)
+def test_ranks_give_the_same_logits(scheme: str, mesh: str, tmp_path: Path) -> None:
+    module = quantized(scheme, mesh, tmp_path)
+    ids = prompt_of(module, fresh(7), ROWS)
+    wanted = logits(module, ids)
+    stages = ", pipeline" if "pp" in mesh else ""
+    shard = f'shard{{mesh="{mesh}"}}, fuse-gated-mlp{stages}'
+    for text in (shard, f"localize, {FUSE}, cse, fold, dce"):
+        run_pipeline(module, text)
+        off = row_error(logits(module, ids), wanted, bool(SCHEMES[scheme].activation))
+        assert off <= 1e-5, f"after {text}: off by {off}"
+    gathered = {op.operands[0].type.shape[-1] for op in module.ops() if op.opname == "all_gather"}
+    assert all(size != 192 for size in gathered), "no features are gathered to be quantized"
     assert not touched_weights(module)
-    assert not any(isinstance(value.producer, Dequantize) for value in masked)
-    if "f4e2m1" not in str(module):
-        artifact = irc.compile(rounded_mlp(scheme, ffn), tmp_path / "out", mesh=mesh)
-        found = artifact.run(x)["y"]
-        np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-5 * np.abs(wanted).max())
 
 
-@pytest.mark.parametrize("mesh", ["ep=2", "tp=2", "tp=3", "ep=2,tp=3", "ep=4,tp=2"])
-@pytest.mark.parametrize("block", [0, 4])
-def test_rounded_experts(mesh: str, block: int) -> None:
-    """36 features get zeros where 9 blocks do not divide."""
-    of = f'quantized(random("d", 1, 0.5, [4, 24, 36]), PART, "int8", [1, 1, {block}])'
-    scale = f"""%s = dynamic_scale %h {{dtype="i8", block={block}}}
-        : f32[4, T, {36 // block if block else 1}]"""
-    module = irc.parse(f"""module @m dims(T=1:3:8) {{
-      weight @experts.up : f32[4, 36, 24] = random("u", 1, 2.0, [4, 36, 24]).cast(i8).cast(f32)
-      weight @experts.down : i8[4, 24, 36] = {of.replace("PART", '"codes"')}
-      weight @experts.down_scale : f32[4, 24, {36 // block if block else 1}]
-        = {of.replace("PART", '"scales"')}
-      func @forward(%x: f32[T, 24]) -> (y: f32[T, 24]) {{
-        %e = expand %x {{shape=[4, T, 24]}} : f32[4, T, 24]
-        %up = transpose @experts.up {{order=[0, 2, 1]}} : f32[4, 24, 36]
-        %u = matmul %e, %up : f32[4, T, 36]
-        %h = relu %u : f32[4, T, 36]
-        {scale}
-        %q = quantize %h, %s : i8[4, T, 36]
-        %d = dequantize %q, %s : f32[4, T, 36]
-        %w = dequantize @experts.down, @experts.down_scale : f32[4, 24, 36]
-        %down = transpose %w {{order=[0, 2, 1]}} : f32[4, 36, 24]
-        %each = matmul %d, %down : f32[4, T, 24]
-        %y = reduce_sum %each {{dims=[0]}} : f32[T, 24]
-        return %y
-      }}
-    }}""")
-    x = {"x": fresh(36).integers(-4, 5, (3, 24)).astype(np.float32)}
-    spread(module, x, mesh)
-    names = {op.opname for op in module.ops()}
-    assert not names & {"all_gather", "all_to_all"}
+@pytest.mark.parametrize("mesh", ["tp=3", "ep=2"])
+def test_a_rank_has_its_shard_of_both_levels_of_scales(mesh: str, tmp_path: Path) -> None:
+    module = quantized("w4a16_nvfp4", mesh, tmp_path)
+    run_pipeline(module, f'shard{{mesh="{mesh}"}}')
+    sharded = {name for name, each in module.weights.items() if each.type.sharded}
+    codes = {name for name in sharded if f"{name[:-6]}scale" in module.weights}
+    assert codes and {f"{name[:-6]}scale" for name in codes} <= sharded
+    sliced = [op.operands[0].producer for op in module.ops() if op.opname == "shard_slice"]
+    assert all(op is None or op.opname != "dequantize" for op in sliced)
 
 
-@pytest.mark.parametrize("scheme", ["w8a16", "w4a16", "w4a16_asym"])
-@pytest.mark.parametrize(("name", "mesh"), [("gqa", "tp=2"), ("mha_5", "tp=3"), ("prime", "tp=2")])
-def test_models_of_quantized_weights(scheme: str, name: str, mesh: str) -> None:
-    """No weight is gathered, nor masked when it is used."""
-    module = MODELS[{"prime": "ffn_prime"}.get(name, name)]()
-    run_pipeline(module, f'inline, quantize{{scheme="{scheme}", group=4}}')
-    check(module, mesh)
-    assert not touched_weights(module)
+ROW = """module @m dims(B=1:2:8) {
+  file @fc1 = FC1
+  file @down = DOWN
+  weight @fc1.weight : f32[96, 32] = bytes(@fc1, 0, f32[96, 32])
+  weight @down_proj.weight : f32[32, 96] = bytes(@down, 0, f32[32, 96])
+  func @forward(%x: f32[B, 3, 32]) -> (y: f32[B, 3, 32]) {
+    %g = linear %x, @fc1.weight : f32[B, 3, 96]
+    %y = linear %g, @down_proj.weight : f32[B, 3, 32]
+    return %y } }"""
+
+
+@pytest.mark.parametrize("mesh", ["tp=2", "tp=3"])
+def test_a_scale_per_token_is_that_of_all_ranks(mesh: str, tmp_path: Path) -> None:
+    """Features of one rank are so large that by their scale those of the others are 0, and the
+    second weight ignores the large ones: what is not 0 was rounded by a scale of its own rank."""
+    first, second = np.ones((96, 32), np.float32), np.ones((32, 96), np.float32)
+    first[:16], second[:, :16] = 1e7, 0
+    text = ROW
+    for name, values in (("FC1", first), ("DOWN", second)):
+        (tmp_path / name).write_bytes(values.tobytes())
+        text = text.replace(name, json.dumps(str(tmp_path / name)))
+    x = {"x": 1 + fresh(9).random((2, 3, 32), np.float32)}
+    for scheme, ranks in (("w8a16", 80 * 32), ("fp8_rowwise", 0)):
+        module = irc.parse(text)
+        passes = f'quantize{{scheme={scheme}}}, shard{{mesh="{mesh}"}}, localize, cse, fold, dce'
+        run_pipeline(module, passes)
+        found = np.abs(evaluate(module, x)["y"]).min()
+        assert (found > ranks) if ranks else (found == 0)
+
+
+@pytest.mark.parametrize(("scheme", "mesh"), [("fp8_block", "tp=3"), ("w8a16", "ep=2")])
+def test_ranks_on_onnx_runtime(scheme: str, mesh: str, tmp_path: Path) -> None:
+    module = quantized(scheme, mesh, tmp_path)
+    ids = prompt_of(module, fresh(10), ROWS)
+    module.mesh = Mesh()
+    wanted = logits(module, ids, whole_calls=True)
+    source = experts() if "ep" in mesh else llama()
+    dims = {"B": (1, 2, ROWS)}
+    artifact = irc.compile(source, tmp_path / "out", mesh=mesh, dims=dims, quantize=scheme)
+    got = artifact.run({"input_ids": ids})["logits"]
+    assert row_error(got, wanted, scheme == "fp8_block") <= 1e-3
 
 
 @pytest.mark.parametrize(
@@ -292,19 +278,3 @@ def test_a_shard_boundary_within_a_block_is_an_error() -> None:
         return %y } }"""
     with pytest.raises(Error, match="16 over tp makes shards of 4, which cut a block of 8"):
         verify(irc.parse(text))
-
-
-def test_the_stages_of_quantized_weights_with_fewer_rows_than_ranks() -> None:
-    module = irc.parse("""module @m mesh(tp=2) dims(B=1:2:8) {
-      weight @w : i4[1@tp, 2] = random("w", 5, 3.0)
-      weight @s : f32[1@tp, 2] = random("s", 5, 0.1)
-      func @forward(%x: f32[B, 2]) -> (f32[B, 2]) {
-        %a = dequantize @w, @s : f32[1@tp, 2]
-        %b = all_gather %a {axis="tp", dim=0} : f32[1, 2]
-        %c = mul %x, %b : f32[B, 2]
-        %d = tanh %c : f32[B, 2]
-        return %d
-      }
-    }""")
-    run_pipeline(module, "pipeline{stages=2}")
-    assert [op.opname for op in module.main] == ["call", "call", "return"]
