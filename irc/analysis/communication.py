@@ -53,13 +53,13 @@ def messages(function: Function, sizes: LocalSizes, topology: Topology) -> list[
     Operations of the global view that localize lowers to several, such as cyclic_embedding, are
     counted in the local view only; of sharded_topk and sharded_max it is known what is sent.
     """
-    found: list[Message] = []
+    sent: list[Message] = []
     for op in operations(function):
         if communicates(op):
-            found += [_of(part, sizes, topology) for part in collectives(op) if kind_of(part)]
+            sent += [_of(part, sizes, topology) for part in collectives(op) if kind_of(part)]
         elif op.opname in _CANDIDATES:
-            found += _of_candidates(op, sizes, topology)
-    return found
+            sent += _of_candidates(op, sizes, topology)
+    return sent
 
 
 def _of(op: Collective, sizes: LocalSizes, topology: Topology) -> Message:

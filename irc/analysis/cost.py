@@ -74,12 +74,12 @@ def cost_of(op: Op, sizes: LocalSizes) -> Cost:
 
 def total(costs: Iterable[Cost]) -> Cost:
     """The sum of costs; `dtype` is that of the most arithmetic."""
-    found = list(costs)
-    heaviest = max(found, key=lambda cost: cost.flops, default=FREE)
+    summands = list(costs)
+    heaviest = max(summands, key=lambda cost: cost.flops, default=FREE)
     return Cost(
-        sum(cost.flops for cost in found),
-        sum(cost.bytes for cost in found),
-        sum(cost.kernels for cost in found),
+        sum(cost.flops for cost in summands),
+        sum(cost.bytes for cost in summands),
+        sum(cost.kernels for cost in summands),
         heaviest.dtype,
     )
 

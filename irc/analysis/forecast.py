@@ -59,8 +59,8 @@ def phase(
     costs = [
         cost_of(op, sizes) for stage in stages for function in stage for op in operations(function)
     ]
-    found = [m for stage in stages for f in stage for m in messages(f, sizes, topology)]
-    found += stage_transfers(module, sizes, topology)
+    sent = [m for stage in stages for f in stage for m in messages(f, sizes, topology)]
+    sent += stage_transfers(module, sizes, topology)
     kernels = sum(cost.kernels for cost in costs) * topology.device.kernel_us
     return Phase(
         name,
@@ -68,11 +68,11 @@ def phase(
         tokens,
         sizes.past,
         total(costs),
-        tuple(found),
+        tuple(sent),
         tuple(memory(stage, sizes, topology.device, stored) for stage in stages),
         sum(cost.time(topology.device) for cost in costs) - kernels,
         kernels,
-        sum(each.us for each in found),
+        sum(transfer.us for transfer in sent),
     )
 
 
@@ -87,20 +87,20 @@ def sizes_after(module: Module, given: Mapping[str, int], past: int = 0) -> Loca
 
     A pass that shards a symbol S over the axis tp replaces it by 2*S_tp.
     """
-    found: dict[str, int] = {}
+    values: dict[str, int] = {}
     for name, (_, typical, _) in module.dims.items():
         old = name if name in given else _split_symbol(name, given, module.mesh.names)
         if old is None:
-            found[name] = typical
+            values[name] = typical
         else:
-            found[name] = given[old] if old == name else -(-given[old] // _parts(module, name))
-    return LocalSizes(module.mesh, {**given, **found}, past)
+            values[name] = given[old] if old == name else -(-given[old] // _parts(module, name))
+    return LocalSizes(module.mesh, {**given, **values}, past)
 
 
-def _split_symbol(name: str, known: Iterable[str], axes: Collection[str]) -> str | None:
+def _split_symbol(name: str, symbols: Iterable[str], axes: Collection[str]) -> str | None:
     """The symbol of which `name` is a shard: the longest one that only axes follow."""
     suffix = "(_(" + "|".join(map(re.escape, axes)) + "))+_*"
-    for old in sorted(known, key=len, reverse=True):
+    for old in sorted(symbols, key=len, reverse=True):
         if name.startswith(old) and axes and re.fullmatch(suffix, name[len(old) :]):
             return old
     return None
@@ -110,5 +110,5 @@ def _parts(module: Module, name: str) -> int:
     """The factor of a new symbol in the shapes of arguments: the number of shards."""
     function = module.main
     shapes = (arg.type.global_type.shape for arg in function.args)
-    found = (exact_divide(dim, symbol(name)) for shape in shapes for dim in shape)
-    return next((factor for factor in found if isinstance(factor, int) and factor), 1)
+    factors = (exact_divide(dim, symbol(name)) for shape in shapes for dim in shape)
+    return next((factor for factor in factors if isinstance(factor, int) and factor), 1)

@@ -76,12 +76,12 @@ def _narrowed(type: TensorType, stored: str | None) -> TensorType:
 
 def weights_of(functions: Sequence[Function]) -> list[Weight]:
     """The weights that functions read or return, each once, in order of first use."""
-    found: dict[Value, None] = {}
+    values: dict[Value, None] = {}
     for function in functions:
         for op in operations(function):
-            found |= dict.fromkeys(op.operands)
-        found |= dict.fromkeys(function.returned)
-    return [value for value in found if isinstance(value, Weight)]
+            values |= dict.fromkeys(op.operands)
+        values |= dict.fromkeys(function.returned)
+    return [value for value in values if isinstance(value, Weight)]
 
 
 def state_bytes(function: Function, sizes: LocalSizes) -> int:

@@ -26,23 +26,23 @@ class LocalSizes:
 
     def dim(self, size: DimLike) -> int:
         """A dimension as a number; an Error names a symbol without a size."""
-        found = bind(size, self.symbols)
-        if isinstance(found, Dim):
-            name = next(found.symbols())
+        bound = bind(size, self.symbols)
+        if isinstance(bound, Dim):
+            name = next(bound.symbols())
             hint = did_you_mean(name, self.symbols)
             raise Error(
                 f"{name} has no size{hint}; give it a range, as in --dims {name}=1:128:1024"
             )
-        return found
+        return bound
 
     def shape(self, type: TensorType) -> tuple[int, ...]:
         """The local shape."""
-        known = self._shapes.get(type)
-        if known is None:
+        shape = self._shapes.get(type)
+        if shape is None:
             pairs = zip(type.shape, type.axes, strict=True)
-            known = tuple(-(-self.dim(n) // self.mesh.group_size(axes)) for n, axes in pairs)
-            self._shapes[type] = known
-        return known
+            shape = tuple(-(-self.dim(n) // self.mesh.group_size(axes)) for n, axes in pairs)
+            self._shapes[type] = shape
+        return shape
 
     def count(self, type: TensorType) -> int:
         """The number of local elements."""

@@ -86,11 +86,11 @@ class Link:
 
     def lines(self, kind: str, group_size: int) -> Lines:
         """The lines of a collective in a group of `group_size`."""
-        known = self.measured.get(kind, {})
-        if group_size in known:
-            return known[group_size]
-        if known:
-            return _nearest(kind, group_size, known)
+        lines = self.measured.get(kind, {})
+        if group_size in lines:
+            return lines[group_size]
+        if lines:
+            return _nearest(kind, group_size, lines)
         protocols = self.pairs if kind in _PAIRED else self.ring
         return tuple(protocol.line(steps(kind, group_size)) for protocol in protocols)
 
@@ -122,8 +122,8 @@ class Device:
 
     def peak(self, dtype: str) -> float:
         """Operations per microsecond; those of the slowest dtype for one that is not listed."""
-        found = self.peak_tflops.get(dtype)
-        return 1e6 * (min(self.peak_tflops.values()) if found is None else found)
+        peak = self.peak_tflops.get(dtype)
+        return 1e6 * (min(self.peak_tflops.values()) if peak is None else peak)
 
 
 @dataclass(frozen=True)
@@ -145,8 +145,8 @@ class Topology:
         """The link called `name`; an Error lists the known ones."""
         if name not in self.links:
             hint = did_you_mean(name, self.links)
-            known = ", ".join(self.links)
-            raise Error(f"the topology {self.name} has no link {name!r}{hint}; it has {known}")
+            names = ", ".join(self.links)
+            raise Error(f"the topology {self.name} has no link {name!r}{hint}; it has {names}")
         return self.links[name]
 
     def link_of(self, ranks: Iterable[int]) -> str:
@@ -175,18 +175,18 @@ class Topology:
         return replace(self, links={**self.links, link: new})
 
 
-def _nearest(kind: str, group_size: int, known: Mapping[int, Lines]) -> Lines:
+def _nearest(kind: str, group_size: int, lines: Mapping[int, Lines]) -> Lines:
     """The lines of a group size that was not measured, from the nearest that was.
 
     Each step more adds the latency that it adds to the smallest messages from the smallest group
     that was measured to the largest.
     """
-    near = min(known, key=lambda size: (abs(size - group_size), size))
-    low, high = min(known), max(known)
+    near = min(lines, key=lambda size: (abs(size - group_size), size))
+    low, high = min(lines), max(lines)
     hops = steps(kind, high) - steps(kind, low)
-    rise = max(0.0, _latency(known[high]) - _latency(known[low])) / hops if hops else 0.0
+    rise = max(0.0, _latency(lines[high]) - _latency(lines[low])) / hops if hops else 0.0
     more = rise * (steps(kind, group_size) - steps(kind, near))
-    return tuple(Line(max(0.0, line.alpha_us + more), line.gb_s) for line in known[near])
+    return tuple(Line(max(0.0, line.alpha_us + more), line.gb_s) for line in lines[near])
 
 
 def _latency(lines: Lines) -> float:

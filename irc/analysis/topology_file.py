@@ -60,8 +60,8 @@ def to_json(value: Any) -> Any:
         return {str(key): to_json(item) for key, item in items}
     if not is_dataclass(value):
         return value
-    found = {field.name: to_json(getattr(value, field.name)) for field in fields(value)}
-    return {"format": FORMAT, **found} if isinstance(value, Topology) else found
+    facts = {field.name: to_json(getattr(value, field.name)) for field in fields(value)}
+    return {"format": FORMAT, **facts} if isinstance(value, Topology) else facts
 
 
 def from_json(value: object, name: str) -> Topology:
@@ -108,11 +108,11 @@ def _value(kind: Any, value: Any, path: str, field: str) -> Any:
         return tuple(_value(item, v, f"{path}[{i}]", field) for i, v in _items(value, path))
     if get_origin(kind) is Mapping:
         _, item = get_args(kind)
-        found = _mapping(value, path)
-        if field == "peak_tflops" and not found:
+        items = _mapping(value, path)
+        if field == "peak_tflops" and not items:
             raise Error(f"{path} must name the rate of one dtype at least")
-        keys = {key: _key(kind, key, _inside(path, key), field) for key in found}
-        return {keys[k]: _value(item, v, _inside(path, k), field) for k, v in found.items()}
+        keys = {key: _key(kind, key, _inside(path, key), field) for key in items}
+        return {keys[k]: _value(item, v, _inside(path, k), field) for k, v in items.items()}
     if kind is str:
         if not isinstance(value, str):
             raise Error(f"{path} must be a text, not {_shown(value)}")
@@ -151,10 +151,10 @@ def _number(kind: Any, value: Any, path: str, field: str) -> float:
 def _constants(kind: Any, value: Any, path: str) -> Any:
     """A line or protocol from the list of its numbers."""
     names = [field.name for field in fields(kind)]
-    found = _items(value, path)
-    if len(found) != len(names):
+    numbers = _items(value, path)
+    if len(numbers) != len(names):
         raise Error(f"{path} must be [{', '.join(names)}], not {_shown(value)}")
-    return kind(*[_number(float, v, f"{path}[{i}]", names[i]) for i, v in found])
+    return kind(*[_number(float, v, f"{path}[{i}]", names[i]) for i, v in numbers])
 
 
 def _mapping(value: Any, path: str) -> dict[str, Any]:

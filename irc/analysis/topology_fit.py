@@ -33,16 +33,18 @@ def fit(measurements: Iterable[Measurement], most_lines: int = MOST_LINES) -> Me
     large one.
     """
     groups: dict[str, dict[int, list[Measurement]]] = {}
-    for each in measurements:
-        if not each.us > 0:
+    for measurement in measurements:
+        if not measurement.us > 0:
             raise Error(
-                f"{each.kind} of {each.size} bytes took {each.us} us; expected a positive time"
+                f"{measurement.kind} of {measurement.size} bytes took {measurement.us} us; expected a positive time"
             )
-        groups.setdefault(each.kind, {}).setdefault(each.group_size, []).append(each)
+        groups.setdefault(measurement.kind, {}).setdefault(measurement.group_size, []).append(
+            measurement
+        )
     return {
         kind: {
-            group_size: _fitted(found, most_lines)
-            for group_size, found in sorted(by_group_size.items())
+            group_size: _fitted(of_size, most_lines)
+            for group_size, of_size in sorted(by_group_size.items())
         }
         for kind, by_group_size in groups.items()
     }
@@ -57,14 +59,14 @@ def _predicted(lines: Lines, m: Measurement) -> float:
     return min(line.time(traffic(m.kind, m.group_size, m.size)) for line in lines)
 
 
-def _fitted(found: list[Measurement], most_lines: int) -> Lines:
-    found = sorted(found, key=lambda m: m.size)
-    best: Lines = (_line(found),)
-    error = _error(found, best)
-    for count in range(2, min(most_lines, len(found) // 2) + 1):
-        for cut in _cuts(len(found), count):
-            lines = tuple(_line(found[a:b]) for a, b in cut)
-            candidate = _error(found, lines)
+def _fitted(measurements: list[Measurement], most_lines: int) -> Lines:
+    measurements = sorted(measurements, key=lambda m: m.size)
+    best: Lines = (_line(measurements),)
+    error = _error(measurements, best)
+    for count in range(2, min(most_lines, len(measurements) // 2) + 1):
+        for cut in _cuts(len(measurements), count):
+            lines = tuple(_line(measurements[a:b]) for a, b in cut)
+            candidate = _error(measurements, lines)
             if candidate < error * (WORTH if len(best) < count else 1):
                 best, error = lines, candidate
     return best
@@ -79,16 +81,16 @@ def _cuts(points: int, parts: int) -> Iterator[list[tuple[int, int]]]:
             yield pairs
 
 
-def _error(found: Sequence[Measurement], lines: Lines) -> float:
-    return sum((_predicted(lines, m) / m.us - 1) ** 2 for m in found)
+def _error(measurements: Sequence[Measurement], lines: Lines) -> float:
+    return sum((_predicted(lines, m) / m.us - 1) ** 2 for m in measurements)
 
 
-def _line(found: Sequence[Measurement]) -> Line:
+def _line(measurements: Sequence[Measurement]) -> Line:
     """The best line through some points; neither constant is negative."""
-    times = np.array([m.us for m in found])
-    moved = np.array([traffic(m.kind, m.group_size, m.size) for m in found])
+    times = np.array([m.us for m in measurements])
+    moved = np.array([traffic(m.kind, m.group_size, m.size) for m in measurements])
     rows = np.stack([1 / times, moved / times], axis=1)
-    ones = np.ones(len(found))
+    ones = np.ones(len(measurements))
     scale = max(float(moved.max()), 1.0)
     solved: list[float] = np.linalg.lstsq(rows * [1.0, 1 / scale], ones, rcond=None)[0].tolist()
     alpha, slope = solved[0], solved[1] / scale

@@ -159,10 +159,10 @@ def op_class(name: str, otherwise: str = "") -> type[Op]:
     """The operation called `name`; an Error suggests the nearest one, or `otherwise`."""
     if name not in REGISTRY:
         load_installed_operations()
-    found = REGISTRY.get(name)
-    if found is None:
+    cls = REGISTRY.get(name)
+    if cls is None:
         raise Error(f"no operation called {name[:64]!r}{did_you_mean(name, REGISTRY, otherwise)}")
-    return found
+    return cls
 
 
 @cache
@@ -177,8 +177,8 @@ def _annotations(cls: type[Op]) -> dict[str, Any]:
     A name that the class annotates again has its position in the class.
     """
     kinds: dict[str, Any] = {}
-    for each in reversed([base for base in cls.__mro__ if base is cls or base in _BASES]):
-        hints = inspect.get_annotations(each, eval_str=True)
+    for base_class in reversed([base for base in cls.__mro__ if base is cls or base in _BASES]):
+        hints = inspect.get_annotations(base_class, eval_str=True)
         for name, kind in hints.items():
             if typing.ClassVar not in (kind, typing.get_origin(kind)):
                 kinds.pop(name, None)

@@ -29,9 +29,9 @@ class Dim:
     terms: Terms
 
     def __new__(cls, terms: Terms) -> Dim:
-        known = _INTERNED.get(terms)
-        if known is not None:
-            return known
+        interned = _INTERNED.get(terms)
+        if interned is not None:
+            return interned
         self = object.__new__(cls)
         self.terms, self._hash, self._text = terms, hash(terms), _render(terms)
         _INTERNED[terms] = self
@@ -111,7 +111,7 @@ Shape: TypeAlias = tuple[DimLike, ...]
 Dims: TypeAlias = Mapping[str, tuple[int, int, int] | int]  # ranges, as a user may give them
 
 
-def checked_ranges(dims: object, known: Collection[str]) -> dict[str, tuple[int, int, int]]:
+def checked_ranges(dims: object, symbols: Collection[str]) -> dict[str, tuple[int, int, int]]:
     """The range (min, typical, max) of each symbol, where a user may give one number for all three.
 
     An Error where that is none, or a symbol is not known.
@@ -119,10 +119,10 @@ def checked_ranges(dims: object, known: Collection[str]) -> dict[str, tuple[int,
     check_kind("dims", dims, Mapping, "a mapping, such as {'B': (1, 4, 16)}")
     given = cast("Mapping[str, object]", dims)
     for name in given:
-        if name not in known:
+        if name not in symbols:
             raise Error(
-                f"the model has no dimension {name!r}{did_you_mean(str(name), known)}; "
-                f"it has {', '.join(known) or 'none with a name'}"
+                f"the model has no dimension {name!r}{did_you_mean(str(name), symbols)}; "
+                f"it has {', '.join(symbols) or 'none with a name'}"
             )
     return {name: _range(name, bounds) for name, bounds in given.items()}
 
@@ -131,7 +131,7 @@ def _range(name: str, bounds: object) -> tuple[int, int, int]:
     """The range of a symbol; one number is minimum, typical and maximum."""
     listed = isinstance(bounds, (tuple, list))
     given = cast("Sequence[object]", bounds) if listed else (bounds,) * 3
-    whole = [each for each in given if not isinstance(each, bool) and isinstance(each, Integral)]
+    whole = [size for size in given if not isinstance(size, bool) and isinstance(size, Integral)]
     if not len(given) == len(whole) == 3:
         raise Error(f"the range of {name} is {bounds!r}; give (min, typical, max), or one number")
     low, typical, high = map(int, whole)

@@ -86,10 +86,10 @@ _BY_NUMPY = {d.numpy: d for d in DTYPES.values()}
 
 def dtype(name: str) -> DType:
     """The element type called `name`; an Error names the nearest one."""
-    found = DTYPES.get(name)
-    if found is None:
+    dtype = DTYPES.get(name)
+    if dtype is None:
         raise Error(f"no dtype called {name!r}{did_you_mean(name, DTYPES)}")
-    return found
+    return dtype
 
 
 def numpy_dtype(name: str) -> np.dtype[np.generic]:
@@ -107,16 +107,16 @@ def largest(name: str) -> float:
 def integer_range(name: str) -> tuple[int, int]:
     """The least and the greatest integer of `name`."""
     iinfo: Any = ml_dtypes.iinfo
-    found = iinfo(numpy_dtype(name))
-    return int(found.min), int(found.max)
+    limits = iinfo(numpy_dtype(name))
+    return int(limits.min), int(limits.max)
 
 
 def dtype_of(array: np.ndarray) -> str:
     """The name of a numpy array's element type."""
-    found = _BY_NUMPY.get(array.dtype)
-    if found is None:
+    dtype = _BY_NUMPY.get(array.dtype)
+    if dtype is None:
         raise Error(f"arrays of {array.dtype} have no dtype in irc; use one of {', '.join(DTYPES)}")
-    return found.name
+    return dtype.name
 
 
 def widened(array: np.ndarray) -> np.ndarray:
@@ -124,8 +124,8 @@ def widened(array: np.ndarray) -> np.ndarray:
 
     Integers wrap, so a result in a byte, converted back to 4 bits, is the result in 4 bits.
     """
-    found = _BY_NUMPY.get(array.dtype)
-    return array.astype(numpy_dtype(found.wider)) if found is not None and found.wider else array
+    dtype = _BY_NUMPY.get(array.dtype)
+    return array.astype(numpy_dtype(dtype.wider)) if dtype is not None and dtype.wider else array
 
 
 def packed(array: np.ndarray) -> np.ndarray:
@@ -178,5 +178,5 @@ def _floats_in_floats(a: DType, b: DType) -> bool:
 def _limits(kind: DType) -> tuple[int, float, float]:
     """(stored bits of the mantissa, the largest finite number, the smallest positive one)."""
     finfo: Any = ml_dtypes.finfo
-    found = finfo(kind.numpy)
-    return int(found.nmant), float(found.max), float(found.smallest_subnormal)
+    limits = finfo(kind.numpy)
+    return int(limits.nmant), float(limits.max), float(limits.smallest_subnormal)

@@ -70,7 +70,7 @@ def set_facts(cls: type[Op], declared: Facts) -> None:
 
 def facts_text(cls: type[Op]) -> str:
     """The facts that hold of an operation, for people: `keeps_zeros, bounded="operands"`."""
-    found: list[str] = []
+    facts: list[str] = []
     for name in Facts.__annotations__:
         value = getattr(cls, name)
         if value == getattr(Op, name):
@@ -80,7 +80,7 @@ def facts_text(cls: type[Op]) -> str:
         if name == "addends":
             value = " ".join(value)
         if value is True:
-            found.append(name)
+            facts.append(name)
         else:
-            found.append(f'{name}="{value}"' if isinstance(value, str) else f"{name}={value}")
-    return ", ".join(found)
+            facts.append(f'{name}="{value}"' if isinstance(value, str) else f"{name}={value}")
+    return ", ".join(facts)

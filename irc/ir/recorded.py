@@ -71,30 +71,30 @@ def recorded_refusal(op: Op, index: int, derived: TensorType, written: TensorTyp
         number = op.repeated()
         placed = any(wanted.axes) or (wanted.partial and number == 0)
         return None if wanted.varying or (number is not None and placed) else ""
-    found = Derived((derived.global_type,))
+    rule_types = Derived((derived.global_type,))
     if not op.records:
         outs = tuple([result.type.replicated for result in op.results])
-        found = _derived(op, outs, wanted if "shape" in op.attribute_types else None)
-    type = found.types[0 if op.records else index]
-    if _may_be(type, wanted, found.forced):
+        rule_types = _derived(op, outs, wanted if "shape" in op.attribute_types else None)
+    type = rule_types.types[0 if op.records else index]
+    if _may_be(type, wanted, rule_types.forced):
         return None
-    refusal = op.refusal() if op.records else found.refusal
+    refusal = op.refusal() if op.records else rule_types.refusal
     return refusal.message if refusal is not None else ""
 
 
-def _may_be(found: TensorType, wanted: TensorType, forced: tuple[str, ...]) -> bool:
+def _may_be(derived: TensorType, wanted: TensorType, forced: tuple[str, ...]) -> bool:
     """Whether a value of one global type may be recorded as of another.
 
     Every axis keeps its place; what varies may be taken for shards or terms of a sum, by which it
     defines their global value, and anything may be taken for what varies.
     """
-    here, there = _places(found), _places(wanted)
+    here, there = _places(derived), _places(wanted)
     for axis in here.keys() | there.keys():
         place, other = here.get(axis), there.get(axis)
         defines = place == _VARIES and axis not in forced and other is not None
         if place != other and other != _VARIES and not defines:
             return False
-    order = (*found.spread, *wanted.varying)
+    order = (*derived.spread, *wanted.varying)
     return all(in_order(axes, tuple(dict.fromkeys(order))) for axes in wanted.axes)
 
 

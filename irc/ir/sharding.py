@@ -91,8 +91,8 @@ def operand_words(op: Op, rule: Rule) -> list[tuple[str, Words]]:
 
 def result_words(rule: Rule, types: Sequence[TensorType]) -> list[Words]:
     """One name per dimension of every result, which have these types."""
-    each = rule.results * len(types) if len(rule.results) == 1 else rule.results
-    return [named_dims(words, type.ndim) for words, type in zip(each, types, strict=True)]
+    word_lists = rule.results * len(types) if len(rule.results) == 1 else rule.results
+    return [named_dims(words, type.ndim) for words, type in zip(word_lists, types, strict=True)]
 
 
 def result_types(op: Op, outs: tuple[TensorType, ...]) -> tuple[TensorType, ...]:
@@ -157,11 +157,11 @@ def axes_by_name(op: Op, rule: Rule) -> dict[str, Axes]:
                 )
             if word == "1" or (size == 1 and not axes and word.startswith(".")):
                 continue  # a broadcast dimension fits any axes
-            other, known, free = seen.setdefault(word, (name, axes, varying))
-            if axes and not known and free and in_order(axes, free):
+            other, word_axes, free = seen.setdefault(word, (name, axes, varying))
+            if axes and not word_axes and free and in_order(axes, free):
                 seen[word] = (name, axes, varying)
-            elif known != axes and (axes or not in_order(known, varying)):
-                raise Error(_disagreement(op, word, other, known, name, axes), op)
+            elif word_axes != axes and (axes or not in_order(word_axes, varying)):
+                raise Error(_disagreement(op, word, other, word_axes, name, axes), op)
             if axes:
                 where[word] = axes
     return where
@@ -172,7 +172,7 @@ def _passed_varying(op: Op, rule: Rule, where: dict[str, Axes]) -> Axes:
     if not any(value.type.varying for value in op.operands):
         return ()
     placed = {axis for axes in where.values() for axis in axes}
-    found: dict[str, None] = {}
+    varying: dict[str, None] = {}
     for (name, words), value in zip(operand_words(op, rule), op.operands, strict=True):
         own = rule.positions.union(words)
         held = {axis for word in own & where.keys() for axis in where[word]}
@@ -183,8 +183,8 @@ def _passed_varying(op: Op, rule: Rule, where: dict[str, Axes]) -> Axes:
                 "other dimensions",
                 op,
             )
-        found.update(dict.fromkeys(value.type.varying))
-    return tuple(axis for axis in found if axis not in placed)
+        varying.update(dict.fromkeys(value.type.varying))
+    return tuple(axis for axis in varying if axis not in placed)
 
 
 def in_order(axes: Axes, varying: Axes) -> bool:

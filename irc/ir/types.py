@@ -56,9 +56,9 @@ class TensorType:
     ) -> TensorType:
         axes = axes or ((),) * len(shape)
         key = (dtype, shape, axes, partial, varying, of)
-        known = _INTERNED.get(key)
-        if known is not None:
-            return known
+        interned = _INTERNED.get(key)
+        if interned is not None:
+            return interned
         _check(dtype, shape, axes, (*partial, *varying))
         partial = tuple(sorted(partial))
         self = object.__new__(cls)

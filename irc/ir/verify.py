@@ -113,8 +113,8 @@ def _check_weight(module: Module, name: str, weight: Weight, checked: set[object
 def _check_part(module: Module, weight: Weight) -> None:
     """The shard steps of a reference give the part that the type says, or one that varies."""
     part = weight_part(weight.ref, weight.type, module.mesh)
-    own, made = weight.type.global_type, part.global_type
-    if own is not made and not {*made.spread} <= {*own.spread} == {*own.varying}:
+    own, part = weight.type.global_type, part.global_type
+    if own is not part and not {*part.spread} <= {*own.spread} == {*own.varying}:
         raise Error(f"weight @{weight.name} is {weight.type}, but {weight.ref} gives {part}")
 
 
@@ -177,8 +177,8 @@ def _check_recorded(op: Op, result: Value, derived: TensorType) -> None:
     """A result whose type is not the derived one may be recorded as it is."""
     refusal = recorded_refusal(op, result.index, derived, result.type)
     if refusal is not None:
-        made = refusal or f"it makes {derived}"
-        raise Error(f"the result of {op.opname} is {result.type}, but {made}", op)
+        reason = refusal or f"it makes {derived}"
+        raise Error(f"the result of {op.opname} is {result.type}, but {reason}", op)
 
 
 def _undefined(value: Value, function: Function) -> str:
@@ -201,9 +201,9 @@ def _check_users(module: Module) -> None:
     for value in values:
         counts = uses.get(value, {})
         for user in {**counts, **value.users} if value.users != counts else ():
-            recorded, found = value.users.get(user, 0), counts.get(user, 0)
-            if recorded != found:
-                raise Error(f"{value!r} records {recorded} uses by {user!r}, not {found}", user)
+            recorded, counted = value.users.get(user, 0), counts.get(user, 0)
+            if recorded != counted:
+                raise Error(f"{value!r} records {recorded} uses by {user!r}, not {counted}", user)
 
 
 def _check_results(function: Function) -> None:

@@ -147,14 +147,14 @@ def op_pattern(
     """The pattern of an operation; an Error if it does not fit the declaration."""
     for name in named:
         if name not in cls.optional_names and name not in cls.attribute_types:
-            known = [*cls.optional_names, *cls.attribute_types]
-            hint = did_you_mean(name, known)
+            names = [*cls.optional_names, *cls.attribute_types]
+            hint = did_you_mean(name, names)
             raise Error(f"P.{cls.opname}: no attribute or optional operand {name!r}{hint}")
     operands = {n: _pattern(v) for n, v in named.items() if n in cls.optional_names}
     where = {n: v for n, v in named.items() if n in cls.attribute_types}
-    made = tuple(_pattern(arg) for arg in args)
-    _check_count(cls, made)
-    return OpPattern(cls, made, operands, where, shared)
+    patterns = tuple(_pattern(arg) for arg in args)
+    _check_count(cls, patterns)
+    return OpPattern(cls, patterns, operands, where, shared)
 
 
 def _pattern(arg: Any) -> Pattern:
@@ -184,21 +184,21 @@ def _choices(pattern: Pattern) -> tuple[Pattern, ...]:
 def variants(pattern: Pattern) -> list[Pattern]:
     """The patterns without `|` that a pattern expands to, in the order of trying."""
     if isinstance(pattern, Alternatives):
-        found = [v for choice in pattern.choices for v in variants(choice)]
+        patterns = [v for choice in pattern.choices for v in variants(choice)]
     elif isinstance(pattern, OpPattern):
-        found: list[Pattern] = []
+        patterns: list[Pattern] = []
         inner = [variants(p) for p in (*pattern.args, *pattern.named.values())]
         for chosen in combinations(*inner):
             args = chosen[: len(pattern.args)]
             named = dict(zip(pattern.named, chosen[len(args) :], strict=True))
-            found.append(replace(pattern, args=args, named=named))
-            if len(found) > MOST_VARIANTS:
+            patterns.append(replace(pattern, args=args, named=named))
+            if len(patterns) > MOST_VARIANTS:
                 break
     else:
-        found = [pattern]
-    if len(found) > MOST_VARIANTS:
+        patterns = [pattern]
+    if len(patterns) > MOST_VARIANTS:
         raise Error(f"a pattern expands to more than {MOST_VARIANTS}; write several rules instead")
-    return found
+    return patterns
 
 
 def captured_names(pattern: Pattern) -> Iterator[str]:
@@ -222,4 +222,4 @@ def depth(pattern: Pattern) -> int:
 def matching_order(pattern: OpPattern) -> list[OpPattern]:
     """The operations of a pattern without `|` in the order of matching, root first."""
     inner = [p for p in (*pattern.named.values(), *pattern.args) if isinstance(p, OpPattern)]
-    return [pattern, *(found for p in inner for found in matching_order(p))]
+    return [pattern, *(inner_pattern for p in inner for inner_pattern in matching_order(p))]

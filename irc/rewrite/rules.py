@@ -63,14 +63,14 @@ def rule(
 def _parameters(rule: Rule) -> tuple[str, ...]:
     """The parameters of the function; an Error unless they are the captures of the pattern."""
     names = tuple(inspect.signature(rule.build).parameters)
-    known = list(dict.fromkeys(n for v in rule.variants for n in captured_names(v)))
+    captured = list(dict.fromkeys(n for v in rule.variants for n in captured_names(v)))
     for name in names:
-        if name not in known:
-            hint = did_you_mean(name, known)
+        if name not in captured:
+            hint = did_you_mean(name, captured)
             raise Error(
                 f"rule {rule.name} takes {name!r}, which its pattern does not capture{hint}"
             )
-    for name in known:
+    for name in captured:
         if name not in names:
             raise Error(f"rule {rule.name} captures {name!r}, but its function does not take it")
     return names
@@ -81,16 +81,16 @@ def unplaced_users(captures: Iterable[Any]) -> list[Op]:
 
     An operation registers as a user when it is built, so the new ones are the last users.
     """
-    found: list[Op] = []
+    unplaced: list[Op] = []
     for captured in captures:
         if isinstance(captured, Value):
             for user in reversed(captured.users):
                 if user.parent is not None:
                     break
-                found.append(user)
+                unplaced.append(user)
         elif isinstance(captured, tuple):
-            found += unplaced_users(cast("tuple[Value, ...]", captured))
-    return found
+            unplaced += unplaced_users(cast("tuple[Value, ...]", captured))
+    return unplaced
 
 
 def drop_unplaced(built: list[Op]) -> None:

@@ -20,10 +20,12 @@ def explain_failures(function: Function, rules: list[Rule], watch: Watch) -> Non
     explainers = [_Explainer(rule, pattern) for rule in rules for pattern in rule.variants]
     failures: list[MatchFailure] = []
     for op in list(function):
-        chosen = [each for each in explainers if each.pattern.cls is op.__class__]
-        found = [failure for each in chosen if (failure := each.explain(op, watch)) is not None]
-        if found:
-            failures.append(min(found, key=lambda failure: failure.missing))
+        chosen = [explainer for explainer in explainers if explainer.pattern.cls is op.__class__]
+        failed = [
+            failure for explainer in chosen if (failure := explainer.explain(op, watch)) is not None
+        ]
+        if failed:
+            failures.append(min(failed, key=lambda failure: failure.missing))
     watch.failures += sorted(failures, key=lambda failure: failure.missing)
 
 
