@@ -70,8 +70,8 @@ def check_texts(what: str, value: object, example: str) -> None:
     wanted = f"a mapping from text to text, such as {example}"
     check_kind(what, value, Mapping, wanted)
     for pair in cast("Mapping[object, object]", value).items():
-        for each in pair:
-            check_kind(f"an entry of {what}", each, str, wanted)
+        for entry in pair:
+            check_kind(f"an entry of {what}", entry, str, wanted)
 
 
 def _shown(value: object) -> str:

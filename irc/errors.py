@@ -79,9 +79,9 @@ class TextError(Error):
 def printable(text: str) -> str:
     """`text` that may quote files of others: what a terminal would obey is escaped, and the middle
     of very long words and lines is left out, since names and lists may have megabytes."""
-    text = _LONG_WORD.sub(lambda found: f"{found[0][:150]}...{found[0][-100:]}", text)
-    text = _LONG_LINE.sub(lambda found: f"{found[0][:3000]} ... {found[0][-500:]}", text)
-    return _OBEYED.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+    text = _LONG_WORD.sub(lambda match: f"{match[0][:150]}...{match[0][-100:]}", text)
+    text = _LONG_LINE.sub(lambda match: f"{match[0][:3000]} ... {match[0][-500:]}", text)
+    return _OBEYED.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
 
 
 def _window(source: str, column: int, width: int = 120) -> tuple[int, str]:
@@ -97,13 +97,13 @@ def installs(extra: str, option: str = "") -> str:
     return f"pip install {option}'.[{extra}]' in the checkout of irc"
 
 
-def did_you_mean(word: str, known: Iterable[str], otherwise: str = "") -> str:
+def did_you_mean(word: str, words: Iterable[str], otherwise: str = "") -> str:
     """`; did you mean 'linear'?`, empty where no known name is similar.
 
     Similar are a slip of the keyboard, a beginning, and some of the words of a name.
     `otherwise` is the advice for a user who means none of the known names.
     """
-    names = {name.lower().lstrip("-"): name for name in known}
+    names = {name.lower().lstrip("-"): name for name in words}
     typed = word[:64].lower().lstrip("-")
     slips = [typed] if typed in names else [name for name in names if _is_slip(typed, name)]
     near = difflib.get_close_matches(typed, slips or names, 1, 0 if slips else _SIMILAR)

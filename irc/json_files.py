@@ -15,11 +15,11 @@ def read_object(path: Path, what: str = "") -> dict[str, Any]:
     shown = f"{what} {path}".lstrip()
     try:
         with open_file(path) as file:
-            found: object = json.loads(file.read())
+            value: object = json.loads(file.read())
     except OSError as error:
         raise Error(f"cannot read {shown}: {error.strerror or error}") from None
     except (ValueError, RecursionError) as error:
         raise Error(f"{shown} is not JSON: {error}") from None
-    if not isinstance(found, dict):
+    if not isinstance(value, dict):
         raise Error(f"{shown} holds no JSON object")
-    return cast("dict[str, Any]", found)
+    return cast("dict[str, Any]", value)

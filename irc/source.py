@@ -122,13 +122,13 @@ def _is_generated(code: CodeType, names: Mapping[str, Any]) -> bool:
 
 def raised_at(error: BaseException, counts: Callable[[str], bool]) -> Loc | None:
     """The innermost line of a file that `counts` at which an exception was raised."""
-    found, trace = None, error.__traceback__
+    loc, trace = None, error.__traceback__
     while trace is not None:
         code = trace.tb_frame.f_code
         if counts(code.co_filename):
-            found = _loc(code, trace.tb_lineno, trace.tb_lasti)
+            loc = _loc(code, trace.tb_lineno, trace.tb_lasti)
         trace = trace.tb_next
-    return found
+    return loc
 
 
 def _loc(code: CodeType, line: int, instruction: int, scope: str = "") -> Loc:

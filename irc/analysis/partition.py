@@ -69,15 +69,15 @@ def _cheapest(sums: Numbers, prices: Numbers, stages: int, limit: float) -> list
     best[0] = 0.0
     origins: list[list[int]] = []
     for _ in range(stages):
-        prices = np.full(count + 1, np.inf)
+        reached = np.full(count + 1, np.inf)
         origin = [0] * (count + 1)
         for end in range(1, count + 1):
             sizes: Numbers = (sums[end] - sums[:end]) / (limit or 1.0)
             path = best[:end] + prices[:end] + _EVEN * sizes * sizes
             path[sizes > 1] = np.inf
             at = int(np.argmin(path))
-            prices[end], origin[end] = path[at], at
-        best = prices
+            reached[end], origin[end] = path[at], at
+        best = reached
         origins.append(origin)
     cuts: list[int] = []
     at = count

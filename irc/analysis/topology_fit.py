@@ -36,7 +36,8 @@ def fit(measurements: Iterable[Measurement], most_lines: int = MOST_LINES) -> Me
     for measurement in measurements:
         if not measurement.us > 0:
             raise Error(
-                f"{measurement.kind} of {measurement.size} bytes took {measurement.us} us; expected a positive time"
+                f"{measurement.kind} of {measurement.size} bytes took {measurement.us} us; "
+                "expected a positive time"
             )
         groups.setdefault(measurement.kind, {}).setdefault(measurement.group_size, []).append(
             measurement

@@ -84,11 +84,11 @@ def unfinished_folder(part: Path) -> Path:
 
 def orphaned_folders(output: Path) -> list[Path]:
     """The siblings that killed writers of `output` left; none while a process writes it."""
-    found = [*_siblings(output), *filter(Path.is_dir, [unfinished_folder(output)])]
+    unfinished = [*_siblings(output), *filter(Path.is_dir, [unfinished_folder(output)])]
     with suppress(Error, OSError):
-        if found:
+        if unfinished:
             with _locked(output) as alone:
-                return found if alone else []
+                return unfinished if alone else []
     return []
 
 
@@ -139,7 +139,7 @@ def _check_replaceable(output: Path, replaceable: Callable[[Path], bool]) -> Non
 @contextmanager
 def _parents(parent: Path) -> Generator[None]:
     """Create a folder and its missing parents; after an error the empty new ones are removed."""
-    missing = [each for each in (parent, *parent.parents) if not each.exists()]
+    missing = [folder for folder in (parent, *parent.parents) if not folder.exists()]
     try:
         parent.mkdir(parents=True, exist_ok=True)
         yield

@@ -96,21 +96,21 @@ def _source(weight: Weight, mesh: Mesh, reader: Reader) -> _Source:
     kind = dtype(weight.type.dtype)
     narrowed = reader.narrowed(weight)
     ref = narrowed if holds(reader.dtype(narrowed)) else reader.complete(weight)
-    found = dtype(reader.dtype(ref))
-    steps: list[Step] = [] if found == kind else [Cast(kind.name)]
+    stored = dtype(reader.dtype(ref))
+    steps: list[Step] = [] if stored == kind else [Cast(kind.name)]
     shards = [step for step in ref.every_step() if isinstance(step, Shard)]
     axes = tuple(name for name in mesh.names if any(name in step.axes for step in shards))
     shape = reader.shape(ref)
     if mesh.group_size(axes) == 1:
-        return _Source(ref, (), found.name, shape, tuple(steps))
-    if prod(shape) * found.bits % 8:
+        return _Source(ref, (), stored.name, shape, tuple(steps))
+    if prod(shape) * stored.bits % 8:
         raise Error(
             f"weight @{weight.name} is {weight.type}, whose shards end within a byte; "
             "leave out --bundle"
         )
     ranks = tuple(mesh.groups(axes)[0])
     joined = (shape[0] * len(ranks), *shape[1:])
-    return _Source(ref, ranks, found.name, joined, (Shard(0, axes), *steps))
+    return _Source(ref, ranks, stored.name, joined, (Shard(0, axes), *steps))
 
 
 def _write(

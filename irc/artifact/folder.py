@@ -31,8 +31,8 @@ class ArtifactFolder:
     @classmethod
     def find(cls, path: Path) -> ArtifactFolder | None:
         """The artifact in a folder, None where it holds none."""
-        found = find_manifest(path)
-        return None if found is None else cls(path, found)
+        manifest = find_manifest(path)
+        return None if manifest is None else cls(path, manifest)
 
     @property
     def backend(self) -> str:

@@ -78,10 +78,10 @@ def is_replaceable(folder: Path) -> bool:
 def _parsed(path: Path) -> dict[str, Any] | None:
     """The JSON object in a file, None where it is no manifest of irc."""
     try:
-        found: Any = parsed(path.read_bytes()) if path.is_file() else None
+        value: Any = parsed(path.read_bytes()) if path.is_file() else None
     except (OSError, ValueError):
         return None
-    return cast("Any", found) if isinstance(found, dict) and "irc_artifact" in found else None
+    return cast("Any", value) if isinstance(value, dict) and "irc_artifact" in value else None
 
 
 def write_manifest(
@@ -121,15 +121,15 @@ def add_facts(folder: Path, facts: Mapping[str, Any]) -> None:
 
 def find_manifest(folder: Path) -> Manifest | None:
     """The manifest of an artifact folder, None where it holds none; an Error where it is bad."""
-    found = _parsed(folder / MANIFEST)
-    return None if found is None else _checked(folder, found)
+    manifest = _parsed(folder / MANIFEST)
+    return None if manifest is None else _checked(folder, manifest)
 
 
 def read_manifest(folder: Path) -> Manifest:
     """The manifest of an artifact folder; an Error says what is wrong with it."""
-    found = find_manifest(folder)
-    if found is not None:
-        return found
+    manifest = find_manifest(folder)
+    if manifest is not None:
+        return manifest
     path = folder / MANIFEST
     if not folder.is_dir():
         what = "is a file, not an artifact folder" if folder.exists() else "does not exist"

@@ -106,13 +106,15 @@ def _by_scope(module: Module) -> list[tuple[str, str, str]]:
 
 
 def _by_file(module: Module) -> list[tuple[str, str, str]]:
-    found: dict[str, list[int]] = {}
+    sizes_by_place: dict[str, list[int]] = {}
     for weight in module.weights.values():
         names = list(dict.fromkeys(weight.ref.files()))
-        kinds = [_NO_FILE[type(each)] for each in weight.ref.sources() if type(each) in _NO_FILE]
+        kinds = [
+            _NO_FILE[type(source)] for source in weight.ref.sources() if type(source) in _NO_FILE
+        ]
         place = ", ".join(module.files[name] for name in names) or (*kinds, "(no file)")[0]
-        found.setdefault(place, []).append(_bytes(weight))
-    return [(place, str(len(sizes)), f"{sum(sizes):,}") for place, sizes in found.items()]
+        sizes_by_place.setdefault(place, []).append(_bytes(weight))
+    return [(place, str(len(sizes)), f"{sum(sizes):,}") for place, sizes in sizes_by_place.items()]
 
 
 def _elements(weight: Weight) -> int:

@@ -95,14 +95,14 @@ class Parser(argparse.ArgumentParser):
 
     def parse(self, words: Sequence[str]) -> argparse.Namespace:
         """The arguments; Usage names the nearest option where one is unknown."""
-        known, rest = self.options(), list[str]()
+        options, rest = self.options(), list[str]()
         if self.takes_rest and "--" in words:
             at = list(words).index("--")
             words, rest = words[:at], list(words[at + 1 :])
         for word in takewhile(lambda word: word != "--", words):
             name = word.partition("=")[0]
-            if name.startswith("--") and " " not in word and name not in known:
-                near = did_you_mean(name, known)
+            if name.startswith("--") and " " not in word and name not in options:
+                near = did_you_mean(name, options)
                 self.error(f"irc {self.command} has no option {name}{near}")
         args, extra = self.parse_known_args(words)
         args.given, args.rest = self.given, rest
@@ -123,13 +123,13 @@ class Parser(argparse.ArgumentParser):
         return [name for action in self._actions for name in action.option_strings]
 
 
-def word_of(*known: str) -> Callable[[str], str]:
+def word_of(*words: str) -> Callable[[str], str]:
     """The type of an option whose value is one of `known`."""
 
     def convert(text: str) -> str:
-        if text not in known:
-            hint = did_you_mean(text, known)
-            raise argparse.ArgumentTypeError(f"{text!r} is none of {', '.join(known)}{hint}")
+        if text not in words:
+            hint = did_you_mean(text, words)
+            raise argparse.ArgumentTypeError(f"{text!r} is none of {', '.join(words)}{hint}")
         return text
 
     return convert
@@ -180,17 +180,17 @@ def add_settings(
     settings: Iterable[Setting],
 ) -> None:
     """A flag per declared option; those that are not given are None."""
-    for each in settings:
-        how = each.option
-        words: dict[str, Any] = {"dest": each.keyword, "help": how.help}
+    for setting in settings:
+        how = setting.option
+        words: dict[str, Any] = {"dest": setting.keyword, "help": how.help}
         if how.both_forms:
             words["action"] = Switch
-        elif each.type is bool and how.parse is None:
-            words |= {"action": "store_const", "const": not each.default}
+        elif setting.type is bool and how.parse is None:
+            words |= {"action": "store_const", "const": not setting.default}
         else:
-            words |= {"type": _type_of(each), "metavar": how.metavar}
-            words |= {"action": "append"} if each.is_list else {"join": how.join}
-        parser.add_argument(each.flag, **words)
+            words |= {"type": _type_of(setting), "metavar": how.metavar}
+            words |= {"action": "append"} if setting.is_list else {"join": how.join}
+        parser.add_argument(setting.flag, **words)
 
 
 def _type_of(setting: Setting) -> Callable[[str], Any]:
@@ -247,12 +247,12 @@ def add_compilation(parser: Parser, *names: str, backends: bool = False) -> list
     names = names or (*general,)
     add_settings(parser, [general[name] for name in names])
     groups: dict[str, list[Setting]] = {}
-    for each in of_passes.values():
-        groups.setdefault(f"the pass {each.owner.name}", []).append(each)
+    for setting in of_passes.values():
+        groups.setdefault(f"the pass {setting.owner.name}", []).append(setting)
     named = {*parser.values_of("--backend")} if backends else ()
     of_backends = backend_settings(*OWN, *named) if backends else {}
-    for each, users in of_backends.values():
-        groups.setdefault(f"--backend {' or '.join(users)}", []).append(each)
+    for setting, users in of_backends.values():
+        groups.setdefault(f"--backend {' or '.join(users)}", []).append(setting)
     for title, members in groups.items():
         add_settings(parser.add_argument_group(title), members)
     return [*names, *of_passes, *of_backends]
@@ -283,15 +283,15 @@ def pass_instruments(
     words = [word for file in files for word in ("--load", os.path.abspath(file))]
     words += ["--no-verify"] if args.no_verify else []
     replay = Replay([*words, *options], limit, base)
-    found: list[Instrument] = [Reproducer(args.dump_dir, replay)]
-    found += [] if args.no_verify else [VerifyEach()]
-    return found + ([] if args.dump_dir is None else [DumpDir(args.dump_dir, replay)])
+    instruments: list[Instrument] = [Reproducer(args.dump_dir, replay)]
+    instruments += [] if args.no_verify else [VerifyEach()]
+    return instruments + ([] if args.dump_dir is None else [DumpDir(args.dump_dir, replay)])
 
 
 def add_runtime(parser: argparse.ArgumentParser) -> None:
     """How a program is loaded."""
     parser.add_argument("--backend", metavar="NAME", help="reference: run module.irc in numpy")
-    add_settings(parser, [each for each, _ in load_settings().values()])
+    add_settings(parser, [setting for setting, _ in load_settings().values()])
 
 
 def load_settings() -> Mapping[str, tuple[Setting, list[str]]]:

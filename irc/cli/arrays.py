@@ -93,24 +93,24 @@ class Difference:
         return not self.wrong and not self.problem
 
 
-def differences(found: Arrays, wanted: Arrays, rtol: float, atol: float) -> list[Difference]:
+def differences(results: Arrays, wanted: Arrays, rtol: float, atol: float) -> list[Difference]:
     """A Difference for each name on either side; the arrays of both are plain."""
-    names = dict.fromkeys([*found, *wanted])
-    return [_difference(name, found.get(name), wanted.get(name), rtol, atol) for name in names]
+    names = dict.fromkeys([*results, *wanted])
+    return [_difference(name, results.get(name), wanted.get(name), rtol, atol) for name in names]
 
 
-def _difference(name: str, found: Any, wanted: Any, rtol: float, atol: float) -> Difference:
+def _difference(name: str, results: Any, wanted: Any, rtol: float, atol: float) -> Difference:
     """|found - wanted| <= atol + rtol * |wanted| for floats; integers and bools must be equal."""
-    if found is None or wanted is None:
+    if results is None or wanted is None:
         return Difference(name, problem=f"only in the {'first' if wanted is None else 'second'}")
-    if found.shape != wanted.shape:
-        shapes = f"{list(found.shape)} and {list(wanted.shape)}"
+    if results.shape != wanted.shape:
+        shapes = f"{list(results.shape)} and {list(wanted.shape)}"
         return Difference(name, problem=f"the shapes {shapes} differ")
-    kinds = found.dtype.kind + wanted.dtype.kind
+    kinds = results.dtype.kind + wanted.dtype.kind
     if set(kinds) - {*"biuf"}:
-        return Difference(name, problem=f"{found.dtype} and {wanted.dtype} are not numbers")
-    a, b = found.astype(np.float64), wanted.astype(np.float64)
-    same = (found == wanted) | (np.isnan(a) & np.isnan(b))
+        return Difference(name, problem=f"{results.dtype} and {wanted.dtype} are not numbers")
+    a, b = results.astype(np.float64), wanted.astype(np.float64)
+    same = (results == wanted) | (np.isnan(a) & np.isnan(b))
     with np.errstate(all="ignore"):
         gap = np.abs(a - b)
         finite = np.isfinite(gap) & ~same
@@ -118,4 +118,4 @@ def _difference(name: str, found: Any, wanted: Any, rtol: float, atol: float) ->
         relative = np.where(finite & (b != 0), gap / np.abs(b), 0.0)
     largest = float(gap.max(initial=0.0, where=finite))
     most = float(relative.max(initial=0.0))
-    return Difference(name, int(np.sum(~(same | near))), found.size, largest, most)
+    return Difference(name, int(np.sum(~(same | near))), results.size, largest, most)

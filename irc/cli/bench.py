@@ -158,26 +158,28 @@ def _measure(args: Namespace) -> int:
 
         plan = Plan(args.kinds, args.sizes, args.ranks or CPU_RANKS, SINGLE)
         with Progress() as progress:
-            found = measure_threads(plan, progress)
-        _report(args, topology, *found)
+            measurements = measure_threads(plan, progress)
+        _report(args, topology, *measurements)
         return 0
     if rank.refusal:
         raise Error(rank.refusal)
     process.silence()
     with process.communicator() as own, Progress() as progress:
-        found = _measure_processes(args, own, process.launched, progress)
+        measurements = _measure_processes(args, own, process.launched, progress)
     if rank.rank == 0:
-        _report(args, topology, *found)
+        _report(args, topology, *measurements)
     return 0
 
 
-def _report(args: Namespace, topology: Topology, found: list[Measurement], about: str) -> None:
+def _report(
+    args: Namespace, topology: Topology, measurements: list[Measurement], about: str
+) -> None:
     """Fit the constants; write and print."""
     from ..analysis.topology_file import write_topology
     from ..analysis.topology_fit import fit
     from ..backends.measure import PROCESSES, THREADS
 
-    fitted = fit(found)
+    fitted = fit(measurements)
     if args.output:
         own = next((word for word in (THREADS, PROCESSES) if about.startswith(word)), None)
         link: str = args.link or own or topology.within
@@ -188,20 +190,23 @@ def _report(args: Namespace, topology: Topology, found: list[Measurement], about
         kind: {size: [asdict(line) for line in lines] for size, lines in by_size.items()}
         for kind, by_size in fitted.items()
     }
-    measured = [asdict(each) for each in found]
+    measured = [asdict(measurement) for measurement in measurements]
     header = ["ranks", "collective", *map(amount, args.sizes), "fit"]
     text = [f"{about}: microseconds, by bytes of the whole tensor"]
-    text += [table(_rows(found, fitted), header), f"wrote {args.output}" if args.output else ""]
+    text += [
+        table(_rows(measurements, fitted), header),
+        f"wrote {args.output}" if args.output else "",
+    ]
     answer(args, Report({"about": about, "measurements": measured, "fitted": lines}, text))
 
 
-def _rows(found: list[Measurement], fitted: Measured) -> list[list[str]]:
+def _rows(measurements: list[Measurement], fitted: Measured) -> list[list[str]]:
     """A row per group size and kind: the times, and the largest relative error of the fit."""
     from ..analysis.topology_fit import worst_error
 
     groups: dict[tuple[int, str], list[Measurement]] = {}
-    for each in found:
-        groups.setdefault((each.group_size, each.kind), []).append(each)
+    for measurement in measurements:
+        groups.setdefault((measurement.group_size, measurement.kind), []).append(measurement)
     rows: list[list[str]] = []
     for (size, kind), measured in groups.items():
         off = worst_error(measured, fitted[kind][size])
@@ -216,8 +221,8 @@ def _gpus(args: Namespace) -> int:
         ranks: int = args.ranks or gpus
         if not 2 <= ranks <= gpus:
             most = max(ranks, 2)
-            found = f"found {gpus}; --on cpu measures threads"
-            raise Error(f"expected at least {most} GPUs for groups of 2 to {most}, {found}")
+            gpus_here = f"found {gpus}; --on cpu measures threads"
+            raise Error(f"expected at least {most} GPUs for groups of 2 to {most}, {gpus_here}")
         return ranks
     if args.on is None:
         reason = "there is no GPU here" if not gpus else "there is one GPU here only"
@@ -261,8 +266,10 @@ def time_artifact(args: Namespace, communicator: Communicator | None) -> int:
         model = open_model(args.artifact or args.source, args.backend, **options)
         progress(f"timing {args.source}")
         phases = _phases(model, inputs, args.runs or RUNS, args.inputs is not None)
-    found = [_facts(phase) for phase in phases]
-    return answer(args, Report({"artifact": args.source, "phases": found}, [Table(found, _TIMES)]))
+    phase_facts = [_facts(phase) for phase in phases]
+    return answer(
+        args, Report({"artifact": args.source, "phases": phase_facts}, [Table(phase_facts, _TIMES)])
+    )
 
 
 def _phase_of(row: Mapping[str, Any]) -> str:
@@ -273,7 +280,7 @@ def _phase_of(row: Mapping[str, Any]) -> str:
 _TIMES: Columns = {
     "milliseconds": _phase_of,
     "runs": "{runs}",
-    **{f"p{each}": f"{{p{each}_ms:.2f}}" for each in _PERCENTILES},
+    **{f"p{percent}": f"{{p{percent}_ms:.2f}}" for percent in _PERCENTILES},
     "mean": "{mean_ms:.2f}",
     "throughput": "{per_second:,.1f} {unit}/s",
 }
@@ -308,19 +315,19 @@ def _generation(model: Model, prompt: list[int], runs: int) -> list[_Phase]:
     capacity = cache_range(program.ports.states, dims)[1] or len(prompt) + steps
     before = prompt[: max(capacity - steps, 1)]
     greedy(program, before, steps + 1, dims=dims, emit=lambda _: at.append(time.perf_counter()))
-    found = [_Phase("prefill", prefills[FIRST:], len(prompt), "tokens")]
+    phases = [_Phase("prefill", prefills[FIRST:], len(prompt), "tokens")]
     decodes: list[float] = np.diff(at)[FIRST:].tolist()  # none where the cache is that small
-    return [*found, _Phase("decode", decodes, 1, "tokens")] if decodes else found
+    return [*phases, _Phase("decode", decodes, 1, "tokens")] if decodes else phases
 
 
 def _seconds(runs: int, work: Callable[[], object]) -> list[float]:
     """The seconds of each run, after the first ones."""
-    found: list[float] = []
+    seconds: list[float] = []
     for _ in range(FIRST + runs):
         began = time.perf_counter()
         work()
-        found.append(time.perf_counter() - began)
-    return found[FIRST:]
+        seconds.append(time.perf_counter() - began)
+    return seconds[FIRST:]
 
 
 def _facts(phase: _Phase) -> dict[str, Any]:

@@ -33,7 +33,7 @@ def run(args: Namespace) -> int:
     """List, measure or delete; artifacts keep their engines."""
     from ..backends import command_parts
 
-    found = [part.cache(args.cache, args.action) for part in command_parts()]
-    reports = [report for report in found if report is not None]
+    answers = [part.cache(args.cache, args.action) for part in command_parts()]
+    reports = [report for report in answers if report is not None]
     facts = {name: value for report in reports for name, value in report.facts.items()}
     return answer(args, Report(facts, [part for report in reports for part in report.text]))

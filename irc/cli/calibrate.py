@@ -47,7 +47,7 @@ def run(args: Namespace) -> int:
 
     began = time.perf_counter()
     with Progress() as progress:
-        found = calibrate(
+        statistics = calibrate(
             args.source,
             args.data,
             args.output,
@@ -60,19 +60,20 @@ def run(args: Namespace) -> int:
             **given_settings(args, _SOURCE),
         )
     seconds = time.perf_counter() - began
-    ranges = {site: float(found.largest(site).max()) for site in found.sites()}
+    ranges = {site: float(statistics.largest(site).max()) for site in statistics.sites()}
     facts: dict[str, Any] = {
         "folder": args.output,
-        "model": found.facts.model,
-        "tokens": found.facts.tokens,
-        "batches": found.facts.batches,
-        "gram": found.facts.gram,
+        "model": statistics.facts.model,
+        "tokens": statistics.facts.tokens,
+        "batches": statistics.facts.batches,
+        "gram": statistics.facts.gram,
         "largest": ranges,
         "seconds": seconds,
     }
     largest = max(ranges, key=lambda site: ranges[site])
     lines = [
-        f"{found.facts.model}: {found.facts.tokens:,} tokens in {found.facts.batches} batches, "
+        f"{statistics.facts.model}: {statistics.facts.tokens:,} tokens in "
+        f"{statistics.facts.batches} batches, "
         f"{len(ranges)} sites; largest input {ranges[largest]:.4g} at {largest}",
         f"wrote {args.output} in {seconds:.1f} s",
     ]

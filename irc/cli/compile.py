@@ -123,8 +123,8 @@ def _build(args: Namespace, script: Run, output: str | None) -> int:
         if place:  # for the scripts that run engines
             add_facts(Path(place), engines[name].config.to_dict())
     notes = script.session.notes
-    facts = {"engines": [each.facts for each in reports], "notes": notes}
-    lines = [part for each in reports for part in each.text]
+    facts = {"engines": [report.facts for report in reports], "notes": notes}
+    lines = [part for report in reports for part in report.text]
     return answer(args, Report(facts, [*lines, *(f"note: {note}" for note in notes)]))
 
 
@@ -211,10 +211,10 @@ def _lines(facts: dict[str, Any]) -> list[str | Table]:
         size += f" on each of {facts['ranks']} ranks"
     lines: list[str | Table] = [f"{facts['name']}: {facts['operations']} operations, {size}"]
     lines.append(Table(facts["passes"], _PASSES, headings=False))
-    for each in facts["passes"]:
-        name = each["pass"].partition("{")[0]
-        lines += [f"  {name}: {printable(note)}" for note in each["notes"]]
-    summaries = (each["summary"] for each in facts["passes"])
+    for step in facts["passes"]:
+        name = step["pass"].partition("{")[0]
+        lines += [f"  {name}: {printable(note)}" for note in step["notes"]]
+    summaries = (step["summary"] for step in facts["passes"])
     lines += [f"  {printable(note)}" for note in filter(None, (*facts["notes"], *summaries))]
     if facts["artifact"] is None:
         return [*lines, f"nothing written (dry run), {facts['seconds']:.1f} s"]

@@ -73,8 +73,11 @@ def _facts(module: Module) -> dict[str, str]:
         "view": "local" if module.local else "global",
         **{f"dim {name}": str(bounds) for name, bounds in module.dims.items()},
         **{f"file {name}": path for name, path in module.files.items()},
-        **{f"weight {name}": f"{each.type} = {each.ref}" for name, each in module.weights.items()},
-        **{f"function {name}": _signature(each) for name, each in module.functions.items()},
+        **{
+            f"weight {name}": f"{weight.type} = {weight.ref}"
+            for name, weight in module.weights.items()
+        },
+        **{f"function {name}": _signature(function) for name, function in module.functions.items()},
     }
 
 

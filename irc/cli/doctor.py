@@ -62,9 +62,9 @@ def run(args: Namespace) -> int:
         removed = f"the next compilation to {real} removes it"
         orphaned = [f"{path}: {removed}" for path in orphaned_folders(real)]
         findings += [Finding("orphaned", None, detail) for detail in orphaned]
-    bad = any(finding.ok is False for finding in findings)
-    lines = [f"{_mark(each)}  {printable(f'{each.what}: {each.detail}')}" for each in findings]
-    facts = {"ok": not bad, "findings": [asdict(each) for each in findings]}
+    bad = any(f.ok is False for f in findings)
+    lines = [f"{_mark(f)}  {printable(f'{f.what}: {f.detail}')}" for f in findings]
+    facts = {"ok": not bad, "findings": [asdict(f) for f in findings]}
     return answer(args, Report(facts, lines, int(bad)))
 
 

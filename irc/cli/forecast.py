@@ -51,19 +51,19 @@ def run(args: Namespace) -> int:
         topology = topology.using(args.link)
     with Progress() as progress:
         progress(f"forecasting {args.source}")
-        found = forecast(args.source, topology, args.tokens, **given_settings(args, args.names))
-    return answer(args, Report(_facts(found), _lines(found)))
+        result = forecast(args.source, topology, args.tokens, **given_settings(args, args.names))
+    return answer(args, Report(_facts(result), _lines(result)))
 
 
-def _facts(found: Forecast) -> dict[str, Any]:
+def _facts(result: Forecast) -> dict[str, Any]:
     return {
-        "name": found.module.name,
-        "mesh": str(found.module.mesh),
-        "ranks": found.module.mesh.ranks,
-        "pipeline": found.pipeline,
-        "topology": found.topology.name,
-        "notes": idle_axes(found.module),
-        "phases": [_phase_facts(each) for each in found.phases],
+        "name": result.module.name,
+        "mesh": str(result.module.mesh),
+        "ranks": result.module.mesh.ranks,
+        "pipeline": result.pipeline,
+        "topology": result.topology.name,
+        "notes": idle_axes(result.module),
+        "phases": [_phase_facts(phase) for phase in result.phases],
     }
 
 
@@ -90,32 +90,32 @@ def _phase_facts(phase: Phase) -> dict[str, Any]:
 def collective_rows(phase: Phase) -> list[dict[str, Any]]:
     """The messages of a phase, grouped by kind, axis, size and link."""
     groups: dict[tuple[Any, ...], list[Message]] = {}
-    for each in phase.messages:
-        key = (each.kind, each.axis, each.group_size, each.size, each.link)
-        groups.setdefault(key, []).append(each)
+    for sending in phase.messages:
+        key = (sending.kind, sending.axis, sending.group_size, sending.size, sending.link)
+        groups.setdefault(key, []).append(sending)
     rows: list[dict[str, Any]] = []
     for key, group in groups.items():
-        sent = sum(each.sent for each in group)
+        sent = sum(sending.sent for sending in group)
         row = dict(zip(("kind", "axis", "ranks", "bytes", "link"), key, strict=True))
         row |= {"count": len(group), "sent": sent, "sent_per_token": sent / phase.tokens}
-        rows.append(row | {"us": sum(each.us for each in group)})
+        rows.append(row | {"us": sum(sending.us for sending in group)})
     return rows
 
 
-def _lines(found: Forecast) -> list[str | Table]:
-    mesh = found.module.mesh
-    device = found.topology.device
+def _lines(result: Forecast) -> list[str | Table]:
+    mesh = result.module.mesh
+    device = result.topology.device
     ranks = f"{mesh.ranks} ranks ({mesh})" if mesh.ranks > 1 else "1 rank"
     lines: list[str | Table] = [
-        f"{found.module.name} on {ranks} of {device.name}, {found.topology.within}"
+        f"{result.module.name} on {ranks} of {device.name}, {result.topology.within}"
     ]
-    for phase in found.phases:
+    for phase in result.phases:
         lines.append(f"\n{paint(phase.name, 'bold')}: {_described(phase)}")
         rows = [_memory_row(i, m, phase, device.memory_bytes) for i, m in enumerate(phase.memory)]
         lines.append(Table(rows, _MEMORY))
         lines += [Table(collective_rows(phase), _COLLECTIVES)] if phase.messages else []
         lines.append(_time(phase))
-    return [*lines, *(f"\n{note}" for note in idle_axes(found.module))]
+    return [*lines, *(f"\n{note}" for note in idle_axes(result.module))]
 
 
 _MEMORY = {

@@ -87,10 +87,10 @@ def _run(args: Namespace, communicator: Communicator | None) -> int:
 
 def _shared_prompt(option: str, communicator: Communicator | None) -> str:
     """The prompt that rank 0 reads, on every rank."""
-    found = shared(
+    inputs = shared(
         communicator, lambda: {"prompt": np.frombuffer(read_prompt(option).encode(), np.uint8)}
     )
-    return found["prompt"].tobytes().decode()
+    return inputs["prompt"].tobytes().decode()
 
 
 def read_prompt(option: str) -> str:

@@ -110,12 +110,12 @@ def models(source: Path) -> list[Path]:
                 f"irc compile {source} -o DIR, then irc lint DIR"
             )
         return [source]
-    found = sorted(source.glob("*.onnx"))
-    if not found:
+    models = sorted(source.glob("*.onnx"))
+    if not models:
         advice = "name an ONNX model, or an artifact folder of the backend onnx or tensorrt-rtx"
         if (source / "config.json").exists() and ArtifactFolder.find(source) is None:
             config = read_config(source)
             _ = is_of_tensorrt_llm(config) or model_of(config)  # an Error that says what helps
             advice = f"irc compile {source} -o DIR --backend tensorrt-rtx, then irc lint DIR"
         raise Error(f"{source} holds no .onnx file; {advice}")
-    return found
+    return models

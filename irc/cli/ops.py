@@ -46,23 +46,26 @@ def run(args: Namespace) -> int:
         reports = (part.lowerings(*wanted) for part in command_parts())
         return answer(args, next(report for report in reports if report is not None))
     chosen = sorted(REGISTRY) if args.name is None else [args.name]
-    found = [described(REGISTRY[name]) for name in chosen]
-    columns = list(found[0]["backends"])
+    rows_of_facts = [described(REGISTRY[name]) for name in chosen]
+    columns = list(rows_of_facts[0]["backends"])
     if args.name is not None:
-        return answer(args, Report(found[0], _page(found[0])))
+        return answer(args, Report(rows_of_facts[0], _page(rows_of_facts[0])))
     if args.markdown:
-        text = markdown_table(grouped(found), ["group", "operations", *columns])
+        text = markdown_table(grouped(rows_of_facts), ["group", "operations", *columns])
     else:
-        rows = [[each["name"], *each["backends"].values(), each["summary"]] for each in found]
+        rows = [
+            [facts["name"], *facts["backends"].values(), facts["summary"]]
+            for facts in rows_of_facts
+        ]
         text = table(rows, ["operation", *columns, "summary"])
-    return answer(args, Report(found, [text]))
+    return answer(args, Report(rows_of_facts, [text]))
 
 
-def grouped(found: list[dict[str, Any]]) -> list[list[str]]:
+def grouped(rows_of_facts: list[dict[str, Any]]) -> list[list[str]]:
     """A row per group of operations: their names, and per backend which of them it has."""
     groups: dict[str, list[dict[str, Any]]] = {}
-    for each in found:
-        groups.setdefault(each["group"], []).append(each)
+    for facts in rows_of_facts:
+        groups.setdefault(facts["group"], []).append(facts)
     return [
         [group, _names(members), *(_coverage(members, name) for name in members[0]["backends"])]
         for group, members in sorted(groups.items())
@@ -70,11 +73,11 @@ def grouped(found: list[dict[str, Any]]) -> list[list[str]]:
 
 
 def _names(members: list[dict[str, Any]]) -> str:
-    return ", ".join(f"`{each['name']}`" for each in members)
+    return ", ".join(f"`{facts['name']}`" for facts in members)
 
 
 def _coverage(members: list[dict[str, Any]], backend: str) -> str:
-    lacking = [each for each in members if each["backends"][backend] == "no"]
+    lacking = [facts for facts in members if facts["backends"][backend] == "no"]
     if not lacking:
         return "yes"
     return "no" if len(lacking) == len(members) else f"all but {_names(lacking)}"
@@ -116,12 +119,12 @@ def _repeats(cls: type[Op], name: str) -> bool:
     return cls.variadic and name == cls.operand_names[-1]
 
 
-def _page(found: dict[str, Any]) -> list[str | Table]:
-    operands = [f"%{name}" for name in found["operands"]]
-    operands += [f"[{name}=%{name}]" for name in found["optional"]]
-    head = f"{found['name']} {', '.join(operands)}".rstrip()
-    lines: list[str | Table] = [head, f"\n{found['text']}"]
-    lines += option_lines("attributes", found["attributes"])
-    lines += [f"\n{key}: {found[key]}" for key in ("sharding", "facts") if found[key]]
-    backends = ", ".join(f"{name} {how}" for name, how in found["backends"].items())
+def _page(facts: dict[str, Any]) -> list[str | Table]:
+    operands = [f"%{name}" for name in facts["operands"]]
+    operands += [f"[{name}=%{name}]" for name in facts["optional"]]
+    head = f"{facts['name']} {', '.join(operands)}".rstrip()
+    lines: list[str | Table] = [head, f"\n{facts['text']}"]
+    lines += option_lines("attributes", facts["attributes"])
+    lines += [f"\n{key}: {facts[key]}" for key in ("sharding", "facts") if facts[key]]
+    backends = ", ".join(f"{name} {how}" for name, how in facts["backends"].items())
     return [*lines, f"\nbackends: {backends}"]

@@ -39,17 +39,17 @@ def run(args: Namespace) -> int:
     if args.name is not None and args.name not in PASSES:
         raise Error(f"no pass called {args.name!r}{did_you_mean(args.name, PASSES)}")
     chosen = sorted(PASSES) if args.name is None else [args.name]
-    found = [described(PASSES[name]) for name in chosen]
+    rows = [described(PASSES[name]) for name in chosen]
     pipelines = {name: get(name).default_pipeline for name in names()}
     if args.name is not None:
-        return answer(args, Report(found[0], _page(found[0])))
+        return answer(args, Report(rows[0], _page(rows[0])))
     listed = [{"name": name, "passes": text or "(none)"} for name, text in pipelines.items()]
     text = [
-        Table(found, {"name": "{name}", "summary": "{summary}"}, headings=False),
+        Table(rows, {"name": "{name}", "summary": "{summary}"}, headings=False),
         "\ndefault pipelines:",
         Table(listed, {"name": "  {name}", "passes": "{passes}"}, headings=False),
     ]
-    return answer(args, Report({"passes": found, "default_pipelines": pipelines}, text))
+    return answer(args, Report({"passes": rows, "default_pipelines": pipelines}, text))
 
 
 def described(cls: type[Pass]) -> dict[str, Any]:
@@ -71,10 +71,10 @@ def described(cls: type[Pass]) -> dict[str, Any]:
     }
 
 
-def _page(found: dict[str, Any]) -> list[str | Table]:
-    lines: list[str | Table] = [f"{found['name']}  ({found['module']})\n\n{found['text']}"]
-    lines += option_lines("options", found["options"]) or ["\nIt has no options."]
-    for option, values in found["values"].items():
+def _page(facts: dict[str, Any]) -> list[str | Table]:
+    lines: list[str | Table] = [f"{facts['name']}  ({facts['module']})\n\n{facts['text']}"]
+    lines += option_lines("options", facts["options"]) or ["\nIt has no options."]
+    for option, values in facts["values"].items():
         lines.append(f"\n{option}:")
         lines.append(table((f"  {name}", what) for name, what in values.items()))
     return lines

@@ -52,16 +52,16 @@ def run(args: Namespace) -> int:
         ids = model.tokenizer.encode(text)[: args.tokens]
         if other is not None and other.tokenizer.encode(text)[: args.tokens] != ids:
             raise Error(f"{args.source} and {args.against} have different tokenizers")
-        models = [each for each in (model, other) if each is not None]
-        length = min(longest_call(each, args.length or LENGTH) for each in models)
+        models = [given for given in (model, other) if given is not None]
+        length = min(longest_call(given, args.length or LENGTH) for given in models)
         if args.length and length < args.length:
             raise Error(f"a call takes {length} tokens at most; give --length {length} or less")
-        found = measure_quality(
+        quality = measure_quality(
             model, other, ids, length, lambda done: progress("predicting the text", done)
         )
-    sizes = [_weight_bytes(each) for each in (args.source, args.against) if each is not None]
-    facts = {"artifact": args.source, "weight_bytes": sizes, **found.as_json()}
-    text = table(_rows(found, sizes), ["", args.source, args.against or ""])
+    sizes = [_weight_bytes(given) for given in (args.source, args.against) if given is not None]
+    facts = {"artifact": args.source, "weight_bytes": sizes, **quality.as_json()}
+    text = table(_rows(quality, sizes), ["", args.source, args.against or ""])
     return answer(args, Report(facts, [text]))
 
 
@@ -82,20 +82,20 @@ def _weight_bytes(folder: str) -> int:
     return weight_bytes(read_text(path if path.is_file() else ArtifactFolder.open(path).module))
 
 
-def _rows(found: Quality, sizes: Sequence[int]) -> list[list[str]]:
+def _rows(quality: Quality, sizes: Sequence[int]) -> list[list[str]]:
     """A row per figure: its name, that of DIR, that of the other model."""
-    before = found.reference_perplexity
+    before = quality.reference_perplexity
     rows = [
         ["weights of a rank", *map(amount, sizes)],
-        ["perplexity", f"{found.perplexity:.4f}", "" if before is None else f"{before:.4f}"],
+        ["perplexity", f"{quality.perplexity:.4f}", "" if before is None else f"{before:.4f}"],
     ]
-    if found.increase is not None:
+    if quality.increase is not None:
         rows += [
-            ["increase of the perplexity", f"{found.increase:.2%}", ""],
-            ["KL divergence, nats per token", f"{found.kl:.5f}", ""],
-            ["same likeliest token", f"{found.top1:.2%}", ""],
+            ["increase of the perplexity", f"{quality.increase:.2%}", ""],
+            ["KL divergence, nats per token", f"{quality.kl:.5f}", ""],
+            ["same likeliest token", f"{quality.top1:.2%}", ""],
         ]
-    return [[*row, *[""] * (3 - len(row))] for row in [*rows, ["tokens", f"{found.tokens:,}"]]]
+    return [[*row, *[""] * (3 - len(row))] for row in [*rows, ["tokens", f"{quality.tokens:,}"]]]
 
 
 def _read_text(path: str | None) -> str:

@@ -72,14 +72,14 @@ def _run(args: Namespace, communicator: Communicator | None) -> int:
         seconds = time.perf_counter() - began
         if communicator is not None and communicator.rank != 0:
             return 0
-        found = _compared(args, inputs, outputs, progress) if args.compare else []
+        compared = _compared(args, inputs, outputs, progress) if args.compare else []
     if args.outputs is not None:
         write_arrays(Path(args.outputs), outputs)
     shapes = {name: f"{array.dtype}{list(array.shape)}" for name, array in outputs.items()}
     facts = {"outputs": shapes, "seconds": seconds, "file": args.outputs}
-    facts |= {"differences": [asdict(each) for each in found]} if args.compare else {}
-    text = table(map(_cells, found), _COLUMNS) if args.compare else table(shapes.items())
-    return answer(args, Report(facts, [text], int(not all(each.ok for each in found))))
+    facts |= {"differences": [asdict(row) for row in compared]} if args.compare else {}
+    text = table(map(_cells, compared), _COLUMNS) if args.compare else table(shapes.items())
+    return answer(args, Report(facts, [text], int(not all(row.ok for row in compared))))
 
 
 def _compared(
@@ -102,9 +102,9 @@ def _compared(
 _COLUMNS = ("output", "elements that differ", "largest difference", "relative to B", "")
 
 
-def _cells(each: Difference) -> list[str]:
-    verdict = paint("ok", "green") if each.ok else paint("differs", "red")
-    if each.problem:
-        return [each.name, each.problem, "", "", verdict]
-    counts = f"{each.wrong} of {each.size}"
-    return [each.name, counts, f"{each.largest:.3g}", f"{each.relative:.3g}", verdict]
+def _cells(row: Difference) -> list[str]:
+    verdict = paint("ok", "green") if row.ok else paint("differs", "red")
+    if row.problem:
+        return [row.name, row.problem, "", "", verdict]
+    counts = f"{row.wrong} of {row.size}"
+    return [row.name, counts, f"{row.largest:.3g}", f"{row.relative:.3g}", verdict]

@@ -73,13 +73,13 @@ def run(args: Namespace) -> int:
 
 def _check_scope(scope: str, scopes: list[str]) -> None:
     """An Error where no operation is in `scope`."""
-    known = dict.fromkeys(
+    named = dict.fromkeys(
         ".".join(path.split(".")[:n]) for path in scopes for n in range(1, path.count(".") + 2)
     )
-    if scope not in known:
-        top = ", ".join([path for path in known if path and "." not in path][:10])
+    if scope not in named:
+        top = ", ".join([path for path in named if path and "." not in path][:10])
         there = f"; at the top there are {top}" if top else "; no operation here has a scope"
-        raise Error(f"no operation is in the scope {scope!r}{did_you_mean(scope, known)}{there}")
+        raise Error(f"no operation is in the scope {scope!r}{did_you_mean(scope, named)}{there}")
 
 
 def _stats(stats: dict[str, object]) -> list[tuple[str, str]]:

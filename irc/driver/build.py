@@ -157,7 +157,7 @@ def write(prepared: Prepared, output: PathLike, *, progress: Progress | None = N
     path, module, bundle = Path(output), prepared.module, prepared.bundle
     refs = [] if bundle else [weight.ref for weight in module.weights.values()]
     used = dict.fromkeys(module.files[name] for ref in refs for name in ref.files())
-    files = {each: Path(each) for each in used}
+    files = {file: Path(file) for file in used}
     _check_kept(files.values(), path)
     with whole_folder(path, is_replaceable) as folder:
         copying = partial(progress, "copying the weights")
@@ -166,8 +166,8 @@ def write(prepared: Prepared, output: PathLike, *, progress: Progress | None = N
             left_out = _copy_tokenizer(prepared.source, folder)
         facts = {**_facts(prepared, folder), "program": dict(emitted.facts)}
         prepared.backend.finish(folder, facts)
-        known = {**emitted.hashes, **({BUNDLE: hash} if hash else {})}
-        manifest = write_manifest(folder, facts, files, progress, known)
+        hashes = {**emitted.hashes, **({BUNDLE: hash} if hash else {})}
+        manifest = write_manifest(folder, facts, files, progress, hashes)
     notes = [*_notes(prepared), *emitted.notes, *left_out]
     return Artifact(ArtifactFolder(path, manifest), notes=notes)
 
@@ -225,8 +225,8 @@ def _facts(prepared: Prepared, folder: Path) -> dict[str, Any]:
         "dtype": _dtype(module),
         "dims": {name: list(bounds) for name, bounds in module.dims.items()},
         **{
-            kind: {port.name: str(TensorType(port.dtype, port.shape)) for port in each}
-            for kind, each in vars(ports_of(module.main)).items()
+            kind: {port.name: str(TensorType(port.dtype, port.shape)) for port in ports}
+            for kind, ports in vars(ports_of(module.main)).items()
         },
         "end_tokens": prepared.source.end_tokens,
     }

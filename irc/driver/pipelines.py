@@ -32,11 +32,11 @@ def chosen_pipeline(backend: Backend, source: Source, options: Mapping[str, Any]
         return parse_pipeline(text)
     several = module.local or module.mesh.ranks > 1
     listed = parse_pipeline(backend.sharded_pipeline if several else backend.default_pipeline)
-    kept = [each for each in listed if not module.local or each.view == "any"]
-    passes = [each for old in kept if (each := old.configured(compilation)) is not None]
+    kept = [step for step in listed if not module.local or step.view == "any"]
+    passes = [configured for old in kept if (configured := old.configured(compilation)) is not None]
     for cls in PASSES.values():
         asked = settings_of(cls).keys() & compilation.options.keys()
-        if asked and not any(isinstance(each, cls) for each in listed):
+        if asked and not any(isinstance(step, cls) for step in listed):
             passes = _added(passes, cls, compilation)
     return Pipeline(tuple(passes))
 
@@ -58,7 +58,7 @@ def _added(passes: list[Pass], cls: type[Pass], compilation: Compilation) -> lis
 
     It may add results to functions and so must not meet calls of them: `inline` comes first.
     """
-    names = [each.name for each in passes]
+    names = [step.name for step in passes]
     if not compilation.module.local and "inline" not in names:
         return _added([*parse_pipeline("inline"), *passes], cls, compilation)
     at = 1 + max((names.index(name) for name in cls.behind if name in names), default=-1)

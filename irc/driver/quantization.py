@@ -52,7 +52,7 @@ def calibrated(
     folder = Path(f"{Path(output)}.calibration")
     calibrate(source, chosen.calibration, folder, gram=gram, progress=progress)
     filled = replace(chosen, calibration=str(folder))
-    return Pipeline(tuple(filled if each is chosen else each for each in pipeline))
+    return Pipeline(tuple(filled if step is chosen else step for step in pipeline))
 
 
 def _needs_gram(chosen: QuantizeModule) -> bool:
@@ -89,16 +89,16 @@ def check_done(pipeline: Pipeline, module: Module, report: QuantizationReport) -
 def _quantize_of(pipeline: Pipeline) -> QuantizeModule | None:
     from ..passes.quantize import QuantizeModule
 
-    return next((each for each in pipeline if isinstance(each, QuantizeModule)), None)
+    return next((step for step in pipeline if isinstance(step, QuantizeModule)), None)
 
 
 def explain_refusal(error: Error, backend: Backend, module: Module, pipeline: Pipeline) -> None:
     """Add the schemes that a backend can run to its Error about operations that it cannot."""
-    kinds = {each.op.opname for each in backend.unsupported(module)}
+    kinds = {refused.op.opname for refused in backend.unsupported(module)}
     if _quantize_of(pipeline) is None or not kinds & {"quantize", "dequantize", "dynamic_scale"}:
         return
     dtypes = [weight.type.dtype for weight in module.weights.values()]
-    dtype = next((each for each in dtypes if each in FLOATS), "f32")
+    dtype = next((dtype for dtype in dtypes if dtype in FLOATS), "f32")
     codes = [op.x for op in module.ops() if isinstance(op, Dequantize)]
     experts = any(isinstance(x, Weight) and x.type.ndim > 2 for x in codes)
     texts = [_LINEAR, _EXPERTS] if experts else [_LINEAR]
@@ -112,7 +112,7 @@ def runnable_schemes(backend: Backend, product: str) -> list[str]:
     from ..passes.quantize import QuantizeModule
     from ..quantization.schemes import SCHEMES
 
-    found: list[str] = []
+    names: list[str] = []
     for name in SCHEMES:
         module = parse_module(product)
         try:
@@ -120,5 +120,5 @@ def runnable_schemes(backend: Backend, product: str) -> list[str]:
         except Error:  # its algorithm needs calibration
             continue
         if not backend.unsupported(module):
-            found.append(name)
-    return found
+            names.append(name)
+    return names

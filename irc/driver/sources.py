@@ -28,15 +28,15 @@ PathLike: TypeAlias = str | os.PathLike[str]
 
 def ranges(text: str) -> dict[str, tuple[int, int, int]]:
     """`B=1:4:16,S=128` as {"B": (1, 4, 16), "S": (128, 128, 128)}."""
-    found: dict[str, tuple[int, int, int]] = {}
+    ranges: dict[str, tuple[int, int, int]] = {}
     for item in filter(None, (part.strip() for part in text.split(","))):
         ((name, value),) = setting(item).items()
         numbers = [whole_number_in(part.strip()) for part in value.split(":")]
         low, typical, high = numbers if len(numbers) == 3 else (numbers * 3)[:3]
         if len(numbers) not in (1, 3) or low is None or typical is None or high is None:
             raise Error(f"{item!r} is not name=min:typical:max")
-        found = disjoint(found, {name: (low, typical, high)})
-    return found
+        ranges = disjoint(ranges, {name: (low, typical, high)})
+    return ranges
 
 
 def setting(text: str) -> dict[str, str]:
@@ -308,8 +308,8 @@ def _imported(path: Path, trust: bool) -> Module:
     from ..frontends.onnx.rules import Plugin
 
     readers = [pair for part in command_parts() for pair in part.importable().items()]
-    known = {key: Plugin(*reader) for key, reader in readers}
-    return import_onnx(path, plugins=known, trust=trust)
+    plugins = {key: Plugin(*reader) for key, reader in readers}
+    return import_onnx(path, plugins=plugins, trust=trust)
 
 
 def _text(
@@ -345,16 +345,16 @@ def _move_files(
     weights = artifact.manifest["weights"] if artifact else {}
     entries = {Path(name).name: entry for name, entry in weights.items()}
     for name in elsewhere:
-        found = checkpoint / Path(module.files[name]).name
-        if not found.is_file():
-            raise Error(f"{path} refers to {found.name}, which is not in {checkpoint}")
-        if found.name in entries:
+        file = checkpoint / Path(module.files[name]).name
+        if not file.is_file():
+            raise Error(f"{path} refers to {file.name}, which is not in {checkpoint}")
+        if file.name in entries:
             problem = weights_problem(
-                found, entries[found.name], "give the checkpoint that the model was compiled with"
+                file, entries[file.name], "give the checkpoint that the model was compiled with"
             )
             if problem:
                 raise Error(problem)
-        module.files[name] = str(found)
+        module.files[name] = str(file)
 
 
 def _check_unchanged(artifact: ArtifactFolder, checkpoint: Path | None) -> None:
@@ -418,8 +418,8 @@ def _in_utf8(path: str) -> str:
 def _set_dims(module: Module, dims: Dims) -> None:
     """Replace ranges of symbols that a module has."""
     shapes = [arg.type.shape for arg in module.main.args] if module.functions else []
-    known = dict.fromkeys([*module.dims, *_symbols(dim for shape in shapes for dim in shape)])
-    for name, bounds in checked_ranges(dims, known).items():
+    symbols = dict.fromkeys([*module.dims, *_symbols(dim for shape in shapes for dim in shape)])
+    for name, bounds in checked_ranges(dims, symbols).items():
         module.dims[name] = bounds
 
 

@@ -22,9 +22,12 @@ def _installed(path: tuple[str, ...]) -> tuple[EntryPoint, ...]:
     """All entries of irc's groups. Finding them reads a file of every package on the path."""
     from importlib.metadata import entry_points  # takes long to import
 
-    found = entry_points()
+    installed = entry_points()
     return tuple(
-        e for group in found.groups if group.startswith("irc.") for e in found.select(group=group)
+        e
+        for group in installed.groups
+        if group.startswith("irc.")
+        for e in installed.select(group=group)
     )
 
 

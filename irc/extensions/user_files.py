@@ -48,10 +48,10 @@ class _Registry:
 _REGISTRIES: dict[str, _Registry] = {}
 
 
-def defining_modules(*made: Any) -> set[str]:
+def defining_modules(*items: Any) -> set[str]:
     """The modules of functions and classes, "" where one has no `__module__`."""
-    unwrapped = (each.func if isinstance(each, partial) else each for each in made)
-    return {getattr(each, "__module__", None) or "" for each in unwrapped}
+    unwrapped = (item.func if isinstance(item, partial) else item for item in items)
+    return {getattr(item, "__module__", None) or "" for item in unwrapped}
 
 
 def is_users(modules: set[str]) -> bool:
@@ -76,13 +76,13 @@ def run(path: str | Path, kinds: tuple[str, ...], nothing: str) -> UserFile:
     """
     file = Path(path)
     with _RUNNING:
-        known = loaded(file)
-        found = known or _run(file)
-        if not any(found.registered.get(kind) for kind in kinds):
-            if known is None:
-                forget(found.module.__name__)
+        earlier = loaded(file)
+        file_run = earlier or _run(file)
+        if not any(file_run.registered.get(kind) for kind in kinds):
+            if earlier is None:
+                forget(file_run.module.__name__)
             raise Error(f"{file.name} {nothing}")
-        return found
+        return file_run
 
 
 def loaded(path: str | Path) -> UserFile | None:
@@ -151,9 +151,9 @@ def _run(file: Path) -> UserFile:
         )
         for kind, registry in _REGISTRIES.items()
     }
-    found = UserFile(file.resolve(), module, registered)
-    setattr(module, _LOADED, found)
-    return found
+    file_run = UserFile(file.resolve(), module, registered)
+    setattr(module, _LOADED, file_run)
+    return file_run
 
 
 @contextmanager

@@ -51,11 +51,11 @@ class Decoding:
         limit = max(search.rules.limit for search in searches)
         ports, prompts = program.ports, [search.results[0].tokens for search in searches]
         check_language_model(ports, caches=limit > 1)
-        known = vocabulary(ports)
-        if known is not None:  # the rows of a prompt table have the ids behind the vocabulary
-            known += len((extra or {}).get("prompt_embedding_table", ()))
+        size = vocabulary(ports)
+        if size is not None:  # the rows of a prompt table have the ids behind the vocabulary
+            size += len((extra or {}).get("prompt_embedding_table", ()))
         for prompt in prompts:
-            check_prompt(prompt, known)
+            check_prompt(prompt, size)
         longest, limits = max(map(len, prompts)) + limit, cache_range(ports.states, dims)
         if limits[1] and longest > limits[1]:
             raise Error(
@@ -108,13 +108,15 @@ class Decoding:
         `output_ids` with `fill` behind, `sequence_lengths`, the `log_probs` of the new tokens with
         zeros behind, and their sums `cum_log_probs`.
         """
-        rows = [each for results in self.results for each in results]
+        rows = [result for results in self.results for result in results]
         limit = max(search.rules.limit for search in self.searches)
         arrays = {
-            "output_ids": filled([each.tokens for each in rows], self.longest, self.fill, np.int32),
-            "sequence_lengths": np.array([len(each.tokens) for each in rows], np.int32),
-            "log_probs": filled([each.log_probs for each in rows], limit, 0, np.float32),
-            "cum_log_probs": np.array([sum(each.log_probs) for each in rows], np.float32),
+            "output_ids": filled(
+                [result.tokens for result in rows], self.longest, self.fill, np.int32
+            ),
+            "sequence_lengths": np.array([len(result.tokens) for result in rows], np.int32),
+            "log_probs": filled([result.log_probs for result in rows], limit, 0, np.float32),
+            "cum_log_probs": np.array([sum(result.log_probs) for result in rows], np.float32),
         }
         shape = (len(self.searches), self.width)
         return {name: array.reshape(shape + array.shape[1:]) for name, array in arrays.items()}

@@ -164,7 +164,7 @@ def _ids_dim(program: Program, at: int, what: str) -> tuple[str, int]:
     """(S, n) if a call takes n*S tokens, or rows."""
     (ids,) = [port for port in program.ports.inputs if port.name == "input_ids"]
     dim = row_dim(ids, program.ports.inputs)[1] if at == 0 else ids.shape[-1]
-    found = multiple_of(dim)
-    if found is None:
+    multiple = multiple_of(dim)
+    if multiple is None:
         raise Error(f"this model takes exactly {dim} {what} per call; use irc run")
-    return found
+    return multiple

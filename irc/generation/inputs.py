@@ -32,25 +32,29 @@ def complete(ports: Ports, inputs: Mapping[str, object], slots: Range = (0, 0)) 
     A language model needs `input_ids` only: by default the cache is empty, positions are
     consecutive, and all logits are computed. `slots` is the `cache_range` of the model.
     """
-    known = {port.name: port for port in (*ports.inputs, *ports.states)}
-    check_names(inputs, known)
-    arrays = {name: converted(known[name], _array(name, value)) for name, value in inputs.items()}
-    if "input_ids" in arrays and len(known["input_ids"].shape) == 2:
+    ports_by_name = {port.name: port for port in (*ports.inputs, *ports.states)}
+    check_names(inputs, ports_by_name)
+    arrays = {
+        name: converted(ports_by_name[name], _array(name, value)) for name, value in inputs.items()
+    }
+    if "input_ids" in arrays and len(ports_by_name["input_ids"].shape) == 2:
         _check_ids(arrays["input_ids"], vocabulary(ports))
         _fill(ports, arrays, slots)
-    missing = [name for name in known if name not in arrays]
+    missing = [name for name in ports_by_name if name not in arrays]
     if missing:
-        raise Error(f"the inputs lack {', '.join(missing)}; the model takes {', '.join(known)}")
-    return {name: arrays[name] for name in known}
+        raise Error(
+            f"the inputs lack {', '.join(missing)}; the model takes {', '.join(ports_by_name)}"
+        )
+    return {name: arrays[name] for name in ports_by_name}
 
 
-def check_names(names: Iterable[str], known: Collection[str]) -> None:
+def check_names(names: Iterable[str], ports: Collection[str]) -> None:
     """An Error about a name that is none of the inputs of a model."""
     for name in names:
-        if name not in known:
+        if name not in ports:
             raise Error(
-                f"the model has no input {name!r}{did_you_mean(name, known)}; "
-                f"it has {', '.join(known)}"
+                f"the model has no input {name!r}{did_you_mean(name, ports)}; "
+                f"it has {', '.join(ports)}"
             )
 
 
@@ -65,10 +69,10 @@ def check_ranges(
         if port.name not in arrays:
             continue
         for dim, size in zip(port.shape, arrays[port.name].shape, strict=False):
-            found = linear(dim)
-            if found is None or found[0] not in dims:
+            terms = linear(dim)
+            if terms is None or terms[0] not in dims:
                 continue
-            (name, factor, rest), (low, _, high) = found, dims[found[0]]
+            (name, factor, rest), (low, _, high) = terms, dims[terms[0]]
             if not low <= (value := (size - rest) // factor) <= high:
                 raise Error(
                     f"{port.name} has {name}={value}, but the model was compiled for "
@@ -83,14 +87,14 @@ def sizes_of_shapes(
     """The sizes of the symbols that inputs of some shapes have; an Error where they do not fit."""
     from ..backends.reference.inputs import Input, bind_sizes
 
-    known = [port for port in ports if port.name in shapes]
-    zeros = {port.name: np.zeros((), numpy_dtype(port.dtype)) for port in known}
+    given = [port for port in ports if port.name in shapes]
+    zeros = {port.name: np.zeros((), numpy_dtype(port.dtype)) for port in given}
     arrays = {name: np.broadcast_to(zero, tuple(shapes[name])) for name, zero in zeros.items()}
     sizes = bind_sizes(
-        [Input(port.name, TensorType(port.dtype, port.shape), arrays[port.name]) for port in known],
+        [Input(port.name, TensorType(port.dtype, port.shape), arrays[port.name]) for port in given],
         {},
     )
-    check_ranges(known, arrays, dims)
+    check_ranges(given, arrays, dims)
     return sizes
 
 
@@ -147,15 +151,15 @@ def check_prompt(prompt: Sequence[int], tokens: int | None) -> None:
 
 def split_prompts(ids: Array, lengths: Sequence[int]) -> list[list[int]]:
     """The tokens of each prompt, of padded rows [B, S] or of all rows joined, [T] or [1, T]."""
-    known = min(lengths, default=0) > 0
-    if known and ids.ndim == 2 and len(ids) == len(lengths) and max(lengths) <= ids.shape[1]:
+    has_lengths = min(lengths, default=0) > 0
+    if has_lengths and ids.ndim == 2 and len(ids) == len(lengths) and max(lengths) <= ids.shape[1]:
         return [row[:length].tolist() for row, length in zip(ids, lengths, strict=True)]
-    if not known or sum(lengths) != ids.size:
+    if not has_lengths or sum(lengths) != ids.size:
         raise Error(
             f"input_ids has the shape {list(ids.shape)} and context_lengths is {list(lengths)}; "
             "expected rows [B, S] with B lengths of 1 to S, or the prompts of these lengths joined"
         )
-    return [each.tolist() for each in np.split(ids.reshape(-1), np.cumsum(lengths)[:-1])]
+    return [row.tolist() for row in np.split(ids.reshape(-1), np.cumsum(lengths)[:-1])]
 
 
 def _outside(ids: Array, tokens: int | None) -> Array:
@@ -167,11 +171,11 @@ def _check_multiples(ports: Ports, ids: Array) -> None:
     """Raise an Error unless rows and tokens are multiples of their group sizes."""
     (port,) = [port for port in ports.inputs if port.name == "input_ids"]
     for dim, size, what in zip(port.shape, ids.shape, ("rows", "tokens"), strict=True):
-        found = multiple_of(dim)
-        if found is not None and size % found[1]:
+        multiple = multiple_of(dim)
+        if multiple is not None and size % multiple[1]:
             raise Error(
                 f"input_ids has {size} {what}, but the {what} of this model are sharded; expected "
-                f"a multiple of {found[1]}: pad them, and drop the results of the padding"
+                f"a multiple of {multiple[1]}: pad them, and drop the results of the padding"
             )
 
 
@@ -256,9 +260,9 @@ def _symbols(state: Port, batch: int, slots: int) -> dict[str, int]:
     sizes: dict[str, int] = {}
     if len(state.shape) in _CACHE_NDIMS:
         for dim, size in ((state.shape[0], batch), (state.shape[-2], slots)):
-            found = multiple_of(dim)
-            if found is not None and size % found[1] == 0:
-                sizes[found[0]] = size // found[1]
+            multiple = multiple_of(dim)
+            if multiple is not None and size % multiple[1] == 0:
+                sizes[multiple[0]] = size // multiple[1]
     return sizes
 
 
@@ -278,10 +282,10 @@ def cache_range(states: Iterable[Port], dims: Mapping[str, Any]) -> Range:
         if len(state.shape) not in _CACHE_NDIMS:
             continue
         dim = state.shape[-2]
-        found = multiple_of(dim)
+        multiple = multiple_of(dim)
         if isinstance(dim, int):
             limits.append((dim, dim))
-        elif found is not None and found[0] in dims:
-            low, _, high = dims[found[0]]
-            limits.append((int(low) * found[1], int(high) * found[1]))
+        elif multiple is not None and multiple[0] in dims:
+            low, _, high = dims[multiple[0]]
+            limits.append((int(low) * multiple[1], int(high) * multiple[1]))
     return max((low for low, _ in limits), default=0), min((high for _, high in limits), default=0)

@@ -48,9 +48,9 @@ def longest_call(model: Model, most: int = LENGTH) -> int:
     """The tokens of a window: `most`, or fewer if a call of the model takes fewer."""
     longest = most
     for port in model.program.ports.inputs:
-        found = linear(port.shape[1]) if len(port.shape) == 2 else None
-        if found is not None and found[0] in model.dims:
-            name, factor, rest = found
+        terms = linear(port.shape[1]) if len(port.shape) == 2 else None
+        if terms is not None and terms[0] in model.dims:
+            name, factor, rest = terms
             longest = min(longest, int(model.dims[name][2]) * factor + rest)
     return longest
 
@@ -68,7 +68,7 @@ def measure_quality(
     window may be shorter.
     """
     windows = [ids[at : at + length] for at in range(0, len(ids), length)]
-    windows = [each for each in windows if len(each) > 1]
+    windows = [window for window in windows if len(window) > 1]
     if not windows:
         count = f"{len(ids)} token" + "s" * (len(ids) != 1)
         raise Error(f"the text has {count}; expected at least 2, to predict one of them")
@@ -76,7 +76,7 @@ def measure_quality(
     for at, window in enumerate(windows):
         progress(at / len(windows))
         sums += _window(model, reference, window)
-    count = sum(len(each) - 1 for each in windows)
+    count = sum(len(window) - 1 for window in windows)
     likelihood, other, kl, same = (sums / count).tolist()
     if reference is None:
         return Quality(count, float(np.exp(likelihood)))
@@ -86,22 +86,22 @@ def measure_quality(
 def _window(model: Model, reference: Model | None, ids: Sequence[int]) -> Array:
     """The sums over the predictions of one window."""
     wanted = np.asarray(ids[1:])
-    found = np.zeros(4)
+    sums = np.zeros(4)
     parts = _log_probabilities(model, ids)
     others = _log_probabilities(reference, ids) if reference is not None else None
     at = 0
     for part in parts:
         here = wanted[at : at + len(part)]
         rows = np.arange(len(here))
-        found[0] -= part[rows, here].sum()
+        sums[0] -= part[rows, here].sum()
         if others is not None:
             other = next(others)
-            found[1] -= other[rows, here].sum()
+            sums[1] -= other[rows, here].sum()
             likely = other > -np.inf  # tokens of probability 0 add nothing
-            found[2] += (np.exp(other[likely]) * (other[likely] - part[likely])).sum()
-            found[3] += (other.argmax(-1) == part.argmax(-1)).sum()
+            sums[2] += (np.exp(other[likely]) * (other[likely] - part[likely])).sum()
+            sums[3] += (other.argmax(-1) == part.argmax(-1)).sum()
         at += len(part)
-    return found
+    return sums
 
 
 def _log_probabilities(model: Model, ids: Sequence[int]) -> Iterator[Array]:

@@ -34,7 +34,7 @@ def random_inputs(module: Module, seed: int) -> Arrays:
     is_language_model = "input_ids" in {port.name for port in ports.inputs} and bool(ports.states)
     if is_language_model:
         rows["input_ids"] = vocabulary(ports) or rows.get("input_ids", 2)
-    found: Arrays = {}
+    arrays: Arrays = {}
     for port in ports.inputs:
         if is_language_model and port.name in _IMPLIED:
             continue
@@ -45,21 +45,21 @@ def random_inputs(module: Module, seed: int) -> Arrays:
         drawn: Any = random.standard_normal(shape) if kind.is_float else None
         if drawn is None:
             drawn = random.integers(0, rows.get(port.name, 2), shape)
-        found[port.name] = np.asarray(drawn).astype(kind.numpy)
-    if is_language_model and "logit_positions" in found:
-        last, asked = found["input_ids"].shape[1], found["logit_positions"]
+        arrays[port.name] = np.asarray(drawn).astype(kind.numpy)
+    if is_language_model and "logit_positions" in arrays:
+        last, asked = arrays["input_ids"].shape[1], arrays["logit_positions"]
         count = min(last, asked.shape[1])
         asked = np.zeros((len(asked), count), asked.dtype)
-        found["logit_positions"] = asked + np.arange(last - count, last, dtype=asked.dtype)
-    return found
+        arrays["logit_positions"] = asked + np.arange(last - count, last, dtype=asked.dtype)
+    return arrays
 
 
 def table_rows(module: Module) -> dict[str, int]:
     """By input, the fewest rows of the tables in which it is looked up."""
-    found: dict[str, int] = {}
+    sizes: dict[str, int] = {}
     for op in module.main:
         if op.opname == "embedding" and op.operands[0] in module.main.args:
             name, size = str(op.operands[0].name), op.operands[1].type.shape[0]
             if isinstance(size, int):
-                found[name] = min(size, found.get(name, size))
-    return found
+                sizes[name] = min(size, sizes.get(name, size))
+    return sizes

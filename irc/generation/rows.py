@@ -65,10 +65,10 @@ class Rows:
         _check_names(self.inputs, self.extra)
         (self.ids,) = [port for port in self.inputs if port.name == "input_ids"]
         self.packed, self.row_dim = row_dim(self.ids, self.inputs)
-        found = multiple_of(self.ids.shape[-1])
-        self.multiple = found[1] if found is not None else 1  # of the tokens of a call
-        if found is not None and found[0] in dims:  # backends pad a call of fewer tokens
-            self.dims = {**dims, found[0]: (1, *dims[found[0]][1:])}
+        multiple = multiple_of(self.ids.shape[-1])
+        self.multiple = multiple[1] if multiple is not None else 1  # of the tokens of a call
+        if multiple is not None and multiple[0] in dims:  # backends pad a call of fewer tokens
+            self.dims = {**dims, multiple[0]: (1, *dims[multiple[0]][1:])}
         self._checked: tuple[int, ...] = ()  # the shape of the last call's tokens
         # logits, tokens and width of the last call; no _Call, which would keep these rows alive
         self._all_logits: tuple[Array, Array, int] | None = None
@@ -102,8 +102,8 @@ class Rows:
         """
         results, call = self._call(tokens, least, total)
         if NEXT_TOKENS in results:
-            found = results[NEXT_TOKENS]
-            return found if found.ndim == 1 else call.last(found)
+            next_tokens = results[NEXT_TOKENS]
+            return next_tokens if next_tokens.ndim == 1 else call.last(next_tokens)
         return self._last(results, call).argmax(-1)
 
     def ahead(self, token: int, count: int) -> Iterator[Array] | None:
@@ -120,12 +120,12 @@ class Rows:
         call = _Call(self, [[token]] * self.count, 0, 0)
         inputs = {port.name: call.value(port) for port in self.inputs}
         advanced = [name for name in _ADVANCED if name in names]
-        found = follow(inputs, {"input_ids": NEXT_TOKENS}, advanced, count)
-        return None if found is None else self._followed(found, inputs)
+        steps = follow(inputs, {"input_ids": NEXT_TOKENS}, advanced, count)
+        return None if steps is None else self._followed(steps, inputs)
 
-    def _followed(self, found: Iterator[Arrays], inputs: Arrays) -> Iterator[Array]:
-        for each in found:
-            results = checked(each, inputs)
+    def _followed(self, steps: Iterator[Arrays], inputs: Arrays) -> Iterator[Array]:
+        for step in steps:
+            results = checked(step, inputs)
             self.past = self.past + 1
             yield results[NEXT_TOKENS][:, -1]
 
@@ -196,12 +196,12 @@ class _Call:
 
     def __init__(self, rows: Rows, tokens: Sequence[Sequence[int]], least: int, total: int) -> None:
         self.rows, self.total = rows, total
-        counts = [len(each) for each in tokens]
+        counts = [len(row_tokens) for row_tokens in tokens]
         width = -(-max(*counts, least) // rows.multiple) * rows.multiple
         self.counts, self.width = np.array(counts, np.int32), width
         self.ids = np.zeros((len(tokens), width), np.int64)
-        for row, each in enumerate(tokens):
-            self.ids[row, : len(each)] = each
+        for row, row_tokens in enumerate(tokens):
+            self.ids[row, : len(row_tokens)] = row_tokens
 
     @cached_property
     def valid(self) -> Array:
@@ -249,7 +249,7 @@ class _Call:
 
     def prompts(self) -> Array:
         """The lengths of the prompts."""
-        return np.array([len(each) for each in self.rows.prompts])
+        return np.array([len(prompt) for prompt in self.rows.prompts])
 
     def whole(self, port: Port, value: int) -> Array:
         """An array of one value whose symbols are the rows, and the capacity behind them."""
@@ -328,7 +328,7 @@ def check_language_model(ports: Ports, caches: bool = True) -> None:
 
     It must also have `caches`, without which it predicts one token.
     """
-    inputs, outputs = ([port.name for port in found] for found in (ports.inputs, ports.outputs))
+    inputs, outputs = ([port.name for port in of_kind] for of_kind in (ports.inputs, ports.outputs))
     has_tokens = "logits" in outputs or NEXT_TOKENS in outputs
     has_caches = ports.states or not caches or has_engine_tensors(ports)
     if "input_ids" not in inputs or not has_tokens or not has_caches:

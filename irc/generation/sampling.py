@@ -73,7 +73,7 @@ def adjusted(
     """
     logits = logits.astype(np.float64) / sampling.temperature
     seen, counts = np.unique(np.asarray(tokens, np.int64), return_counts=True)
-    seen, counts = seen[(known := seen < len(logits))], counts[known]
+    seen, counts = seen[(in_vocabulary := seen < len(logits))], counts[in_vocabulary]
     if sampling.repetition_penalty != 1:
         chosen, penalty = logits[seen], sampling.repetition_penalty
         logits[seen] = np.where(chosen > 0, chosen / penalty, chosen * penalty)

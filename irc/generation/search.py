@@ -95,29 +95,29 @@ class Beams:
         """One token for every beam; returns the beam that each of `width` beams continues."""
         candidates = self._candidates(logits)
         running: list[tuple[int, Hypothesis]] = []
-        for rank, (origin, each) in enumerate(candidates):
-            if self.rules.is_end(each.tokens[self.prompt :]):
+        for rank, (origin, candidate) in enumerate(candidates):
+            if self.rules.is_end(candidate.tokens[self.prompt :]):
                 if rank < self.width:
-                    self._finish(each)
+                    self._finish(candidate)
             elif len(running) < self.width:
-                running.append((origin, each))
+                running.append((origin, candidate))
         order = [origin for origin, _ in running]
-        self.running = [each for _, each in running]
+        self.running = [candidate for _, candidate in running]
         self.done = self._is_done()
         return order + [0] * (self.width - len(order))
 
     @property
     def sequences(self) -> list[list[int]]:
         """The tokens so far of `width` running beams, of which the next logits are."""
-        running = [each.tokens for each in self.running or self.results]
+        running = [beam.tokens for beam in self.running or self.results]
         return running + running[:1] * (self.width - len(running))
 
     @property
     def results(self) -> list[Hypothesis]:
         """The best `width` sequences, those that run counted as they are."""
-        found = self.finished + [self._scored(each) for each in self.running if not self.done]
-        found = found or [self._scored(each) for each in self.running]
-        best = sorted(found, key=lambda each: -each.score)[: self.width]
+        hypotheses = self.finished + [self._scored(beam) for beam in self.running if not self.done]
+        hypotheses = hypotheses or [self._scored(beam) for beam in self.running]
+        best = sorted(hypotheses, key=lambda beam: -beam.score)[: self.width]
         return best + best[-1:] * (self.width - len(best))
 
     def _candidates(self, logits: Array) -> list[tuple[int, Hypothesis]]:
@@ -127,30 +127,30 @@ class Beams:
             scores.append(beam.score + log_probabilities(adjusted))
         every, ends = np.stack(scores), 1 + len(self.rules.stop)  # candidates that end a beam
         best = np.argsort(-every, axis=None, kind="stable")[: (1 + ends) * self.width]
-        found: list[tuple[int, Hypothesis]] = []
+        kept: list[tuple[int, Hypothesis]] = []
         for at in best.tolist():
             origin, token = divmod(int(at), every.shape[1])
             beam, total = self.running[origin], float(every[origin, token])
             if np.isfinite(total):
                 probs = [*beam.log_probs, total - beam.score]
-                found.append((origin, Hypothesis([*beam.tokens, token], probs, total)))
-        return found
+                kept.append((origin, Hypothesis([*beam.tokens, token], probs, total)))
+        return kept
 
-    def _scored(self, each: Hypothesis) -> Hypothesis:
-        length = max(len(each.log_probs), 1)
-        return each._replace(score=each.score / length**self.length_penalty)
+    def _scored(self, beam: Hypothesis) -> Hypothesis:
+        length = max(len(beam.log_probs), 1)
+        return beam._replace(score=beam.score / length**self.length_penalty)
 
-    def _finish(self, each: Hypothesis) -> None:
-        self.finished.append(self._scored(each))
-        self.finished.sort(key=lambda each: -each.score)
+    def _finish(self, beam: Hypothesis) -> None:
+        self.finished.append(self._scored(beam))
+        self.finished.sort(key=lambda beam: -beam.score)
         del self.finished[self.width :]
 
     def _is_done(self) -> bool:
         if not self.running:
             return True
         if len(self.running[0].log_probs) == self.rules.limit:
-            for each in self.running:
-                self._finish(each)
+            for beam in self.running:
+                self._finish(beam)
             return True
         if len(self.finished) < self.width:
             return False

@@ -105,10 +105,10 @@ def end_tokens(folder: Path) -> list[int]:
     """The end tokens of generation_config.json, else of config.json."""
     for name in ("generation_config.json", "config.json"):
         path = folder / name
-        found = read_object(path).get("eos_token_id") if path.is_file() else None
-        if isinstance(found, int):
-            return [found]
-        if isinstance(found, list):
-            ids = cast("list[Any]", found)
+        value = read_object(path).get("eos_token_id") if path.is_file() else None
+        if isinstance(value, int):
+            return [value]
+        if isinstance(value, list):
+            ids = cast("list[Any]", value)
             return [i for i in ids if isinstance(i, int)]
     return []

@@ -23,11 +23,14 @@ def words_of(given: Any, rows: int) -> list[WordLists]:
     items = list(cast("Sequence[Any]", given)) if isinstance(given, (list, tuple)) else []
     if not items or hasattr(items[0], "shape"):  # an array, or one per row
         array: np.ndarray[Any, Any] = np.asarray(cast("Any", given))
-        words = [_split(*each.tolist()) for each in (array[None] if array.ndim == 2 else array)]
+        words = [
+            _split(*words_of_row.tolist())
+            for words_of_row in (array[None] if array.ndim == 2 else array)
+        ]
     elif _is_words(items):
         words = [[list(word) for word in items]]
-    elif all(_is_words(each) for each in items):
-        words = [[list(word) for word in each] for each in items]
+    elif all(_is_words(words_of_row) for words_of_row in items):
+        words = [[list(word) for word in words_of_row] for words_of_row in items]
     else:
         raise Error("expected stop and bad words as lists of tokens per row, or an array [B, 2, n]")
     if len(words) not in (1, rows):

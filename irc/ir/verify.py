@@ -113,8 +113,8 @@ def _check_weight(module: Module, name: str, weight: Weight, checked: set[object
 def _check_part(module: Module, weight: Weight) -> None:
     """The shard steps of a reference give the part that the type says, or one that varies."""
     part = weight_part(weight.ref, weight.type, module.mesh)
-    own, part = weight.type.global_type, part.global_type
-    if own is not part and not {*part.spread} <= {*own.spread} == {*own.varying}:
+    own, derived = weight.type.global_type, part.global_type
+    if own is not derived and not {*derived.spread} <= {*own.spread} == {*own.varying}:
         raise Error(f"weight @{weight.name} is {weight.type}, but {weight.ref} gives {part}")
 
 

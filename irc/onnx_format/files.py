@@ -32,10 +32,10 @@ class Wiring:
     unordered: bool
 
 
-def wiring(known: Iterable[str], nodes: Sequence[Wires]) -> Wiring:
+def wiring(defined: Iterable[str], nodes: Sequence[Wires]) -> Wiring:
     """How nodes fit together; `known` are inputs and constants, and "" is an absent operand."""
     names, duplicates = {""}, list[tuple[int, str]]()
-    for name in known:
+    for name in defined:
         duplicates += [(-1, name)] if name in names else []
         names.add(name)
     makers: dict[str, int] = {}
@@ -79,7 +79,7 @@ def is_text(message: Any) -> bool:
         if field.type not in (_STRING, _MESSAGE):
             continue
         many = [value] if isinstance(value, (str, bytes)) or hasattr(value, "ListFields") else value
-        if field.type == _STRING and not all(isinstance(each, str) for each in many):
+        if field.type == _STRING and not all(isinstance(item, str) for item in many):
             return False
         if field.type == _MESSAGE and not all(map(is_text, many)):
             return False

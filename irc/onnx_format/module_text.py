@@ -21,17 +21,17 @@ TEXT, CHECKSUM = "irc.text", "irc.checksum"
 
 def text_of(module: Module, function: Function, held: Callable[[Weight], Ref]) -> str:
     """The text of one function and those it calls; `held` refers to the initializer of a weight."""
-    found = Module(module.name, module.mesh, module.dims, module.local)
+    part = Module(module.name, module.mesh, module.dims, module.local)
     used = {op.attributes["callee"] for op in reached(function, set()) if op.opname == "call"}
-    for each in module.functions.values():
-        if each in used:
-            found.add_function(each)
-    found.add_function(function)
-    needed = {v for op in found.ops() for v in op.operands if isinstance(v, Weight)}
+    for callee in module.functions.values():
+        if callee in used:
+            part.add_function(callee)
+    part.add_function(function)
+    needed = {v for op in part.ops() for v in op.operands if isinstance(v, Weight)}
     for weight in module.weights.values():
         if weight in needed:
-            found.weights[weight.name] = Weight(weight.type, weight.name, held(weight))
-    return print_module(found, locs=True)
+            part.weights[weight.name] = Weight(weight.type, weight.name, held(weight))
+    return print_module(part, locs=True)
 
 
 def checksum(graph: Any, constant: Callable[[Any], bytes]) -> str:
@@ -40,12 +40,12 @@ def checksum(graph: Any, constant: Callable[[Any], bytes]) -> str:
     `constant` gives the bytes of an initializer that lies inside the file; of those outside only
     name, dtype and shape count.
     """
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     many: Iterable[Any] = (*graph.node, *graph.input, *graph.output)
     for message in many:
-        found.update(message.SerializeToString(deterministic=True))
+        digest.update(message.SerializeToString(deterministic=True))
     for tensor in graph.initializer:
-        found.update(f"{tensor.name} {tensor.data_type} {list(tensor.dims)}".encode())
-        if not any(each.key == "location" and each.value for each in tensor.external_data):
-            found.update(constant(tensor))
-    return found.hexdigest()
+        digest.update(f"{tensor.name} {tensor.data_type} {list(tensor.dims)}".encode())
+        if not any(entry.key == "location" and entry.value for entry in tensor.external_data):
+            digest.update(constant(tensor))
+    return digest.hexdigest()

@@ -41,16 +41,16 @@ class Row:
 
     def to_onnx(self, op: Op) -> dict[str, Any]:
         """The attributes of the node that is written for an operation."""
-        found = {name: getattr(op, own) for name, (own, _) in self.attributes.items()}
-        return {name: int(v) if isinstance(v, bool) else v for name, v in found.items()}
+        attributes = {name: getattr(op, own) for name, (own, _) in self.attributes.items()}
+        return {name: int(v) if isinstance(v, bool) else v for name, v in attributes.items()}
 
     def to_irc(self, attributes: Mapping[str, Any]) -> dict[str, Any]:
         """The attributes of the operation that is read from a node."""
-        found: dict[str, Any] = {}
+        of_irc: dict[str, Any] = {}
         for name, (own, default) in self.attributes.items():
             value = attributes.get(name, default)
-            found[own] = bool(value) if isinstance(default, bool) else value
-        return found
+            of_irc[own] = bool(value) if isinstance(default, bool) else value
+        return of_irc
 
 
 def _row(kind: str, **attributes: tuple[str, Any]) -> Row:

@@ -80,10 +80,10 @@ class Attention(Op):
         keys, width = _keys(self, batch)
         group = exact_divide(heads, self.key_heads)
         if group is None or self.group not in (0, group):
-            each = f", {self.group} to each" if self.group else ""
+            per_head = f", {self.group} to each" if self.group else ""
             raise Error(
                 f"attention: {heads} query heads cannot share {self.key_heads} key-value heads"
-                f"{each or ' evenly'}"
+                f"{per_head or ' evenly'}"
             )
         for name, value in (("past", self.past), ("lengths", self.lengths)):
             if value is not None and index_operand("attention", value).shape != (batch,):
@@ -231,9 +231,9 @@ def _check_scores(name: str, value: Value | None, scores: Shape) -> None:
     if value is None:
         return
     check = bool_operand if name == "mask" else float_operand
-    found = check("attention", value).shape
-    fits = len(found) == 4 and found[3] == scores[3]
-    if not fits or any(a not in (1, b) for a, b in zip(found, scores, strict=True)):
+    shape = check("attention", value).shape
+    fits = len(shape) == 4 and shape[3] == scores[3]
+    if not fits or any(a not in (1, b) for a, b in zip(shape, scores, strict=True)):
         raise Error(
             f"attention: {name} is {value.type}, which does not fit the scores "
             f"[{', '.join(map(str, scores))}] of [batch, heads, queries, keys]"

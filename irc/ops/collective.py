@@ -42,17 +42,17 @@ def mesh_axes(op: str, text: str) -> Axes:
     return tuple(text.split("."))
 
 
-def check_group_size(op: Op, module: Module, axes: Axes, found: int | None) -> None:
+def check_group_size(op: Op, module: Module, axes: Axes, written: int | None) -> None:
     """The axes are those of the mesh, and the group size of a collective fits the view and mesh."""
     group_size = module.mesh.group_size(axes)
-    if not module.local and found:
+    if not module.local and written:
         raise Error(
-            f"{op.opname}: group_size={found} is for the local view, and this module is global; "
+            f"{op.opname}: group_size={written} is for the local view, and this module is global; "
             "leave it out"
         )
-    if module.local and found not in (None, group_size):
+    if module.local and written not in (None, group_size):
         raise Error(
-            f"{op.opname} has group_size={found}, but the mesh ({module.mesh}) has "
+            f"{op.opname} has group_size={written}, but the mesh ({module.mesh}) has "
             f"{group_size} ranks over {'.'.join(axes)}"
         )
 
@@ -141,13 +141,13 @@ class Exchange(Collective):
         return None
 
     def _check_completes(self, kind: str | None) -> None:
-        made = self.x.producer
-        needed = made.per_shard if made is not None else ""
+        producer = self.x.producer
+        needed = producer.per_shard if producer is not None else ""
         varying = {*self.axes} & {*self.x.type.global_type.varying}
         if kind and varying and needed not in ("", "any", kind):
             raise Error(
                 f"{self.opname} takes the {kind} of what each rank of {self.axis} has of its own "
-                f"shard by {made.opname if made else ''}, which only op={needed} completes"
+                f"shard by {producer.opname if producer else ''}, which only op={needed} completes"
             )
 
     def _local_type(self, x: TensorType) -> TensorType:
@@ -231,10 +231,10 @@ class Exchange(Collective):
             )
         same = sorted(over - {*x.partial, *x.varying})
         if same and kind in ("sum", "prod"):
-            made = f"{self.group_size} times the value" if kind == "sum" else "a power of it"
+            outcome = f"{self.group_size} times the value" if kind == "sum" else "a power of it"
             raise Error(
                 f"{self.opname} reduces a value that is the same on all ranks of {same[0]} "
-                f"already; that makes {made}: leave it out"
+                f"already; that makes {outcome}: leave it out"
             )
         return _without(x, over)
 

@@ -131,11 +131,11 @@ class Call(Op):
         if not isinstance(self.callee, Function):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise Error(f"call: the callee is a function such as @block, not {self.callee!r}")
         wanted = [arg.type for arg in self.callee.args]
-        found = [value.type for value in self.values]
-        if wanted != found:
+        given = [value.type for value in self.values]
+        if wanted != given:
             raise Error(
                 f"call: @{self.callee.name} takes ({', '.join(map(str, wanted))}), "
-                f"not ({', '.join(map(str, found))})"
+                f"not ({', '.join(map(str, given))})"
             )
         types = [value.type for value in self.callee.returned]
         return tuple(map(_on_one_stage, types) if self.stage >= 0 else types)

@@ -72,20 +72,20 @@ class Conv(Op):
         for size in sizes:
             if isinstance(size, Dim) or size < 1:
                 raise Error(f"conv: the weight is {self.weight.type}; its positions need sizes")
-        known = [size for size in sizes if isinstance(size, int)]
-        return list(zip(*given.values(), known, strict=True))
+        known_sizes = [size for size in sizes if isinstance(size, int)]
+        return list(zip(*given.values(), known_sizes, strict=True))
 
     def _positions(self) -> list[DimLike]:
         """The sizes of the result: how often the weight fits."""
-        found: list[DimLike] = []
+        results: list[DimLike] = []
         sizes = self.x.type.shape[2:]
         for size, (stride, before, after, dilation, count) in zip(
             sizes, self.windows(), strict=True
         ):
             room = size + (before + after - dilation * (count - 1) - 1)
             not_above(self.opname, 0, room, f"the weight of {count} in {size} elements: 0")
-            found.append(_quotient(room, stride) + 1)
-        return found
+            results.append(_quotient(room, stride) + 1)
+        return results
 
     def sharding_rule(self) -> str:
         places = [f"p{i}!" for i in range(self.x.type.ndim - 2)]
@@ -106,14 +106,14 @@ class Conv(Op):
         inner = (1, *range(ndim + 2, 2 * ndim + 2))
         parts = zip(np.split(views, self.groups, 1), np.split(weight, self.groups), strict=True)
         sums = [np.tensordot(v, w, (inner, range(1, ndim + 2))) for v, w in parts]
-        found = np.moveaxis(np.concatenate(sums, -1), -1, 1)
-        return found if bias is None else found + bias.reshape(-1, *[1] * ndim)
+        result = np.moveaxis(np.concatenate(sums, -1), -1, 1)
+        return result if bias is None else result + bias.reshape(-1, *[1] * ndim)
 
 
 def _quotient(size: DimLike, by: int) -> DimLike:
     """size / by rounded down, known where all terms with symbols are multiples."""
     rest = size if isinstance(size, int) else dict(size.terms).get((), 0)
-    found = exact_divide(size - rest % by, by)
-    if found is None:
+    quotient = exact_divide(size - rest % by, by)
+    if quotient is None:
         raise Error(f"conv: {size} elements cannot be shown to be a multiple of the stride {by}")
-    return found
+    return quotient

@@ -58,8 +58,8 @@ class Embedding(Op):
         if self.inside:
             check_bounds(self.opname, ids, table.shape[0])
         rows = np.zeros((*np.shape(ids), table.shape[1]), table.dtype)
-        known = (ids >= 0) & (ids < table.shape[0])
-        rows[known] = table[ids[known]]
+        in_range = (ids >= 0) & (ids < table.shape[0])
+        rows[in_range] = table[ids[in_range]]
         return rows
 
 

@@ -205,9 +205,9 @@ class MoeDispatch(Routed):
     def evaluate(self, x: Array, chosen: Array, slots: Array, first: Array = None) -> Array:
         (capacity,) = run_sizes(self.opname, (self.capacity,))
         places = (capacity or len(chosen) // self.parts) * self.parts
-        expert, place, known = _places(self, chosen, slots, first, self.experts, places)
+        expert, place, has_place = _places(self, chosen, slots, first, self.experts, places)
         buffer = np.zeros((self.experts, places, x.shape[1]), x.dtype)
-        buffer[expert, place] = x[np.nonzero(known)[0]]
+        buffer[expert, place] = x[np.nonzero(has_place)[0]]
         return buffer
 
 
@@ -248,18 +248,18 @@ class MoeCombine(Routed):
                 f"expert, which are no {self.parts} equal parts"
             )
         row = _rows(self, self.slots, self.first, experts, places)
-        found = Embedding(row, Reshape(self.buffer, shape=(experts * places, width)))
-        return Squeeze(Matmul(Unsqueeze(self.weights, dims=(1,)), found), dims=(1,))
+        rows = Embedding(row, Reshape(self.buffer, shape=(experts * places, width)))
+        return Squeeze(Matmul(Unsqueeze(self.weights, dims=(1,)), rows), dims=(1,))
 
     @np.errstate(all="ignore")
     def evaluate(
         self, buffer: Array, chosen: Array, slots: Array, weights: Array, first: Array = None
     ) -> Array:
         experts, places, width = buffer.shape
-        expert, place, known = _places(self, chosen, slots, first, experts, places)
-        found = np.zeros((*chosen.shape, width), buffer.dtype)
-        found[known] = buffer[expert, place]
-        return np.sum(weights[..., None] * found, axis=1, dtype=buffer.dtype)
+        expert, place, has_place = _places(self, chosen, slots, first, experts, places)
+        rows = np.zeros((*chosen.shape, width), buffer.dtype)
+        rows[has_place] = buffer[expert, place]
+        return np.sum(weights[..., None] * rows, axis=1, dtype=buffer.dtype)
 
 
 def _i32(value: Value) -> Value | Op:
@@ -297,7 +297,7 @@ def _places(
     """(expert and place of every pair that the buffer holds, which pairs those are)."""
     check_bounds(op.opname, np.maximum(slots, 0), max(1, places // op.parts))
     expert = chosen if first is None else chosen - first
-    known = (slots >= 0) & (expert >= 0) & (expert < experts)
+    has_place = (slots >= 0) & (expert >= 0) & (expert < experts)
     part = np.arange(len(chosen)) // max(1, len(chosen) // op.parts)
     place = part[:, None] * (places // op.parts) + slots
-    return expert[known], place[known], known
+    return expert[has_place], place[has_place], has_place

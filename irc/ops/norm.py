@@ -28,11 +28,11 @@ def _check_vectors(op: Op, size: DimLike) -> None:
 
 def _checked(op: Op, x: Value) -> TensorType:
     """The type of x, whose last dimension the weight and the bias must have."""
-    found = float_operand(op.opname, x)
-    if not found.ndim:
+    type = float_operand(op.opname, x)
+    if not type.ndim:
         raise Error(f"{op.opname} needs an x of at least one dimension")
-    _check_vectors(op, found.shape[-1])
-    return found.replicated
+    _check_vectors(op, type.shape[-1])
+    return type.replicated
 
 
 class Normalization(Op):

@@ -109,10 +109,10 @@ class QuantizedOp(Op):
             )
         if self.zero is None:
             return
-        found = self.zero.type
-        if is_float(codes) or found.dtype != codes or found.shape != scale.shape:
+        type = self.zero.type
+        if is_float(codes) or type.dtype != codes or type.shape != scale.shape:
             raise Error(
-                f"{self.opname}: zero is {found}; it must be integers of the dtype of the codes "
+                f"{self.opname}: zero is {type}; it must be integers of the dtype of the codes "
                 f"({codes}) in the shape of scale, {shape_text(scale.shape)}"
             )
 
@@ -283,9 +283,9 @@ class DynamicScale(Op):
         scales: Op = Div(most, _number(LARGEST[self.dtype]))
         if self.tensor_scale is not None:
             scales = Clip(Div(scales, self.tensor_scale), high=LARGEST["f8e4m3"])
-        found = Cast(scales, dtype=self.scale)
-        none = Eq(found, Full(value=0.0, dtype=self.scale))
-        return Where(none, Full(value=1.0, dtype=self.scale), found)
+        rounded = Cast(scales, dtype=self.scale)
+        none = Eq(rounded, Full(value=0.0, dtype=self.scale))
+        return Where(none, Full(value=1.0, dtype=self.scale), rounded)
 
     @np.errstate(all="ignore")
     def evaluate(self, x: Any, tensor_scale: Any) -> Any:

@@ -26,15 +26,15 @@ def broadcast(*shapes: Shape) -> Shape:
 
 
 def _broadcast_dim(dims: tuple[DimLike, ...], shapes: tuple[Shape, ...]) -> DimLike:
-    found: DimLike = 1
+    size: DimLike = 1
     for dim in dims:
-        if dim == 1 or dim == found:
+        if dim == 1 or dim == size:
             continue
-        if found != 1:
+        if size != 1:
             text = " and ".join(map(shape_text, shapes))
-            raise Error(f"the shapes {text} do not broadcast: {found} against {dim}")
-        found = dim
-    return found
+            raise Error(f"the shapes {text} do not broadcast: {size} against {dim}")
+        size = dim
+    return size
 
 
 def same_dtype(op: str, *values: Value) -> str:
@@ -102,11 +102,11 @@ def positions(op: str, dims: Sequence[int], rank: int) -> tuple[int, ...]:
     """Several dimensions as positions from the front, in rising order, each once."""
     if not dims:
         raise Error(f"{op}: dims names no dimension")
-    found = sorted(position(op, dim, rank) for dim in dims)
-    for a, b in pairwise(found):
+    positions = sorted(position(op, dim, rank) for dim in dims)
+    for a, b in pairwise(positions):
         if a == b:
             raise Error(f"{op}: dims names dimension {a} twice")
-    return tuple(found)
+    return tuple(positions)
 
 
 def same_but(op: str, dim: int, shapes: Sequence[Shape]) -> None:

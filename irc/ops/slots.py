@@ -57,11 +57,11 @@ class SlotIds(AlongDim):
             # comparisons, as runtimes are known to take the wrong maximum of 64-bit integers
             least, last = Where(Ge(self.ids, zero), self.ids, zero), Add(sizes, _number(-1, kind))
             return Add(Where(Lt(least, last), least, last), before)
-        known = And(Ge(self.ids, zero), Lt(self.ids, sizes))
-        some = Where(known, self.ids, _number(self.row, kind))
+        in_range = And(Ge(self.ids, zero), Lt(self.ids, sizes))
+        some = Where(in_range, self.ids, _number(self.row, kind))
         if self.outside == "row":
             return Add(some, before)
-        return Where(known, Add(some, before), _number(-1, kind))
+        return Where(in_range, Add(some, before), _number(-1, kind))
 
     def evaluate(self, ids: Any) -> Any:
         shape = [-1 if i == self.dim % ids.ndim else 1 for i in range(ids.ndim)]
@@ -69,10 +69,10 @@ class SlotIds(AlongDim):
         before = np.array(_offsets(self.sizes), ids.dtype).reshape(shape)
         if self.outside == "clamp":
             return np.clip(ids, 0, sizes - 1) + before
-        known = (ids >= 0) & (ids < sizes)
+        in_range = (ids >= 0) & (ids < sizes)
         if self.outside == "row":
-            return np.where(known, ids, self.row) + before
-        return np.where(known, np.where(known, ids, 0) + before, -1)
+            return np.where(in_range, ids, self.row) + before
+        return np.where(in_range, np.where(in_range, ids, 0) + before, -1)
 
 
 def _offsets(sizes: tuple[int, ...]) -> tuple[int, ...]:

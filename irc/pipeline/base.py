@@ -72,9 +72,9 @@ class Pass(ABC):
     def configured(self, compilation: Compilation) -> Pass | None:
         """This pass with the options of a compilation; None where it has nothing to do there."""
         chosen = {
-            each.field: compilation.options[each.keyword]
-            for each in settings_of(type(self)).values()
-            if each.field and each.keyword in compilation.options
+            setting.field: compilation.options[setting.keyword]
+            for setting in settings_of(type(self)).values()
+            if setting.field and setting.keyword in compilation.options
         }
         return dataclasses.replace(self, **chosen) if chosen else self
 
@@ -97,27 +97,27 @@ def register(name: str) -> Callable[[PassClass], PassClass]:
     """Register a class as the pass `name`, as a frozen dataclass of its annotated options."""
 
     def wrap(cls: PassClass) -> PassClass:
-        known = PASSES.get(name)
-        if known is not None:
+        registered = PASSES.get(name)
+        if registered is not None:
             raise Error(
-                f"a pass called {name!r} is registered already, by {origin(known)}; "
+                f"a pass called {name!r} is registered already, by {origin(registered)}; "
                 "choose another name"
             )
         _copy_list_defaults(cls)
         try:
-            made = dataclasses.dataclass(frozen=True)(cls)
+            declared = dataclasses.dataclass(frozen=True)(cls)
         except TypeError as error:  # a required option after one with a default
             raise Error(f"pass {name}: {error}") from None
-        hints = typing.get_type_hints(made)
+        hints = typing.get_type_hints(declared)
         kinds: dict[str, Kind] = {}
-        for field in dataclasses.fields(made):
+        for field in dataclasses.fields(declared):
             try:
                 kinds[field.name] = kind_of(hints[field.name])
             except Error as error:
                 raise Error(f"pass {name}: option {field.name}: {error.message}") from None
-        made.name, made.kinds = name, kinds
-        PASSES[name] = made
-        return made
+        declared.name, declared.kinds = name, kinds
+        PASSES[name] = declared
+        return declared
 
     return wrap
 
@@ -133,7 +133,7 @@ def _copy_list_defaults(cls: type[Pass]) -> None:
 
 def describe_options(cls: type[Pass]) -> list[tuple[str, str, str, str]]:
     """(option, its kind, its default as text or empty, its flag if it has one) of a pass."""
-    flags = {each.field: each.flag for each in settings_of(cls).values()}
+    flags = {setting.field: setting.flag for setting in settings_of(cls).values()}
     rows: list[tuple[str, str, str, str]] = []
     for field in dataclasses.fields(cls):
         default, name = default_of(field), field.name

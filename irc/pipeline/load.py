@@ -20,6 +20,6 @@ def load_file(path: str | Path) -> list[str]:
     it may also register lowerings for TensorRT. What the file prints goes to standard error. An
     Error names the line at which the file fails; then it registers nothing.
     """
-    found = run(path, (*_KINDS, "lowering"), _NOTHING).registered
-    keys = [key for kind in _KINDS for key in found.get(kind, ())]
+    file = run(path, (*_KINDS, "lowering"), _NOTHING).registered
+    keys = [key for kind in _KINDS for key in file.get(kind, ())]
     return [key if isinstance(key, str) else key[-1] for key in keys]

@@ -174,8 +174,8 @@ class Setting:
             item = takes or (typing.get_args(self.type)[0],)
             expects = self.option.expects or "a list of texts"
             check_kind(name, value, (list, tuple), expects)
-            for each in value:
-                check_kind(f"an entry of {name}", each, item, expects)
+            for entry in value:
+                check_kind(f"an entry of {name}", entry, item, expects)
             return
         numbers = (int, float) if self.type is float else (self.type,)
         takes = takes or (numbers if self.type in _SCALARS else (object,))
@@ -197,11 +197,13 @@ def settings_of(*owners: type[Any]) -> dict[str, Setting]:
     """The options that people can set of some classes, by keyword; no two have the same."""
     settings: dict[str, Setting] = {}
     for owner in owners:
-        for each in _declared(owner):
-            if each.keyword in settings:
-                other = settings[each.keyword].owner.__name__
-                raise Error(f"{other} and {owner.__name__} both declare the option {each.keyword}")
-            settings[each.keyword] = each
+        for setting in _declared(owner):
+            if setting.keyword in settings:
+                other = settings[setting.keyword].owner.__name__
+                raise Error(
+                    f"{other} and {owner.__name__} both declare the option {setting.keyword}"
+                )
+            settings[setting.keyword] = setting
     return settings
 
 
@@ -209,13 +211,13 @@ def _declared(owner: type[Any]) -> Iterable[Setting]:
     hints = typing.get_type_hints(owner)
     if (flag := getattr(owner, "flag", None)) is not None:
         yield Setting(owner, "", bool, False, flag)
-    for each in fields(owner):
-        if "option" in each.metadata:
-            type, _ = split_optional(hints[each.name])
-            how: Option = each.metadata["option"]
+    for declared in fields(owner):
+        if "option" in declared.metadata:
+            type, _ = split_optional(hints[declared.name])
+            how: Option = declared.metadata["option"]
             if typing.get_origin(type) is typing.Literal:
                 type, how = str, replace(how, choices=typing.get_args(type))
-            yield Setting(owner, each.name, type, default_of(each), how)
+            yield Setting(owner, declared.name, type, default_of(declared), how)
 
 
 def options_of(

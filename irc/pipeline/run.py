@@ -113,8 +113,8 @@ def _pipeline(passes: str | Iterable[Pass]) -> Pipeline:
     wanted = 'the passes as text, such as "cse, dce", or as objects of irc.Pass'
     check_kind("the pipeline", passes, Iterable, wanted)
     listed = tuple(passes)
-    for each in listed:
-        check_kind("a pass of the pipeline", each, Pass, wanted)
+    for step in listed:
+        check_kind("a pass of the pipeline", step, Pass, wanted)
     return Pipeline(listed)
 
 

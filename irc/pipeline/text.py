@@ -105,9 +105,9 @@ class _Reader(Cursor):
             key = written.replace("-", "_")
             kind = cls.kinds.get(key)
             if kind is None:
-                known = [k.replace("_", "-") for k in cls.kinds]
+                fields = [k.replace("_", "-") for k in cls.kinds]
                 self.fail(
-                    f"{cls.name} has no option {written!r}{did_you_mean(written, known)}", index=at
+                    f"{cls.name} has no option {written!r}{did_you_mean(written, fields)}", index=at
                 )
             if key in options:
                 self.fail(f"{written} is set twice", index=at)
@@ -126,21 +126,21 @@ class _Reader(Cursor):
         if token[:1] == '"' and len(token) > 1:
             return self.string()
         if token in WORDS:
-            found: Any = WORDS[token]
+            value: Any = WORDS[token]
         elif _NAME.fullmatch(token):  # a word is a string, as in scheme=fp8
-            found = token
+            value = token
         else:
             try:
-                found = int(token) if _INTEGER.fullmatch(token) else float(token)
+                value = int(token) if _INTEGER.fullmatch(token) else float(token)
             except ValueError:
                 self.fail(f"expected a value, found {self.shown}")
         self.advance()
-        return found
+        return value
 
     def list(self) -> list[Any]:
-        found: list[Any] = []
+        values: list[Any] = []
         for _ in self.items("[", "]"):
             if self.token == "[":
                 self.fail("a list holds no lists")
-            found.append(self.value())
-        return found
+            values.append(self.value())
+        return values

@@ -151,7 +151,9 @@ class _State:
     def write(self, path: Path, observed: Mapping[str, RunningStatistics]) -> None:
         """Replace the file."""
         arrays = {
-            f"{name}/{k}": v for name, each in observed.items() for k, v in each.state.items()
+            f"{name}/{k}": v
+            for name, statistics in observed.items()
+            for k, v in statistics.state.items()
         }
         progress = np.array([self.batches, self.rows, self.complete], np.int64)
         write_tensors(path, {"progress": progress, **arrays})
@@ -201,8 +203,8 @@ class _Work:
         observer = Observer(text, chosen, self.gram, program, self.progress)
         if state.batches:
             kept = Tensors(path)
-            for name, each in observer.observed.items():
-                each.state = {key: kept[f"{name}/{key}"] for key in each.state}
+            for name, statistics in observer.observed.items():
+                statistics.state = {key: kept[f"{name}/{key}"] for key in statistics.state}
         for batch in islice(self._batches(), state.batches, None):
             done = state.batches / self.limit if self.limit else 0.0
             self.progress(stage, max(batch.done, done))
@@ -290,7 +292,7 @@ class Observer:
         every = find_targets(copy, gram)
         self.targets = [every[i] for i in chosen]
         self.observed = {
-            each.names[0]: RunningStatistics(each.width, each.gram) for each in self.targets
+            target.names[0]: RunningStatistics(target.width, target.gram) for target in self.targets
         }
         values = dict.fromkeys(target.value for target in self.targets)
         self.results = {value: f"x{i}" for i, value in enumerate(values)}

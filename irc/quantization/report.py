@@ -227,8 +227,8 @@ def _values(value: Value | Dequantize, rows: tuple[int, int], reader: Reader) ->
     """Some rows of a weight, or of one that is dequantized."""
     if isinstance(value, Dequantize):
         parts = [
-            None if each is None else _values(each, _scaled(each, value, rows), reader)
-            for each in (value.x, value.scale, value.zero)
+            None if part is None else _values(part, _scaled(part, value, rows), reader)
+            for part in (value.x, value.scale, value.zero)
         ]
         return value.evaluate(*parts)
     if isinstance(value.producer, Dequantize):

@@ -109,8 +109,8 @@ class _Writer:
             key = self.constant(wanted)
             text = "a value the rule refuses" if callable(wanted) else f"not {literal(wanted)}"
 
-            def reason(operand: Any, name: str = name, text: str = text) -> str:
-                return f"{pattern.opname} has {name}={literal(operand)}, {text}"
+            def reason(value: Any, name: str = name, text: str = text) -> str:
+                return f"{pattern.opname} has {name}={literal(value)}, {text}"
 
             test = f"{key}({op}.{name})" if callable(wanted) else f"{op}.{name} == {key}"
             self.need(test, reason, f"{op}.{name}")
@@ -142,7 +142,7 @@ class _Writer:
             self.line(f"{operands} = {op}.operands")
             self.need(
                 f"len({operands}) {'>=' if rest else '=='} {len(plain)}",
-                lambda operands: f"{pattern.opname} has {len(operands)} {text}",
+                lambda present: f"{pattern.opname} has {len(present)} {text}",
                 operands,
             )
             for i, variable in enumerate(plain):

@@ -128,10 +128,10 @@ class Cursor:
         """The name of an `@symbol`, without the sign."""
         return self._matching(_SYMBOL, "a symbol such as @main")[1:]
 
-    def new_symbol(self, known: Container[str], kind: str) -> str:
+    def new_symbol(self, defined: Container[str], kind: str) -> str:
         """A symbol that is not in `known` yet."""
         name = self.symbol()
-        if name in known:
+        if name in defined:
             self.fail(f"there are two definitions of {kind} @{name}", back=1)
         return name
 

@@ -27,13 +27,13 @@ def differences(
 
 def with_names_of(old: str, new: str) -> str:
     """The new text, its values renamed as those of the old text that they correspond to."""
-    known = {name: _Lines(header, body) for name, header, body in _FUNCTION.findall(old)}
+    old_functions = {name: _Lines(header, body) for name, header, body in _FUNCTION.findall(old)}
 
     def renamed(match: re.Match[str]) -> str:
         name, header, body = match.groups()
-        if name not in known:
+        if name not in old_functions:
             return match[0]
-        names = _Names(known[name], _Lines(header, body)).chosen()
+        names = _Names(old_functions[name], _Lines(header, body)).chosen()
         return match[0].removesuffix(body) + _substituted(body, names)
 
     return _FUNCTION.sub(renamed, new)
@@ -113,7 +113,7 @@ class _Names:
         """A name that neither function has."""
         base = "%" if name[1:].isdecimal() else name.partition(".")[0] + "."
         used = self.taken | self.old.producers.keys() | self.new.producers.keys()
-        return next(found for n in count() if (found := f"{base}{n}") not in used)
+        return next(free for n in count() if (free := f"{base}{n}") not in used)
 
     def pair_equal(self, new: list[_Line]) -> None:
         """Pair operations over paired operands."""
@@ -132,7 +132,7 @@ class _Names:
         counts = [Counter(line.key for line in lines) for lines in (old, new)]
         by_key = {line.key: line for line in old}
         for line in new:
-            if all(each[line.key] == 1 for each in counts):
+            if all(counted[line.key] == 1 for counted in counts):
                 self.pair(line, by_key[line.key])
 
     def pair_blocks(self, old: list[_Line], new: list[_Line]) -> None:
@@ -153,9 +153,9 @@ class _Names:
                 if not free:
                     continue
                 old_name = min(free, key=lambda old: self.old.places.get(old, -1))
-                made = self.old.producers.get(old_name)
-                if made is not None and self.alike(line, made):
-                    self.pair(line, made)
+                producer = self.old.producers.get(old_name)
+                if producer is not None and self.alike(line, producer):
+                    self.pair(line, producer)
                 self.give(name, old_name)
 
     def used_for(self, name: str) -> Iterator[str]:

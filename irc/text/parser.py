@@ -120,11 +120,11 @@ class _Parser:
 
     def _type(self) -> TensorType:
         c = self.cursor
-        known = self.types.get(c.token)
-        if known is None:
-            known = self.types[c.token] = parse_type(c, self.local)
+        type = self.types.get(c.token)
+        if type is None:
+            type = self.types[c.token] = parse_type(c, self.local)
         c.advance()
-        return known
+        return type
 
     def _function(self, module: Module) -> None:
         c = self.cursor
@@ -277,9 +277,9 @@ class _Parser:
             if token[0] not in "%@":
                 name = c.word()
                 if name in named or name not in cls.optional_names:
-                    known = ", ".join(cls.optional_names) or "none"
+                    names = ", ".join(cls.optional_names) or "none"
                     c.fail(
-                        f"{cls.opname} takes no operand {name!r} here (optional: {known})", back=1
+                        f"{cls.opname} takes no operand {name!r} here (optional: {names})", back=1
                     )
                 c.expect("=")
                 token = c.token

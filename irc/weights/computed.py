@@ -59,7 +59,7 @@ class ComputedRef(Ref):
     """
 
     def __post_init__(self) -> None:
-        for step in (step for each in self.inputs for step in each.every_step()):
+        for step in (step for part in self.inputs for step in part.every_step()):
             if isinstance(step, Shard):
                 raise Error(f"{self}: {step} belongs after what is computed, not inside")
 
@@ -316,8 +316,8 @@ class RepeatedRef(ComputedRef, keyword="repeated"):
 
     def compute(self, read: Elements, picks: Picks) -> Array:
         index = [np.array(pick) // count for pick, count in zip(picks, self.counts, strict=True)]
-        region = tuple(range(each[0], each[-1] + 1) for each in index)
-        return read.elements(self.source, region)[np.ix_(*(each - each[0] for each in index))]
+        region = tuple(range(places[0], places[-1] + 1) for places in index)
+        return read.elements(self.source, region)[np.ix_(*(places - places[0] for places in index))]
 
 
 @dataclass(frozen=True)

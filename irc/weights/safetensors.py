@@ -28,7 +28,7 @@ ALIGNMENT = 4096  # a page; the data of a written file begins at a multiple of i
 # Name in the file -> (name in irc, bits). A file may have dtypes that irc lacks; using such a
 # tensor is an Error.
 _STORED: dict[str, tuple[str, int]] = {
-    each.safetensors: (name, each.bits) for name, each in DTYPES.items() if each.safetensors
+    dtype.safetensors: (name, dtype.bits) for name, dtype in DTYPES.items() if dtype.safetensors
 } | {"C64": ("c64", 64), "F6_E2M3": ("f6e2m3", 6), "F6_E3M2": ("f6e3m2", 6)}
 
 

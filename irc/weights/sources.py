@@ -47,13 +47,13 @@ class Ref(Declared, ABC):
         """The sources of the inputs, or this reference if it has none."""
         if not self.inputs:
             yield self
-        for each in self.inputs:
-            yield from each.sources()
+        for part in self.inputs:
+            yield from part.sources()
 
     def every_step(self) -> Iterator[Step]:
         """The steps of the inputs, then its own."""
-        for each in self.inputs:
-            yield from each.every_step()
+        for part in self.inputs:
+            yield from part.every_step()
         yield from self.steps
 
     def source_text(self) -> str:

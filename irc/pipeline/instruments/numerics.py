@@ -55,14 +55,14 @@ class CheckNumerics(Instrument):
         self.results = dict(self.evaluate(module, self.inputs))
 
     def after(self, step: Step, module: Module) -> None:
-        found = dict(self.evaluate(module, self.inputs))
-        if list(found) != list(self.results):
+        results = dict(self.evaluate(module, self.inputs))
+        if list(results) != list(self.results):
             raise Error(
                 f"the pass {step} changes the results from {', '.join(self.results)} "
-                f"to {', '.join(found)}"
+                f"to {', '.join(results)}"
             )
         for name, before in self.results.items():
-            difference = compare(before, found[name], self.tolerance or 0.0)
+            difference = compare(before, results[name], self.tolerance or 0.0)
             if difference is not None:
                 raise Error(f"the pass {step} changes the result {name}: {difference}")
 
@@ -114,9 +114,9 @@ def random_inputs(module: Module, sizes: Mapping[str, int], seed: int = 0) -> di
     random = np.random.default_rng(seed)
     local = LocalSizes(module.mesh, sizes)
     types = {str(arg.name): arg.type.global_type for arg in module.main.args}
-    found: dict[str, Array] = {}
+    arrays: dict[str, Array] = {}
     for name, type in types.items():
         kind, shape = dtype(type.dtype), tuple(map(local.dim, type.shape))
         drawn = random.standard_normal(shape) if kind.is_float else random.integers(0, 2, shape)
-        found[name] = np.asarray(drawn).astype(kind.numpy)
-    return found
+        arrays[name] = np.asarray(drawn).astype(kind.numpy)
+    return arrays

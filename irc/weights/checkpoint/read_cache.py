@@ -50,12 +50,12 @@ class ReadCache:
             if self._kept.get(key) is not result:
                 return
             self._nbytes += _nbytes(result)
-            for each in [each for each in self._kept if each != key]:
+            for old in [old for old in self._kept if old != key]:
                 if self._nbytes <= self._limit:
                     break
-                if self._kept[each].done():
-                    self._nbytes -= _nbytes(self._kept.pop(each))
+                if self._kept[old].done():
+                    self._nbytes -= _nbytes(self._kept.pop(old))
 
 
 def _nbytes(result: Future[tuple[Array, ...]]) -> int:
-    return sum(each.nbytes for each in result.result())
+    return sum(array.nbytes for array in result.result())

@@ -191,11 +191,13 @@ class Reader:
             blocks = np.empty([len(distinct), *(end - begin for begin, end in ranges)], kind)
             for i, pieces in enumerate(distinct):
                 self._fill(blocks[i, ...], pieces, ranges)
-            found = list(blocks)
+            encoded = list(blocks)
             if as_bytes:
-                found = [each.reshape(-1) for each in blocks]
-                found = [packed(each) if is_packed else each.view(np.uint8) for each in found]
-            return number, [found[place] for place in places]
+                encoded = [block.reshape(-1) for block in blocks]
+                encoded = [
+                    packed(block) if is_packed else block.view(np.uint8) for block in encoded
+                ]
+            return number, [encoded[place] for place in places]
 
         for ranges in regions(self.shape(weight), limit, is_packed):
             yield partial(task, ranges)
@@ -286,7 +288,7 @@ class Reader:
         most = max(map(self._input_elements, ref.inputs), default=1)
         if not isinstance(ref, ComputedRef):
             return most
-        return most * max(1, ref.input_elements([self.shape(each) for each in ref.inputs]))
+        return most * max(1, ref.input_elements([self.shape(part) for part in ref.inputs]))
 
     def _release(self) -> None:
         self._numbers.clear()

@@ -60,8 +60,8 @@ def ahead(tasks: Iterable[Callable[[], T]]) -> Iterator[T]:
             while waiting:
                 yield waiting.popleft().result()
         finally:
-            for each in waiting:
-                each.cancel()
+            for future in waiting:
+                future.cancel()
 
 
 def _cores() -> int:
