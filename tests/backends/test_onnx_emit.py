@@ -16,14 +16,8 @@ from irc.errors import Error
 from irc.text import parse_module
 from tests.backends.checked_models import check_model
 from tests.backends.decoder import build
-from tests.backends.emission import checkpoint, emitted, linear, module
+from tests.backends.emission import emitted, linear, module
 from tests.layout import ROOT
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    """A checkpoint folder with an empty folder for the artifact."""
-    return checkpoint(tmp_path)
 
 
 def test_check_finds_a_wrong_graph(folder: Path) -> None:

@@ -21,14 +21,8 @@ from irc.backends.reference import evaluate
 from irc.errors import Error
 from irc.ir.core import Module
 from tests.backends.decoder import write
-from tests.backends.emission import X, checkpoint, emitted, linear, module, places
+from tests.backends.emission import X, emitted, linear, module, places
 from tests.backends.text import module as text_module
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    """A checkpoint folder with an empty folder for the artifact."""
-    return checkpoint(tmp_path)
 
 
 def files_of(facts: Mapping[str, Any]) -> tuple[str | None, list[str], list[str]]:

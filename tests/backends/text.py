@@ -1,4 +1,4 @@
-"""Modules from a few lines of text and fake entry points, for the tests of backends."""
+"""Modules from a few lines of text, for the tests of backends."""
 
 from __future__ import annotations
 
@@ -12,13 +12,3 @@ def module(args: str, results: str, body: str, head: str = "mesh(tp=2)", top: st
     return parse_module(
         f"module @m {head} {{\n{top}\n  func @forward({args}) -> ({results}) {{\n{lines}\n  }}\n}}"
     )
-
-
-class FakeEntry:
-    """An entry point of another package."""
-
-    def __init__(self, name: str, loaded: object) -> None:
-        self.name, self.loaded = name, loaded
-
-    def load(self) -> object:
-        return self.loaded
