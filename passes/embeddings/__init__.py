@@ -3,32 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
 from functools import cached_property
 
-from irc.analysis.communication import slowest_link
 from irc.analysis.topology import Topology
 from irc.errors import Error
 from irc.ir.core import Function, Module, Value, Weight
 from irc.ir.result_names import OVERFLOW
 from irc.ir.types import Axes
-from irc.ops import AllGather, Embedding
+from irc.ops import AllGather, Embedding, Maximum
 from irc.pipeline import Compilation, Pass, Stats, option, register
 from irc.rewrite import permit, replace
 
-from .choose import (
-    REQUESTED,
-    TableRequest,
-    TableRequests,
-    cheapest,
-    checked_scheme,
-    report_rows,
-    with_rejection,
-)
-from .cost import Candidate, CostContext, batch_sizes, candidate
-from .policy import Policy, count_out_of_range, return_overflow
-from .schemes import LAYOUTS, Layout, Lookup, Site, completed, find_site, layout_of, write_lookup
-from .tables import Versions, has_other_uses, table_of, table_shape
+from .cost import REQUESTED, Candidate, CostModel, cheapest, report
+from .lookups import Lookup
+from .policy import Policy, add_result, count_out_of_range, insert_at_end
+from .requests import Request, Requests
+from .schemes import LAYOUTS, SCHEMES, Layout, Site, find_site, layout_of
+from .tables import Pieces, Table, table_of
 
 
 @register("rewrite-embeddings")
@@ -96,124 +87,130 @@ class _Rewriting:
     def __init__(self, options: RewriteEmbeddings, module: Module, stats: Stats) -> None:
         self.options, self.module, self.stats = options, module, stats
         self.policy = Policy.parse(options.policy)
-        rows = [TableRequest.parse(row) for row in options.tables]
-        self.requests = TableRequests(rows, checked_scheme(options.scheme))
+        self.requests = Requests(options.tables, options.scheme)
         for name in ("capacity", "hot", "memory"):
             number = getattr(options, name)
             if number is not None and not number >= 0:
                 raise Error(f"{name} cannot be negative; it is {number}")
         self.needed: dict[Function, list[Value]] = {}  # capacities
-        self.tables = dict.fromkeys(table_of(op.table) for op in self._lookups())
 
     def run(self) -> None:
         """Rewrite ids, then tables, then add the results that report errors to callers."""
+        functions = self.module.functions.values()
         if self.policy.kind == "error":
-            for function in self.module.functions.values():
-                ops = _lookups(function)
-                added = count_out_of_range(function, ops, self.module.mesh)
+            for function in functions:
+                added = count_out_of_range(function, _lookups(function), self.module.mesh)
                 self.stats.count("results", added)
-        for op in self._lookups():
-            self._replace_ids(op)
-        for table, sites in self._sites().items():
-            self._table(table, sites)
+        tables: dict[Weight, list[Embedding]] = {}
+        for function in functions:
+            for op in _lookups(function):
+                op = self._with_policy(op)
+                tables.setdefault(table_of(op.table), []).append(op)
+        axes = {table: _axes_of_ids(lookups) for table, lookups in tables.items()}
+        for table, lookups in tables.items():
+            self._rewrite_table(table, lookups, axes[table])
         if self.module.mesh.ranks > 1:
-            self.requests.check(self.tables)
+            self.requests.check(tables)
         for function, needed in self.needed.items():
-            self._overflow(function, needed)
+            self._return_overflow(function, needed)
 
-    def _replace_ids(self, op: Embedding) -> None:
-        table = op.table
+    def _with_policy(self, op: Embedding) -> Embedding:
+        """A lookup whose out-of-range ids are replaced, where the policy says by what."""
+        table, gather = op.table, op.ids.producer
         if not self.policy.moves or op.inside or not permit("rewrite-embeddings", op):
-            return
-        gather = op.ids.producer
+            return op
         gathered = isinstance(gather, AllGather)
         ids = gather.x if gathered else op.ids  # every rank has its own ids
-        ids = self.policy.replaced(ids, table_shape(table_of(table))[0], str(table.name))
+        ids = self.policy.replaced(ids, table_of(table))
         ids = gather.rebuilt([ids]).result if gathered else ids
-        replace(op, Embedding(ids, table, inside=True, sentinel=op.sentinel))
+        new = Embedding(ids, table, inside=True, sentinel=op.sentinel)
+        replace(op, new)
         self.stats.count(self.policy.kind)
+        return new
 
-    def _lookups(self) -> list[Embedding]:
-        """The lookups in weights, in order."""
-        return [op for each in self.module.functions.values() for op in _lookups(each)]
+    def _rewrite_table(self, weight: Weight, lookups: list[Embedding], over: Axes | None) -> None:
+        """Choose the layout of a table, and rewrite the lookups that may have another one."""
+        request = self.requests.of(weight)
+        sites = self._sites(weight, lookups, request, over)
+        if not sites:
+            return
+        if any(site.axes != sites[0].axes for site in sites):
+            self._keep(weight, request, "its lookups differ in axes")
+            return
+        refusal = request.refusal(sites)
+        if refusal is not None:
+            op, reason = refusal
+            if sites[0].layout == "replicated" and request is self.requests.rest:
+                self._keep(weight, request, reason)
+                return
+            name = request.scheme.upper()
+            raise Error(f"@{weight.name} cannot be looked up by {name}: {reason}", op)
+        request.is_met |= request.layout is not None
+        table = Table(self.module, sites, self.options.hot)
+        chosen = self._choose(table, sites, request)
+        if not permit("rewrite-embeddings", sites[0].op):
+            return
+        pieces = table.pieces(chosen)
+        for site in sites:
+            self._rewrite(site, table, chosen, pieces)
 
-    def _sites(self) -> dict[Weight, list[Site]]:
-        """The lookups to rewrite, by table."""
-        sites: dict[Weight, list[Site]] = {}
-        lookups = self._lookups()
-        over = _axes_of_ids(lookups)
+    def _sites(
+        self, weight: Weight, lookups: list[Embedding], request: Request, over: Axes | None
+    ) -> list[Site]:
+        """The lookups of a table that may be rewritten; the others are explained."""
+        if request.scheme == "keep":
+            return []
+        mesh, axes, requested = self.module.mesh, request.axes, ".".join(request.axes)
+        split = weight.type.axes[0] or weight.type.axes[1]
+        if split and axes not in ((), split):
+            raise Error(
+                f"tables asks for @{weight.name} over {requested}, but it is {weight.type} "
+                f"already; leave @{requested} out"
+            )
+        if axes:
+            mesh.group_size(axes)  # an Error for an axis that the mesh lacks
+        elif request is not self.requests.rest:
+            axes = tuple(axis for axis in ("ep", "tp") if axis in mesh.names)
+        other = request.layout not in (None, layout_of(weight))
+        sites: list[Site] = []
         for op in lookups:
-            table = table_of(op.table)
-            request = self.requests.of(table)
-            if request.scheme == "keep":
-                continue
-            split = table.type.axes[0] or table.type.axes[1]
-            if split and request.axes not in ((), split):
-                raise Error(
-                    f"tables asks for @{table.name} over {'.'.join(request.axes)}, but it is "
-                    f"{table.type} already; leave @{'.'.join(request.axes)} out"
-                )
-            other = request.layout not in (None, layout_of(table))
-            site = find_site(op, self._axes(request) or over.get(table), other)
-            if isinstance(site, Site) and self.module.mesh.group_size(site.axes) == 1:
+            site = find_site(op, axes or over, other)
+            if isinstance(site, Site) and mesh.group_size(site.axes) == 1:
                 site = "its axes have one rank"
             if isinstance(site, Site):
-                sites.setdefault(table, []).append(site)
-            elif self.module.mesh.ranks > 1:
-                self._leave(table, site)
+                sites.append(site)
+            elif mesh.ranks > 1:
+                self._keep(weight, request, site)
         return sites
 
-    def _leave(self, table: Weight, reason: str) -> None:
+    def _keep(self, table: Weight, request: Request, reason: str) -> None:
         """Explain why lookups are not rewritten."""
-        request = self.requests.of(table)
         self.stats.explain(f"@{table.name} is not rewritten: {reason}")
         if request.layout == layout_of(table):
-            self.requests.satisfy(request)
+            request.is_met = True
         else:
-            self.requests.reject(request, table, reason)
+            request.refuse(table, reason)
 
-    def _axes(self, request: TableRequest) -> Axes | None:
-        """The axes over which a row of `tables` shards a replicated table."""
-        if request.axes:
-            self.module.mesh.group_size(request.axes)  # an Error for an axis that the mesh lacks
-            return request.axes
-        usual = tuple(axis for axis in ("ep", "tp") if axis in self.module.mesh.names)
-        return usual if request in self.requests.rows and usual else None
-
-    def _table(self, table: Weight, sites: list[Site]) -> None:
-        first = sites[0]
-        if any(site.axes != first.axes for site in sites):
-            self._leave(table, "its lookups differ in axes")
-            return
-        request = self.requests.of(table)
-        unfit = request.unfit(sites)
-        if unfit is not None and first.layout == "replicated" and request is self.requests.rest:
-            self._leave(table, unfit[1])
-            return
-        if unfit is not None:
-            op, reason = unfit
-            name = request.scheme.upper()
-            raise Error(f"@{table.name} cannot be looked up by {name}: {reason}", op)
-        if request.layout is not None:
-            self.requests.satisfy(request)
-        tied = has_other_uses(table, [site.op for site in sites])
-        versions = Versions(self.module, table, first.axes, tied, self.options.hot)
-        options = self._candidates(sites, versions, tied)
-        chosen = request.layout or cheapest(options, first.layout)
-        reason = "it costs least" if request.layout is None else REQUESTED
-        if request.layout is None and any(c.rejection for c in options[chosen]):
+    def _choose(self, table: Table, sites: list[Site], request: Request) -> Layout:
+        """The layout that is requested, or else the cheapest, which is explained."""
+        model = CostModel(table, self.options, self._topology)
+        options: dict[Layout, list[Candidate]] = {
+            layout: [model.candidate(site, layout) for site in sites] for layout in LAYOUTS
+        }
+        chosen = request.layout or cheapest(options)
+        reason = REQUESTED if request.layout else "it costs least"
+        if chosen is None:
+            chosen = table.layout
             reason = "no scheme is allowed, so it stays"
         for number, site in enumerate(sites):
-            candidates = [options[layout][number] for layout in LAYOUTS]
-            sizes = batch_sizes(site, self.module)
-            for row in report_rows(site, sizes, candidates, chosen, reason):
+            candidates: dict[Layout, Candidate] = {
+                layout: options[layout][number] for layout in LAYOUTS
+            }
+            for row in report(site, table, candidates, chosen, reason):
                 self.stats.explain(row)
         if self.options.hot and chosen != "replicated":
-            self.stats.explain(_about_hot(versions, tied, versions.hot_rows(chosen)))
-        if not permit("rewrite-embeddings", first.op):
-            return
-        for site in sites:
-            self._rewrite(site, chosen, versions)
+            self.stats.explain(table.about_hot_rows(chosen))
+        return chosen
 
     @cached_property
     def _topology(self) -> Topology:
@@ -223,64 +220,29 @@ class _Rewriting:
         name = self.options.topology
         return read_topology(name) if name else default_topology()
 
-    def _candidates(
-        self, sites: Sequence[Site], versions: Versions, tied: bool
-    ) -> dict[Layout, list[Candidate]]:
-        options, topology = self.options, self._topology
-        link = slowest_link(self.module.mesh.groups(sites[0].axes), topology)
-        group_size, capacity = versions.group_size, options.capacity
-        context = CostContext(
-            self.module, topology, link, group_size, capacity, sentinel=options.sentinel
-        )
-        memory = None if options.memory is None else options.memory * 1e9
-
-        def cost(site: Site, layout: Layout) -> Candidate:
-            plain = candidate(site, layout, versions, tied, context)
-            return with_rejection(plain, memory, options.copy, tied)
-
-        return {layout: [cost(site, layout) for site in sites] for layout in LAYOUTS}
-
-    def _rewrite(self, site: Site, layout: Layout, versions: Versions) -> None:
-        pieces = versions.rows(layout)
-        own = versions.keep and layout == versions.layout
-        sentinel = self.options.sentinel and layout != "replicated" and not own
-        hot = versions.hot(layout)
-        same = layout == versions.layout and len(pieces) == 1 and hot is None
+    def _rewrite(self, site: Site, table: Table, layout: Layout, pieces: Pieces) -> None:
+        is_present = table.tied and layout == table.layout
+        sentinel = self.options.sentinel and layout != "replicated" and not is_present
+        same = layout == table.layout and len(pieces.rows) == 1 and pieces.hot is None
         if same and (site.op.sentinel == sentinel or (site.op.inside and layout != "rows")):
             return
         function = site.op.parent
         assert function is not None
         lookup = Lookup(
             site=site,
-            ids=site.ids if site.wanted == "sharded" else site.op.ids,
-            pieces=versions.pieces(layout),
-            rows=pieces,
-            layout=layout,
-            group_size=versions.group_size,
-            inside=site.op.inside,
+            scheme=SCHEMES[layout, site.wanted],
+            pieces=pieces,
+            mesh=self.module.mesh,
             sentinel=sentinel,
             capacity=self.options.capacity,
-            queues=self._queues(site),
-            hot=hot,
         )
-        value, needed = write_lookup(lookup)
-        if lookup.keeps_end:
-            replace(site.op, value)
-        else:
-            replace(site.end or site.op, completed(site, value))
-        if needed:
-            self.needed.setdefault(function, []).extend(needed)
+        replace(*lookup.write())
+        if lookup.needed:
+            self.needed.setdefault(function, []).extend(lookup.needed)
         self.stats.count(layout)
 
-    def _queues(self, site: Site) -> tuple[int, ...]:
-        """The number of shards of each dimension of the ids: each has a capacity of its own."""
-        mesh = self.module.mesh
-        counts = [mesh.group_size(axes) for axes in site.ids.type.axes]
-        if site.wanted == "scattered":
-            counts[site.dim] *= mesh.group_size(site.axes)
-        return tuple(counts)
-
-    def _overflow(self, function: Function, needed: list[Value]) -> None:
+    def _return_overflow(self, function: Function, needed: list[Value]) -> None:
+        """Return the largest capacity that lookups need beyond the one they have, or 0."""
         if function is not self.module.main:
             raise Error(
                 f"capacity is for lookups of @{self.module.main.name}, which returns the capacity "
@@ -292,7 +254,10 @@ class _Rewriting:
                 f"@{function.name} would return {OVERFLOW}, but the name is taken; rename it, or "
                 "leave capacity out"
             )
-        return_overflow(function, needed)
+        largest = needed[0]
+        for value in needed[1:]:
+            largest = insert_at_end(function, Maximum(largest, value))
+        add_result(function, OVERFLOW, largest)
         self.stats.explain(
             f"@{function.name} returns {OVERFLOW}: the capacity that a call needs beyond "
             f"{self.options.capacity}, else 0"
@@ -304,19 +269,6 @@ def _lookups(function: Function) -> list[Embedding]:
     return [op for op in function if isinstance(op, Embedding) and isinstance(op.table, Weight)]
 
 
-def _about_hot(versions: Versions, tied: bool, count: int) -> str:
-    """A sentence about the rows that every rank has."""
-    name = f"@{versions.table.name}"
-    if count:
-        return f"{name}: its first {count} rows are on every rank"
-    why = "it has other uses" if tied else f"it has {versions.shape[0]} rows"
-    return f"{name}: hot has no effect, because {why}"
-
-
-def _axes_of_ids(lookups: Sequence[Embedding]) -> dict[Weight, Axes]:
-    """Per table, the axes over which the ids of its first sharded lookup are sharded."""
-    over: dict[Weight, Axes] = {}
-    for op in lookups:
-        for axes in filter(None, op.ids.type.axes):
-            over.setdefault(table_of(op.table), axes)
-    return over
+def _axes_of_ids(lookups: list[Embedding]) -> Axes | None:
+    """The axes over which the ids of the first lookup with sharded ids are sharded."""
+    return next((axes for op in lookups for axes in op.ids.type.axes if axes), None)

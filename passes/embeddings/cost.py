@@ -9,180 +9,189 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import TypeAlias
+from typing import TYPE_CHECKING, NamedTuple
 
+from irc.analysis.communication import slowest_link
 from irc.analysis.sizes import LocalSizes
 from irc.analysis.topology import Topology, sent
+from irc.analysis.units import amount
 from irc.ir.core import Module
 from irc.ir.dtypes import dtype
 
-from .schemes import Layout, Site, Wanted, scheme_name
-from .tables import Versions, bytes_per_rank
+from .schemes import LAYOUTS, SCHEMES, Layout, Scheme, Site
+from .tables import Table
+
+if TYPE_CHECKING:
+    from . import RewriteEmbeddings
 
 ACCESS = 64  # bytes of one memory access
 UNKNOWN = (1, 64, 8192)  # tokens where the module gives a symbol no range
-BITWISE = frozenset(["R", "CA", "CS", "CD", "KA", "KS", "KD"])  # schemes that add nothing up
+# Weights of the fewest, typical and most tokens: decoding calls the model once per token.
+WEIGHTS = (0.9, 0.09, 0.01)
+REQUESTED = "it was requested"  # the reason for a scheme that is not the cheapest
+PER_GB = 35.0  # microseconds per call that 10^9 bytes on each rank are worth
+ORDER: tuple[Layout, ...] = ("replicated", "columns", "rows", "cyclic")  # of equal costs
 
-Message: TypeAlias = tuple[str, int]  # a collective and the bytes of the global tensor
 
-
-@dataclass(frozen=True)
-class Lookups:
-    """One site at one batch size: `tokens` of one rank if the ids are sharded, else of all ranks.
-
-    `part` of them are on a rank where the result is scattered. In bytes `row` is a complete row,
-    `width` a rank's shard of its columns, `index` an id, `summed` what an all_reduce of rows sends
-    (0: all rows). `capacity` is that of a cyclic scheme, 0 for no limit; `checked` says that
-    foreign rows are zeroed afterwards, as there are no rows of zeros.
-    """
+class Batch(NamedTuple):
+    """`tokens` that a rank looks up, or all do where the ids are replicated; those of a `shard` of
+    them; and the elements `summed` behind other operations (0: the rows themselves)."""
 
     tokens: int
-    part: int
-    row: int
-    width: int
-    group_size: int
-    index: int
-    capacity: int = 0
-    checked: bool = False
-    summed: int = 0
+    shard: int
+    summed: int
 
 
-@dataclass(frozen=True)
-class Work:
-    """Kernels, bytes to and from memory, and messages."""
+class Work(NamedTuple):
+    """Kernels, bytes to and from memory, and collectives with the bytes of the global tensor."""
 
     kernels: int
     bytes: float
-    messages: tuple[Message, ...] = ()
-
-
-def lookup_work(layout: Layout, wanted: Wanted, x: Lookups) -> Work:
-    """The work of one lookup in a table of some layout."""
-    scattered, sharded = wanted == "scattered", wanted == "sharded"
-    mine = x.part if scattered else x.tokens  # rows that a rank ends with
-    if layout == "replicated":
-        return Work(1, 2 * mine * x.row)
-    if layout == "cyclic":
-        return _cyclic(wanted, x, mine)
-    every = x.tokens * (x.group_size if sharded else 1)  # ids that each rank looks up
-    ids = (("all_gather", every * x.index),) if sharded else ()
-    if layout == "rows":
-        # each rank reads its shard and writes all rows; one more pass zeroes foreign rows
-        result, passes = every * x.row, 3 if x.checked else 1
-        moved = result / x.group_size + passes * result
-        end = ("all_reduce", x.summed or result)
-        if wanted != "replicated":
-            end = ("reduce_scatter", mine * x.group_size * x.row)
-        return Work(3 if x.checked else 2, moved, (*ids, end))
-    # each rank reads and writes its columns of all rows; the merge reads and writes the result
-    result = mine * x.group_size * x.width
-    read = max(x.width, ACCESS) if x.width else 0  # a shard of a row
-    moved = every * (read + x.width) + 2 * result
-    return Work(
-        2, moved, (*ids, ("all_gather" if wanted == "replicated" else "all_to_all", result))
-    )
-
-
-def _cyclic(wanted: Wanted, x: Lookups, mine: int) -> Work:
-    places = (x.capacity or mine) * x.group_size
-    rows = places * x.row
-    if wanted == "replicated":
-        return Work(8, 2 * rows / x.group_size + 2 * mine * x.row, (("all_gather", rows),))
-    ids = (("all_to_all", places * 4),) if wanted == "sharded" else ()
-    return Work(12 if ids else 8, 2 * rows + 2 * mine * x.row, (*ids, ("all_to_all", rows)))
+    messages: Sequence[tuple[str, int]] = ()
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A layout of one table for one site. `us` and `sent` are per batch size, `memory` in bytes
-    per rank; `extra` of them are there for this layout only."""
+    """A scheme for one site. `us` and `sent` are per batch size, `memory` in bytes per rank, of
+    which `extra` are there for this scheme only; `refusal` says why it is not allowed."""
 
-    scheme: str
-    layout: Layout
+    scheme: Scheme
     us: tuple[float, ...]
     sent: tuple[float, ...]
     messages: int
     memory: int
     extra: int
-    rejection: str = ""
+    refusal: str
 
-    def mean(self, weights: Sequence[float]) -> float:
+    @property
+    def mean(self) -> float:
         """Microseconds of a call, the batch sizes weighted."""
-        return sum(w * us for w, us in zip(weights, self.us, strict=True)) / sum(weights)
+        return sum(w * us for w, us in zip(WEIGHTS, self.us, strict=True))
+
+    def row(self, chosen: bool, requested: bool) -> str:
+        """A line of the report: microseconds, bytes sent, memory."""
+        times = "/".join(f"{us:.1f}" for us in self.us)
+        data = "/".join(amount(n) for n in self.sent)
+        shared = "" if self.extra else " (shared)"
+        note = f"; {self.refusal}" if self.refusal else ""
+        note += ", as asked" if chosen and requested and note else ""
+        note += "; chosen" if chosen else ""
+        held = f"{amount(self.memory)}{shared}"
+        return f"  {self.scheme.name:<3} {times} us, sends {data}, holds {held}{note}"
 
 
-@dataclass(frozen=True)
-class CostContext:
-    """What the cost of a candidate depends on, but for the site."""
-
-    module: Module
-    topology: Topology
-    link: str
-    group_size: int
-    capacity: int
-    sentinel: bool
-
-
-def batch_sizes(site: Site, module: Module) -> tuple[int, ...]:
-    """The fewest, typical and most tokens of a call that a rank looks up for itself, or all do."""
-    return tuple(tokens for tokens, *_ in _tokens(site, module))
-
-
-def _tokens(site: Site, module: Module) -> list[tuple[int, int, int]]:
-    """(tokens, those of a rank's shard of the result, elements that the end adds up where it is
-    behind other operations, else 0) at three batch sizes."""
+def batches(site: Site, module: Module) -> list[Batch]:
+    """The fewest, typical and most tokens of a call."""
     type = site.ids.type
     group_size = module.mesh.group_size(site.axes)
     symbols = {name for dim in type.shape if not isinstance(dim, int) for name in dim.symbols()}
     if not symbols <= module.dims.keys():
-        return [(n, -(-n // group_size), 0) for n in UNKNOWN]
-    batches: list[tuple[int, int, int]] = []
+        return [Batch(n, -(-n // group_size), 0) for n in UNKNOWN]
+    calls: list[Batch] = []
     for i in range(3):
-        given = {name: sizes[i] for name, sizes in module.dims.items()}
-        sizes = LocalSizes(module.mesh, given)
+        sizes = LocalSizes(module.mesh, {name: range[i] for name, range in module.dims.items()})
         shape = sizes.shape(type)
-        parts = (-(-n // group_size) if at == site.dim else n for at, n in enumerate(shape))
+        shard = (-(-n // group_size) if at == site.dim else n for at, n in enumerate(shape))
         summed = prod(sizes.shape(site.chain[-1].result.type)) if site.chain else 0
-        batches.append((prod(shape), prod(parts), summed))
-    return batches
+        calls.append(Batch(prod(shape), prod(shard), summed))
+    return calls
 
 
-def candidate(
-    site: Site, layout: Layout, table: Versions, tied: bool, context: CostContext
-) -> Candidate:
-    """The cost of a layout for one site; `tied` where the table is there for others anyway."""
-    shape, pieces = table.shape, len(table.rows(layout))
-    item = max(1, dtype(site.table.type.dtype).bits // 8)
-    own = tied and layout == site.layout
-    spare = (layout == "cyclic" or (context.sentinel and layout != "replicated")) and not own
-    us, bytes_sent, count = list[float](), list[float](), 0
-    for tokens, part, summed in _tokens(site, context.module):
-        lookups = Lookups(
-            tokens=tokens,
-            part=part,
-            row=shape[1] * item,
-            width=-(-shape[1] // context.group_size) * item,
-            group_size=context.group_size,
-            index=dtype(site.ids.type.dtype).bits // 8,
-            capacity=context.capacity,
-            checked=layout == "rows" and not spare,
-            summed=summed * item,
+class CostModel:
+    """The costs of the schemes of one table."""
+
+    def __init__(self, table: Table, options: RewriteEmbeddings, topology: Topology) -> None:
+        self.table, self.options, self.topology = table, options, topology
+        self.link = slowest_link(table.module.mesh.groups(table.axes), topology)
+        self.item = max(1, dtype(table.weight.type.dtype).bits // 8)
+
+    def candidate(self, site: Site, layout: Layout) -> Candidate:
+        """The cost of a layout for one site."""
+        table, scheme, size = self.table, SCHEMES[layout, site.wanted], self.table.group_size
+        is_present = table.tied and layout == table.layout
+        zeros = layout == "cyclic" or (self.options.sentinel and layout != "replicated")
+        zeros &= not is_present
+        pieces = len(table.rows(layout))
+        work = [self._work(site, scheme, batch, zeros) for batch in batches(site, table.module)]
+        memory = table.elements_per_rank(layout, zeros) * self.item
+        extra = 0 if is_present else memory
+        return Candidate(
+            scheme=scheme,
+            us=tuple(pieces * self._time(each) for each in work),
+            sent=tuple(pieces * sum(sent(k, size, n) for k, n in each.messages) for each in work),
+            messages=pieces * len(work[0].messages),
+            memory=memory,
+            extra=extra,
+            refusal=self._refusal(extra),
         )
-        work = lookup_work(layout, site.wanted, lookups)
-        count = len(work.messages) * pieces
-        us.append(pieces * _time(work, context))
-        bytes_sent.append(pieces * sum(sent(k, context.group_size, n) for k, n in work.messages))
-    hot = table.hot_rows(layout)
-    cold = (shape[0] - hot, shape[1])
-    memory = bytes_per_rank(layout, cold, context.group_size, item, spare) + hot * shape[1] * item
-    name = scheme_name(layout, site.wanted)
-    extra = 0 if own else memory
-    return Candidate(name, layout, tuple(us), tuple(bytes_sent), count, memory, extra)
+
+    def _refusal(self, extra: int) -> str:
+        """Why a scheme that takes so many bytes more is not allowed, or nothing."""
+        if self.table.tied and extra and not self.options.copy:
+            return "takes a second copy of a table with other uses"
+        if self.options.memory is not None and extra > self.options.memory * 1e9:
+            return f"takes more than {self.options.memory:g} GB"
+        return ""
+
+    def _work(self, site: Site, scheme: Scheme, batch: Batch, zeros: bool) -> Work:
+        """The work of one lookup; without rows of `zeros` foreign rows are zeroed afterwards."""
+        size, index = self.table.group_size, dtype(site.ids.type.dtype).bits // 8
+        row = self.table.shape[1] * self.item
+        width = -(-self.table.shape[1] // size) * self.item  # a shard of a row
+        mine = batch.shard if site.wanted == "scattered" else batch.tokens  # rows of a rank
+        if scheme.layout == "replicated":
+            return Work(1, 2 * mine * row)
+        if scheme.layout == "cyclic":
+            places = (self.options.capacity or mine) * size
+            ids = [(scheme.ids, places * 4)] if scheme.ids else []
+            read = places * row // (size if scheme.rows == "all_gather" else 1)
+            moved = 2 * read + 2 * mine * row
+            return Work(12 if ids else 8, moved, [*ids, (scheme.rows, places * row)])
+        every = batch.tokens * (size if scheme.ids else 1)  # ids that each rank looks up
+        ids = [(scheme.ids, every * index)] if scheme.ids else []
+        if scheme.layout == "columns":
+            # each rank reads and writes its columns of all rows; the merge reads and writes rows
+            result = mine * size * width
+            read = max(width, ACCESS) if width else 0
+            moved = every * (read + width) + 2 * result
+            return Work(2, moved, [*ids, (scheme.rows, result)])
+        # each rank reads its shard and writes all rows; one more pass zeroes foreign rows
+        result = every * row
+        moved = result / size + (1 if zeros else 3) * result
+        if scheme.rows == "reduce_scatter":
+            result = mine * size * row
+        elif batch.summed:
+            result = batch.summed * self.item
+        return Work(2 if zeros else 3, moved, [*ids, (scheme.rows, result)])
+
+    def _time(self, work: Work) -> float:
+        device, size = self.topology.device, self.table.group_size
+        total = work.kernels * device.kernel_us + work.bytes / device.hbm_gb_s / 1e3
+        return total + sum(self.topology.time(k, size, n, self.link) for k, n in work.messages)
 
 
-def _time(work: Work, context: CostContext) -> float:
-    device = context.topology.device
-    total = work.kernels * device.kernel_us + work.bytes / device.hbm_gb_s / 1e3
-    for kind, size in work.messages:
-        total += context.topology.time(kind, context.group_size, size, context.link)
-    return total
+def cheapest(options: dict[Layout, list[Candidate]]) -> Layout | None:
+    """The layout whose sites cost least together with the memory, None if no layout is allowed; of
+    equal ones that with fewer collectives, then an exact one, then R, columns, rows, cyclic."""
+
+    def key(layout: Layout) -> tuple[float, int, bool]:
+        candidates = options[layout]
+        time = sum(c.mean for c in candidates) + PER_GB * candidates[0].extra / 1e9
+        is_exact = all(c.scheme.is_exact for c in candidates)
+        return round(time, 3), sum(c.messages for c in candidates), not is_exact
+
+    refused = {layout for layout in ORDER if any(c.refusal for c in options[layout])}
+    allowed: list[Layout] = [layout for layout in ORDER if layout not in refused]
+    return min(allowed, key=key, default=None)
+
+
+def report(
+    site: Site, table: Table, candidates: dict[Layout, Candidate], chosen: Layout, reason: str
+) -> list[str]:
+    """A sentence about the site, and a line per candidate."""
+    tokens = "/".join(str(batch.tokens) for batch in batches(site, table.module))
+    head = (
+        f"@{table.weight.name}, {table.weight.type.replicated}, is looked up by "
+        f"{candidates[chosen].scheme.name}: {reason}; {site.need}. Per call of {tokens} tokens:"
+    )
+    return [head, *(candidates[each].row(each == chosen, reason == REQUESTED) for each in LAYOUTS)]

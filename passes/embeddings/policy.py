@@ -1,7 +1,4 @@
-"""The result of out-of-range ids: zeros, the nearest row, a fixed row, or a counted error.
-
-And the results of a rewritten model that its callers check.
-"""
+"""The result of out-of-range ids: zeros, the nearest row, a fixed row, or a counted error."""
 
 from __future__ import annotations
 
@@ -12,9 +9,9 @@ from typing import Literal, TypeAlias, cast
 
 from irc import ops
 from irc.errors import Error
-from irc.ir.core import Function, Op, Result, Value
+from irc.ir.core import Function, Op, Result, Value, Weight
 from irc.ir.mesh import Mesh
-from irc.ir.result_names import OUT_OF_RANGE, OVERFLOW, UNKNOWN
+from irc.ir.result_names import OUT_OF_RANGE, UNKNOWN
 from irc.ops.table_rows import LARGEST
 
 from ..shared.edit import named_results, set_results
@@ -45,10 +42,18 @@ class Policy:
         """Whether out-of-range ids are replaced by ids in range."""
         return self.kind in ("clamp", "row")
 
-    def replaced(self, ids: Value, rows: int, name: str) -> Value:
-        """Ids that are all in range of a table of `rows`, as a new expression."""
-        self.check(rows, name)
-        op = ids.producer
+    def replaced(self, ids: Value, table: Weight) -> Value:
+        """Ids that are all in range of a table, as a new expression; an Error if none can be."""
+        rows, op = table_shape(table)[0], ids.producer
+        if self.kind == "row" and self.row >= rows:
+            raise Error(
+                f"out-of-range ids give row {self.row} (row:{self.row}), but @{table.name} has "
+                f"{rows} rows"
+            )
+        if self.kind == "clamp" and not rows:
+            raise Error(
+                f"out-of-range ids give the nearest row (clamp), but @{table.name} has none"
+            )
         if isinstance(op, ops.SlotIds):
             return op.rebuilt([op.ids], outside=self.kind, row=self.row).result
         kind = ids.type.dtype
@@ -63,16 +68,6 @@ class Policy:
             return least.result
         last = ops.Constant(values=(rows - 1,), dtype=kind)
         return ops.Where(ops.Lt(least, last), least, last).result
-
-    def check(self, rows: int, name: str) -> None:
-        """An Error where the fixed row is no row of the table."""
-        if self.kind == "row" and self.row >= rows:
-            raise Error(
-                f"out-of-range ids give row {self.row} (row:{self.row}), but @{name} has "
-                f"{rows} rows"
-            )
-        if self.kind == "clamp" and not rows:
-            raise Error(f"out-of-range ids give the nearest row (clamp), but @{name} has none")
 
 
 def between(ids: Value, rows: int) -> Op:
@@ -102,7 +97,7 @@ def count_out_of_range(function: Function, lookups: Iterable[ops.Embedding], mes
             continue
         count = _count(op, mesh)
         count = ops.Add(counts[name], count) if name in counts else count
-        counts[name] = _insert(function, count)
+        counts[name] = insert_at_end(function, count)
     for name, count in counts.items():
         add_result(function, name, count)
     return len(counts)
@@ -134,18 +129,10 @@ def _count(op: ops.Embedding, mesh: Mesh) -> Op:
     return ops.AllReduce(count, axis=".".join(over)) if over else count
 
 
-def _insert(function: Function, root: Op) -> Value:
+def insert_at_end(function: Function, root: Op) -> Value:
     """The result of a new expression, inserted at the end, operands first."""
     for value in root.operands:
         if value.producer is not None and value.producer.parent is None:
-            _insert(function, value.producer)
+            insert_at_end(function, value.producer)
     function.insert(root, function.last)
     return root.result
-
-
-def return_overflow(function: Function, needed: list[Value]) -> None:
-    """Return the largest capacity that lookups need beyond the one they have, or 0."""
-    largest = needed[0]
-    for value in needed[1:]:
-        largest = _insert(function, ops.Maximum(largest, value))
-    add_result(function, OVERFLOW, largest)

@@ -1,4 +1,4 @@
-"""Lookups in sharded tables, and their schemes: the collectives that bring each rank its rows.
+"""The schemes of lookups in sharded tables, and the lookups that may have one.
 
 | scheme | table | collectives |
 |---|---|---|
@@ -14,39 +14,78 @@ of its own ids.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, get_args
 
 from irc import ops
 from irc.ir.core import Op, Value, Weight
-from irc.ir.dims import DimLike
 from irc.ir.types import Axes
 from irc.ops.collective import Exchange
-from irc.ops.table_rows import ROUND
 
 from ..shared.edit import only_user
 
 Wanted: TypeAlias = Literal["replicated", "scattered", "sharded"]
 Layout: TypeAlias = Literal["replicated", "rows", "columns", "cyclic"]
+LAYOUTS: tuple[Layout, ...] = get_args(Layout)
 NOT_SHARDED = "its table is not sharded"
+
+
+@dataclass(frozen=True)
+class Scheme:
+    """A layout of a table [V, D], and how its rows get to the ranks that need them.
+
+    `ids` is the collective of ids in front of the lookup, `rows` that of rows behind it; each is
+    empty where there is none.
+    """
+
+    name: str
+    layout: Layout
+    wanted: Wanted
+    ids: str = ""
+    rows: str = ""
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether rows keep all their bits, because nothing is added up."""
+        return self.rows not in ("all_reduce", "reduce_scatter")
+
+
+_ALL = (
+    Scheme("R", "replicated", "replicated"),
+    Scheme("R", "replicated", "scattered"),
+    Scheme("R", "replicated", "sharded"),
+    Scheme("RA", "rows", "replicated", rows="all_reduce"),
+    Scheme("RS", "rows", "scattered", rows="reduce_scatter"),
+    Scheme("RSD", "rows", "sharded", ids="all_gather", rows="reduce_scatter"),
+    Scheme("CA", "columns", "replicated", rows="all_gather"),
+    Scheme("CS", "columns", "scattered", rows="all_to_all"),
+    Scheme("CD", "columns", "sharded", ids="all_gather", rows="all_to_all"),
+    Scheme("KA", "cyclic", "replicated", rows="all_gather"),
+    Scheme("KS", "cyclic", "scattered", rows="all_to_all"),
+    Scheme("KD", "cyclic", "sharded", ids="all_to_all", rows="all_to_all"),
+)
+SCHEMES = {(scheme.layout, scheme.wanted): scheme for scheme in _ALL}
+NAMES = list(dict.fromkeys(scheme.name for scheme in _ALL))
+LAYOUT_OF: dict[str, Layout] = {scheme.name.lower(): scheme.layout for scheme in _ALL}
+LAYOUT_OF.update(zip(LAYOUTS, LAYOUTS, strict=True))
 
 
 @dataclass(frozen=True)
 class Site:
     """One lookup whose table is sharded over `axes`, or will be.
 
-    `ids` are those that a rank has before any are gathered. The result is needed `replicated`;
-    `scattered`, sharded in `dim` though the ids are replicated; or `sharded` in `dim` as the ids
-    are. `chain` are additive operations on the way to `end`, the collective that completes the
-    result. Where they move rows, the lookup itself is needed `replicated`, and what `end` scatters
-    is sliced.
+    The result is needed `replicated`; `scattered`, sharded in `dim` though the ids are replicated;
+    or `sharded` in `dim` as the ids are, which are `gathered` first where the table is sharded now.
+    `chain` are additive operations on the way to `end`, the collective that completes the result.
+    Where they move rows, the lookup itself is needed `replicated`, and what `end` scatters is
+    sliced.
     """
 
     op: ops.Embedding
     table: Weight
     axes: Axes
-    ids: Value
     wanted: Wanted
     dim: int = 0
+    gathered: bool = False
     chain: tuple[Op, ...] = ()
     end: Op | None = None
 
@@ -59,6 +98,24 @@ class Site:
     def layout(self) -> Layout:
         """How the table is sharded now."""
         return layout_of(self.table)
+
+    @property
+    def ids(self) -> Value:
+        """The ids that a rank has before any are gathered."""
+        gather = self.op.ids.producer
+        return gather.operands[0] if self.gathered and gather is not None else self.op.ids
+
+    @property
+    def need(self) -> str:
+        """The rows that the site needs, as a clause."""
+        over = f"over {self.axis}"
+        if self.wanted == "replicated":
+            return f"its result must be replicated {over}"
+        if self.wanted == "scattered":
+            return (
+                f"its ids are replicated and dimension {self.dim} of its result is sharded {over}"
+            )
+        return f"dimension {self.dim} of its ids is sharded {over}, and of its result as well"
 
 
 def layout_of(table: Weight) -> Layout:
@@ -79,30 +136,34 @@ def find_site(op: ops.Embedding, axes: Axes | None, other: bool = False) -> Site
         return "its rows and its columns are sharded"
     if not rows and not columns:
         return _replicated(op, table, axes) if axes else NOT_SHARDED
+    over = rows or columns
     walked = _walk_sum(op, rows) if rows else _walk_columns(op, columns)
     if isinstance(walked, str):
-        return Site(op, table, columns, op.ids, "replicated") if other and columns else walked
+        return Site(op, table, columns, "replicated") if other and columns else walked
     chain, end, dim = walked
     if dim is None or any(each.result.type is not op.result.type for each in chain):
-        return Site(op, table, rows or columns, op.ids, "replicated", 0, chain, end)
+        return Site(op, table, over, "replicated", chain=chain, end=end)
     if dim >= op.ids.type.ndim:
         return "its result is sharded in the columns of the table"
     gather = op.ids.producer
-    if isinstance(gather, ops.AllGather) and gather.axes == (rows or columns):
-        rank = gather.x.type.ndim
-        if gather.dim % rank == dim and gather.x.type.axes[dim] == gather.axes:
-            return Site(op, table, gather.axes, gather.x, "sharded", dim, chain, end)
-    return Site(op, table, rows or columns, op.ids, "scattered", dim, chain, end)
+    if (
+        isinstance(gather, ops.AllGather)
+        and gather.axes == over
+        and gather.dim % op.ids.type.ndim == dim
+        and gather.x.type.axes[dim] == over
+    ):
+        return Site(op, table, over, "sharded", dim, True, chain, end)
+    return Site(op, table, over, "scattered", dim, chain=chain, end=end)
 
 
 def _replicated(op: ops.Embedding, table: Weight, axes: Axes) -> Site | str:
     """A site whose result is replicated, or sharded as its ids are."""
     for dim, over in enumerate(op.ids.type.axes):
         if over == axes:
-            return Site(op, table, axes, op.ids, "sharded", dim)
+            return Site(op, table, axes, "sharded", dim)
         if set(over) & set(axes):
             return f"its ids are {op.ids.type}"
-    return Site(op, table, axes, op.ids, "replicated")
+    return Site(op, table, axes, "replicated")
 
 
 Walk: TypeAlias = tuple[tuple[Op, ...], Op, int | None]
@@ -145,172 +206,3 @@ def _is_additive(op: Op, value: Value, axes: Axes) -> bool:
     others = [v for v in op.operands if v is not value]
     waits = set(axes) <= set(op.result.type.partial)
     return waits and not any(set(axes) & set(v.type.partial) for v in others)
-
-
-LETTERS: dict[Layout, str] = {"replicated": "R", "rows": "R", "columns": "C", "cyclic": "K"}
-ENDS: dict[Wanted, str] = {"replicated": "A", "scattered": "S", "sharded": "D"}
-LAYOUTS: tuple[Layout, ...] = ("replicated", "rows", "columns", "cyclic")
-
-
-def scheme_name(layout: Layout, wanted: Wanted) -> str:
-    """`RA`, `CS`, ... ; rows for data-parallel ids are RSD, as a reduce_scatter ends them."""
-    if layout == "replicated":
-        return "R"
-    if layout == "rows" and wanted == "sharded":
-        return "RSD"
-    return LETTERS[layout] + ENDS[wanted]
-
-
-@dataclass(frozen=True)
-class Lookup:
-    """A lookup to write: the ids of the site, and the table in pieces of rows.
-
-    `inside` says that all ids are in range; `sentinel` that rows of zeros may follow the table.
-    `capacity` and `queues` are those of cyclic_embedding, `group_size` the number of
-    ranks over the axes. `hot` are the first rows, which every rank has, so that the pieces begin
-    behind them.
-    """
-
-    site: Site
-    ids: Value
-    pieces: tuple[Weight, ...]
-    rows: tuple[int, ...]
-    layout: Layout
-    group_size: int
-    inside: bool = False
-    sentinel: bool = False
-    capacity: int = 0
-    queues: tuple[int, ...] = ()
-    hot: Weight | None = None
-
-    @property
-    def keeps_end(self) -> bool:
-        """Whether the collective of the site completes the rows as before."""
-        adds = isinstance(self.site.end, (ops.AllReduce, ops.ReduceScatter))
-        return self.layout == "rows" and adds and self.hot is None
-
-
-def write_lookup(lookup: Lookup) -> tuple[Value, list[Value]]:
-    """The rows of a site as a new expression, and the capacities that its ids need."""
-    site, needed = lookup.site, list[Value]()
-    if lookup.keeps_end:
-        return _pieced(lookup, site.op.ids, needed), needed
-    if lookup.hot is None:
-        return _complete(lookup, lookup.ids, needed), needed
-    count = lookup.hot.type.shape[0]
-    assert isinstance(count, int)
-    cold, ids = _from_row(lookup.ids, count)
-    rows = _complete(lookup, ids, needed)
-    ids, cold = _placed(lookup, lookup.ids), _placed(lookup, cold.result)
-    hot = ops.Embedding(ids, lookup.hot)
-    return ops.Where(ops.Unsqueeze(cold, dims=(-1,)), rows, hot).result, needed
-
-
-def _complete(lookup: Lookup, ids: Value, needed: list[Value]) -> Value:
-    """The rows that the ranks need, by the collectives of the scheme."""
-    site, wanted = lookup.site, lookup.site.wanted
-    if lookup.layout == "cyclic":
-        return _pieced(lookup, ids, needed)
-    if lookup.layout == "replicated":
-        if wanted == "scattered":
-            ids = ops.ShardSlice(ids, axis=site.axis, dim=site.dim).result
-        return _pieced(lookup, ids, needed)
-    if wanted == "sharded":
-        ids = ops.AllGather(ids, axis=site.axis, dim=site.dim).result
-    rows = _pieced(lookup, ids, needed)
-    return _finished(rows, site, lookup.layout).result
-
-
-def completed(site: Site, value: Value) -> Value:
-    """The result of the site from complete rows, by new operations."""
-    source, end = site.op.result, site.end
-    for op in site.chain:
-        value = op.rebuilt([value if v is source else v for v in op.operands]).result
-        source = op.result
-    if isinstance(end, ops.ReduceScatter) and site.wanted == "replicated":
-        return ops.ShardSlice(value, axis=site.axis, dim=end.dim).result
-    if end is None and source.type.axes[-1] == site.axes:  # columns, used as they were sharded
-        return ops.ShardSlice(value, axis=site.axis, dim=source.type.ndim - 1).result
-    return value
-
-
-def _finished(rows: Value, site: Site, layout: Layout) -> Op:
-    if layout == "rows":
-        if site.wanted == "replicated":
-            return ops.AllReduce(rows, axis=site.axis)
-        return ops.ReduceScatter(rows, axis=site.axis, dim=site.dim)
-    last = rows.type.ndim - 1
-    if site.wanted == "replicated":
-        return ops.AllGather(rows, axis=site.axis, dim=last)
-    return ops.AllToAll(rows, axis=site.axis, split=site.dim, concat=last)
-
-
-def _pieced(lookup: Lookup, ids: Value, needed: list[Value]) -> Value:
-    """The rows from every piece of the table; each id is in one of them."""
-    joined = _rows(lookup, 0, ids, needed)
-    begin = lookup.rows[0]
-    for number in range(1, len(lookup.pieces)):
-        here, own = _from_row(ids, begin)
-        rows = _rows(lookup, number, own, needed)
-        place = here.result
-        if lookup.layout == "cyclic":
-            place = _placed(lookup, place)
-        joined = ops.Where(ops.Unsqueeze(place, dims=(-1,)), rows, joined).result
-        begin += lookup.rows[number]
-    return joined
-
-
-def _from_row(ids: Value, begin: int) -> tuple[Op, Value]:
-    """(which ids are rows from `begin` on, the ids relative to it, -1 for all before)."""
-    start = ops.Constant(values=(begin,), dtype=ids.type.dtype)
-    here = ops.Ge(ids, start)
-    # ids before the piece become -1, since a subtraction could overflow
-    before = ops.Constant(values=(begin - 1,), dtype=ids.type.dtype)
-    return here, ops.Sub(ops.Where(here, ids, before), start).result
-
-
-def _placed(lookup: Lookup, value: Value) -> Value:
-    """What is known per id, sharded as the rows are."""
-    site = lookup.site
-    if site.wanted == "scattered":
-        return ops.ShardSlice(value, axis=site.axis, dim=site.dim).result
-    return value
-
-
-def _rows(lookup: Lookup, number: int, ids: Value, needed: list[Value]) -> Value:
-    table = lookup.pieces[number]
-    if lookup.layout != "cyclic":
-        # a piece gets the ids of all pieces
-        inside = lookup.inside and len(lookup.pieces) == 1 and lookup.hot is None
-        sentinel = lookup.sentinel and not (inside and lookup.layout != "rows")
-        result = ops.Embedding(ids, table, inside=inside, sentinel=sentinel).result
-        result.name = lookup.site.op.result.name
-        return result
-    site = lookup.site
-    lookup_op = ops.CyclicEmbedding(
-        ids,
-        table,
-        rows=lookup.rows[number],
-        parts=lookup.group_size,
-        axis=site.axis,
-        scatter=site.dim if site.wanted == "scattered" else -1,
-        capacity=lookup.capacity,
-        queues=lookup.queues if lookup.capacity else (),
-    )
-    if lookup.capacity:
-        needed.append(lookup_op.results[1])
-    return lookup_op.results[0]
-
-
-def piece_rows(rows: int, width: DimLike, group_size: int, limit: int) -> tuple[int, ...]:
-    """The rows of the pieces of a table, each shared by `group_size` ranks: as few as keep
-    each below `limit` elements of `width` per rank."""
-    if not isinstance(width, int) or not width:
-        return (rows,)
-    per_rank = max(1, (limit - 1) // width - ROUND)
-    most = per_rank * group_size
-    if rows <= most:
-        return (rows,)
-    even = -(-rows // -(-rows // most))
-    size = -(-even // group_size) * group_size
-    return tuple(min(size, rows - at) for at in range(0, rows, size))
