@@ -23,17 +23,17 @@ def numbers(name: str, rng: np.random.Generator) -> Array:
         return np.arange(2**kind.bits).astype(f"u{kind.bits // 8}").view(numpy)
     count = 20000
     bits = rng.integers(0, 2**kind.bits, count, f"u{kind.bits // 8}", endpoint=False)
-    found = bits.view(numpy)
+    anywhere = bits.view(numpy)
     small = rng.integers(-300, 300, count)
     if not kind.is_float:
         edges = np.iinfo(numpy)
         limits = np.array([edges.min, edges.max], numpy)
-        return np.concatenate([found, small.astype(numpy), limits])
+        return np.concatenate([anywhere, small.astype(numpy), limits])
     with np.errstate(all="ignore"):
         near = np.arange(2**16).astype(np.uint16).view(np.float16).astype(numpy)
         halves = (near[:-1] + near[1:]) / 2  # between neighbours of narrow floats
         wide = small * np.exp2(rng.integers(-140, 128, count).astype(numpy))
-        return np.concatenate([found, near, halves, wide]).astype(numpy)
+        return np.concatenate([anywhere, near, halves, wide]).astype(numpy)
 
 
 def fits(x: Array, name: str) -> Array:

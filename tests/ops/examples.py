@@ -19,11 +19,11 @@ MODULES = (
 
 def collect() -> dict[str, list[Example]]:
     """The `EXAMPLES` lists of all example modules, by operation, in order."""
-    found: dict[str, list[Example]] = {}
+    by_operation: dict[str, list[Example]] = {}
     for name in MODULES:
         for example in import_module(f"tests.ops.{name}").EXAMPLES:
-            found.setdefault(example.op, []).append(example)
-    return found
+            by_operation.setdefault(example.op, []).append(example)
+    return by_operation
 
 
 EXAMPLES = collect()

@@ -57,18 +57,18 @@ AWAY_FROM_ZERO: dict[str, Any] = {
 
 
 def _arithmetic() -> list[Example]:
-    found: list[Example] = []
+    examples: list[Example] = []
     for op in ("add", "sub", "mul", "minimum", "maximum"):
-        found += binary(op, NO_BOOL, dtypes=NUMBERS, draw=distinct)
-        found += [Example(op, (Arg((12, 24)), Arg((24,))))]
-    found += binary("div", NO_INTEGERS, **AWAY_FROM_ZERO)
-    found += binary("pow", NO_INTEGERS, **ABOVE_ZERO)
+        examples += binary(op, NO_BOOL, dtypes=NUMBERS, draw=distinct)
+        examples += [Example(op, (Arg((12, 24)), Arg((24,))))]
+    examples += binary("div", NO_INTEGERS, **AWAY_FROM_ZERO)
+    examples += binary("pow", NO_INTEGERS, **ABOVE_ZERO)
     for op in ("floor_div", "mod"):
         for dtypes in (("f32",), ("i32", "i64")):
-            found += binary(op, NO_BOOL, dtypes=dtypes, draw=_odd)
+            examples += binary(op, NO_BOOL, dtypes=dtypes, draw=_odd)
     for op in ("neg", "abs", "sign"):
-        found += unary(op, NUMBER_ONLY, dtypes=NUMBERS, draw=distinct)
-    return found
+        examples += unary(op, NUMBER_ONLY, dtypes=NUMBERS, draw=distinct)
+    return examples
 
 
 def _odd(rng: np.random.Generator, shape: tuple[int, ...]) -> Any:
@@ -76,18 +76,18 @@ def _odd(rng: np.random.Generator, shape: tuple[int, ...]) -> Any:
 
 
 def _functions() -> list[Example]:
-    found: list[Example] = []
+    examples: list[Example] = []
     for op in ("sqrt", "rsqrt", "reciprocal", "log"):
-        found += unary(op, FLOAT_ONLY, **ABOVE_ZERO)
+        examples += unary(op, FLOAT_ONLY, **ABOVE_ZERO)
     for op in ("exp", "sin", "cos", "erf", "round", "floor", "ceil"):
-        found += unary(op, FLOAT_ONLY, low=-4.0, high=4.0)
-    found += unary("round", draw=lambda rng, shape: rng.integers(-6, 6, shape) / 2)
+        examples += unary(op, FLOAT_ONLY, low=-4.0, high=4.0)
+    examples += unary("round", draw=lambda rng, shape: rng.integers(-6, 6, shape) / 2)
     for op in ("sigmoid", "tanh", "relu", "softplus", "silu", "quick_gelu", "squared_relu", "gelu"):
-        found += unary(op, FLOAT_ONLY, low=-6.0, high=6.0)
+        examples += unary(op, FLOAT_ONLY, low=-6.0, high=6.0)
     word = Bad("none, tanh", (Arg((4,)),), {"approximate": "exact"})
-    found += unary("gelu", word, attributes={"approximate": "tanh"})
-    found += _clip()
-    return found
+    examples += unary("gelu", word, attributes={"approximate": "tanh"})
+    examples += _clip()
+    return examples
 
 
 def _clip() -> list[Example]:
@@ -106,24 +106,26 @@ def _clip() -> list[Example]:
 
 
 def _logic() -> list[Example]:
-    found: list[Example] = []
+    examples: list[Example] = []
     for op in ("eq", "ne", "lt", "le", "gt", "ge"):
         bad = () if op in ("eq", "ne") else (NO_BOOL,)
-        found += binary(op, *bad, dtypes=NUMBERS, draw=distinct)
+        examples += binary(op, *bad, dtypes=NUMBERS, draw=distinct)
     for op in ("eq", "ne"):
-        found.append(Example(op, (Arg((12,), "bool"), Arg((12,), "bool")), dtypes=("bool",)))
+        examples.append(Example(op, (Arg((12,), "bool"), Arg((12,), "bool")), dtypes=("bool",)))
     for op in ("and", "or"):
         shapes = (((12, 24), (12, 24)), ((12, 1), (5,)), ((), ()))
         for a, b in shapes:
             args = (Arg(a, "bool"), Arg(b, "bool"))
-            found.append(Example(op, args, dtypes=("bool",)))
+            examples.append(Example(op, args, dtypes=("bool",)))
         bad = (
             Bad("takes bool", (Arg((4,)), Arg((4,), "bool"))),
             Bad("bool", (Arg((4,), "bool"), Arg((4,)))),
         )
-        found.append(Example(op, (Arg((7,), "bool"), Arg((), "bool")), bad=bad, dtypes=("bool",)))
-    found += unary("not", BOOL_ONLY, dtypes=("bool",))
-    return found
+        examples.append(
+            Example(op, (Arg((7,), "bool"), Arg((), "bool")), bad=bad, dtypes=("bool",))
+        )
+    examples += unary("not", BOOL_ONLY, dtypes=("bool",))
+    return examples
 
 
 def _where() -> list[Example]:

@@ -26,12 +26,12 @@ def _reductions() -> list[Example]:
         Bad("no dimension 2", X, {"dims": (2,)}),
         Bad("twice", X, {"dims": (1, -1)}),
     )
-    found: list[Example] = []
+    examples: list[Example] = []
     for op in ("reduce_sum", "reduce_mean", "reduce_max", "reduce_min", "reduce_prod"):
         dtypes, kind = (FLOATS, INTEGERS) if op == "reduce_mean" else (NUMBERS, BOOLS)
         # integer products that overflow wrap in numpy and saturate in ONNX Runtime
         many = Arg((12, 24), "T", -1, 2) if op == "reduce_prod" else Arg((12, 24))
-        found += [
+        examples += [
             Example(op, (many,), {"dims": (1,)}, (*bad, kind), dtypes),
             Example(
                 op,
@@ -45,15 +45,15 @@ def _reductions() -> list[Example]:
             Example(op, (Arg((5,)),), {"dims": (0,)}, (), dtypes),
         ]
     for op in ("reduce_sum", "reduce_max", "reduce_min", "reduce_prod"):
-        found.append(Example(op, (Arg((12, 0)),), {"dims": (1,)}, (), NUMBERS))
-    return found
+        examples.append(Example(op, (Arg((12, 0)),), {"dims": (1,)}, (), NUMBERS))
+    return examples
 
 
 def _along() -> list[Example]:
     no_dim = Bad("no dimension 2", X, {"dim": 2})
     no_bool = Bad("takes numbers", (Arg((4, 6), "bool"),))
     no_integers = Bad("floating-point", (Arg((4, 6), "i32"),))
-    found: list[Example] = [
+    examples: list[Example] = [
         Example("argmax", (Arg((12, 9)),), {}, (no_dim, no_bool), NUMBERS),
         Example("argmax", (Arg((B, 5, 24), "i32"),), {"dim": 1, "keep": True}, sizes={"B": 12}),
         Example("argmax", (Arg((5,)),), {}, (Bad("empty", (Arg((0,)),)),)),
@@ -62,7 +62,7 @@ def _along() -> list[Example]:
         Example("cumsum", (Arg((0, 12)),), {"dim": 0, "exclusive": True}),
     ]
     for op in ("softmax", "log_softmax"):
-        found += [
+        examples += [
             Example(op, (Arg((12, 9)),), {}, (no_dim, no_integers)),
             Example(op, (Arg((B, 5, 24)),), {"dim": 1}, sizes={"B": 12}),
         ]
@@ -73,7 +73,7 @@ def _along() -> list[Example]:
         Bad("takes numbers", (Arg((4, 6), "bool"),), {"k": 1}),
     )
     return [
-        *found,
+        *examples,
         Example("topk", (Arg((12, 9)),), {"k": 4}, topk, NUMBERS),
         Example("topk", (Arg((B, 5, 24)),), {"k": 5, "dim": 1}, sizes={"B": 12}),
     ]

@@ -132,8 +132,8 @@ CASES: dict[str, tuple[Arrays, dict[str, Any]]] = {
 @pytest.mark.parametrize("name", CASES)
 def test_attention_agrees_with_loops(name: str) -> None:
     arrays, attributes = CASES[name]
-    found = run(arrays, head_dim=4, **attributes)
-    np.testing.assert_allclose(found, by_loops(arrays, 4, **attributes), rtol=1e-5, atol=1e-6)
+    result = run(arrays, head_dim=4, **attributes)
+    np.testing.assert_allclose(result, by_loops(arrays, 4, **attributes), rtol=1e-5, atol=1e-6)
 
 
 def test_unused_cache_slots_do_not_matter() -> None:

@@ -89,13 +89,13 @@ def test_dequantize_of_every_code(name: str, kind: str, scales: str) -> None:
         scale = chosen.astype(np.uint8).view(numpy_dtype(scales)).reshape(3, 1)
         factors = np.array([[number(scales, int(code))] for code in chosen])
     x = np.stack([codes] * 3)
-    found = apply("dequantize", x, scale, dtype=kind)
+    result = apply("dequantize", x, scale, dtype=kind)
     wanted = rounded(f32(np.array([numbers] * 3) * factors), kind)
     finite = np.isfinite(wanted)
-    assert found.dtype == numpy_dtype(kind)
-    found = found.astype(np.float64)
-    np.testing.assert_array_equal(found, wanted.astype(np.float64))
-    np.testing.assert_array_equal(np.signbit(found[finite]), np.signbit(wanted[finite]))
+    assert result.dtype == numpy_dtype(kind)
+    result = result.astype(np.float64)
+    np.testing.assert_array_equal(result, wanted.astype(np.float64))
+    np.testing.assert_array_equal(np.signbit(result[finite]), np.signbit(wanted[finite]))
 
 
 @pytest.mark.parametrize("name", INTEGERS)
@@ -104,9 +104,9 @@ def test_zero_points(name: str) -> None:
     zeros = fresh(3).choice(codes.astype(np.int32), (3, 1))
     scale = f32([[0.5], [0.25], [3]])
     zero = {"zero": zeros.astype(codes.dtype)}
-    found = apply("dequantize", np.stack([codes] * 3), scale, named=zero)
-    np.testing.assert_array_equal(found, (np.array([numbers] * 3) - zeros) * scale)
-    back = apply("quantize", found, scale, named=zero, dtype=name)
+    result = apply("dequantize", np.stack([codes] * 3), scale, named=zero)
+    np.testing.assert_array_equal(result, (np.array([numbers] * 3) - zeros) * scale)
+    back = apply("quantize", result, scale, named=zero, dtype=name)
     assert back.dtype == codes.dtype
     np.testing.assert_array_equal(back, np.stack([codes] * 3))
 
@@ -139,13 +139,13 @@ def test_quantize_to_every_code(name: str) -> None:
     beyond = f32([finite[0] * 3 - 1, finite[-1] * 3, finite[-1] + 0.6, -np.inf, np.inf])
     x = np.concatenate([f32(finite), middles, *beside, beyond])
     for scale in (1.0, 0.125):
-        found = apply("quantize", x * f32(scale), f32([scale]), dtype=name)
+        result = apply("quantize", x * f32(scale), f32([scale]), dtype=name)
         wanted = np.array([nearest(name, clipped(each, finite)) for each in x.tolist()])
-        assert found.dtype == numpy_dtype(name)
-        found = found.astype(np.float64)
-        np.testing.assert_array_equal(found, wanted)
+        assert result.dtype == numpy_dtype(name)
+        result = result.astype(np.float64)
+        np.testing.assert_array_equal(result, wanted)
         if name in FLOATS:
-            np.testing.assert_array_equal(np.signbit(found), np.signbit(wanted))
+            np.testing.assert_array_equal(np.signbit(result), np.signbit(wanted))
 
 
 def clipped(value: float, finite: Sequence[float]) -> float:
@@ -158,11 +158,11 @@ def test_quantize_divides_in_f32(name: str) -> None:
     for kind in ("f32", "f16", "bf16"):
         x = (rng.standard_normal((2, 8, 12)) * 30).astype(numpy_dtype(kind))
         scale = rng.uniform(0.1, 9, (2, 1, 3)).astype(np.float32)
-        found = apply("quantize", x, scale, dtype=name)
+        result = apply("quantize", x, scale, dtype=name)
         quotients = x.astype(np.float32) / np.repeat(scale, 4, 2)
         finite = [-128, 127] if name == "i8" else [-LARGEST[name], LARGEST[name]]
         wanted = [nearest(name, clipped(each, finite)) for each in quotients.ravel().tolist()]
-        np.testing.assert_array_equal(found.astype(np.float64).ravel(), wanted)
+        np.testing.assert_array_equal(result.astype(np.float64).ravel(), wanted)
 
 
 @pytest.mark.parametrize("name", LARGEST)
@@ -173,9 +173,9 @@ def test_powers_of_two_as_scales(name: str) -> None:
     below = np.nextafter(powers, f32(0))
     most = np.concatenate([powers, below, powers * f32(1.5)])
     x = np.stack([most, -most / 2, most * 0, -most], 1).reshape(1, -1)
-    found = apply("dynamic_scale", x, dtype=name, block=4, scale="f8e8m0")[0]
+    result = apply("dynamic_scale", x, dtype=name, block=4, scale="f8e8m0")[0]
     wanted = [max(math.frexp(each)[1] - 1 - less, -127) for each in most.tolist()]
-    assert found.view(np.uint8).tolist() == [each + 127 for each in wanted]
+    assert result.view(np.uint8).tolist() == [each + 127 for each in wanted]
 
 
 @pytest.mark.parametrize("name", LARGEST)
@@ -184,11 +184,11 @@ def test_powers_of_two_as_scales(name: str) -> None:
 def test_scales_map_the_largest_to_the_largest(name: str, kind: str, block: int) -> None:
     x = fresh(8).standard_normal((3, 24)).astype(numpy_dtype(kind))
     x[1] = 0
-    found = apply("dynamic_scale", x, dtype=name, block=block, scale=kind).astype(np.float64)
+    result = apply("dynamic_scale", x, dtype=name, block=block, scale=kind).astype(np.float64)
     most = np.abs(x.astype(np.float32)).reshape(3, -1, block or 24).max(-1)
     wanted = rounded(most / f32(LARGEST[name]), kind).astype(np.float64)
     wanted[1] = 1
-    np.testing.assert_array_equal(found, wanted)
+    np.testing.assert_array_equal(result, wanted)
 
 
 def test_scales_of_two_levels() -> None:
@@ -197,9 +197,9 @@ def test_scales_of_two_levels() -> None:
     x[:, :16] *= f32([[1e-9], [1e-3], [1], [1e9]])
     tensor = f32([[np.abs(x[2]).max() / (448 * 6)]])
     codes: Any = {"dtype": "f4e2m1", "block": 16, "scale": "f8e4m3"}
-    found = apply("dynamic_scale", x, named={"tensor_scale": tensor}, **codes)
+    result = apply("dynamic_scale", x, named={"tensor_scale": tensor}, **codes)
     most = np.abs(x).reshape(4, 2, 16).max(-1)
     quotients = (most / f32(6) / tensor[0]).ravel().tolist()
     wanted = [nearest("f8e4m3", clipped(each, [-448, 448])) or 1 for each in quotients]
-    assert found.dtype == numpy_dtype("f8e4m3") and wanted[0] == 1 and wanted[6] == 448
-    np.testing.assert_array_equal(found.astype(np.float64).ravel(), wanted)
+    assert result.dtype == numpy_dtype("f8e4m3") and wanted[0] == 1 and wanted[6] == 448
+    np.testing.assert_array_equal(result.astype(np.float64).ravel(), wanted)

@@ -1,9 +1,11 @@
-"""Collectives against numpy on meshes and groups, and their types in the global view."""
+"""Collectives against numpy on meshes and groups, and their types in the global view; lookups in
+sharded tables."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from functools import reduce
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -11,12 +13,12 @@ import pytest
 
 from irc.backends.reference import evaluate, evaluate_ranks
 from irc.errors import Error
-from irc.ir.core import Function, Module, Result
+from irc.ir.core import Function, Module, Result, Value
 from irc.ir.declare import op_class
 from irc.ir.mesh import Mesh
 from irc.ir.types import Axes, TensorType
 from irc.ir.verify import verify
-from irc.ops import Rank, Return
+from irc.ops import Embedding, Rank, Return
 from irc.text import parse_module
 from tests.fresh import fresh
 
@@ -63,66 +65,56 @@ def mesh(request: pytest.FixtureRequest) -> Mesh:
 
 
 REDUCTIONS = {"sum": np.add, "max": np.maximum, "min": np.minimum, "prod": np.multiply}
+CASES: list[tuple[str, dict[str, Any]]] = [
+    *(("all_reduce", {"op": kind}) for kind in REDUCTIONS),
+    *(("reduce_scatter", {"op": kind, "dim": -1}) for kind in REDUCTIONS),
+    *(("reduce", {"op": kind, "root": -1}) for kind in REDUCTIONS),
+    *(("all_gather", {"dim": dim}) for dim in (0, 2)),
+    *(("all_to_all", {"split": a, "concat": b}) for a, b in ((0, 2), (2, 1), (0, 0))),
+    ("broadcast", {"root": -1}),
+    ("collective_gather", {"root": -1, "dim": 1}),
+    ("collective_scatter", {"root": -1, "dim": 0}),
+]
 
 
-@pytest.mark.parametrize("kind", REDUCTIONS)
-def test_reductions(mesh: Mesh, kind: str) -> None:
-    shards, group_size, root = drawn(mesh), mesh.size("tp"), mesh.size("tp") - 1
-    everywhere = run("all_reduce", mesh, shards, op=kind)
-    scattered = run("reduce_scatter", mesh, shards, op=kind, dim=-1)
-    at_root = run("reduce", mesh, shards, op=kind, root=root)
-    for rank in range(mesh.ranks):
-        group, place = neighbours(mesh, rank)
-        total = reduce(REDUCTIONS[kind], [shards[r] for r in group])
-        width = 12 // group_size
-        np.testing.assert_array_equal(everywhere[rank], total)
-        part = total[:, :, place * width : (place + 1) * width]
-        np.testing.assert_array_equal(scattered[rank], part)
-        np.testing.assert_array_equal(at_root[rank], total * (place == root))
+def by_numpy(name: str, shards: Arrays, place: int, **given: Any) -> np.ndarray:
+    """The result of the rank at a place in the group, from the group's operands in order."""
+    dim, root, count = given.get("dim", 0), given.get("root", 0), len(shards)
+    total = reduce(REDUCTIONS[given.get("op", "sum")], shards)
+    match name:
+        case "all_reduce" | "reduce":
+            return total if name == "all_reduce" or place == root else np.zeros_like(total)
+        case "reduce_scatter":
+            return np.split(total, count, dim)[place]
+        case "all_gather" | "collective_gather":
+            joined = np.concatenate(shards, dim)
+            return joined if name == "all_gather" or place == root else np.zeros_like(joined)
+        case "broadcast":
+            return shards[root]
+        case "collective_scatter":
+            return np.split(shards[root], count, dim)[place]
+        case _:
+            parts = [np.split(shard, count, given["split"])[place] for shard in shards]
+            return np.concatenate(parts, given["concat"])
 
 
-def test_all_gather(mesh: Mesh) -> None:
+@pytest.mark.parametrize(("op", "attributes"), CASES)
+def test_every_collective(mesh: Mesh, op: str, attributes: dict[str, Any]) -> None:
     shards = drawn(mesh)
-    for dim in (0, 2):
-        for rank, found in enumerate(run("all_gather", mesh, shards, dim=dim)):
-            group, _ = neighbours(mesh, rank)
-            np.testing.assert_array_equal(found, np.concatenate([shards[r] for r in group], dim))
-
-
-def test_all_to_all(mesh: Mesh) -> None:
-    shards, group_size = drawn(mesh), mesh.size("tp")
-    for split, concat in ((0, 2), (2, 1), (0, 0)):
-        size = 12 // group_size
-        for rank, found in enumerate(run("all_to_all", mesh, shards, split=split, concat=concat)):
-            group, place = neighbours(mesh, rank)
-            mine = range(place * size, (place + 1) * size)
-            parts = [np.take(shards[r], mine, axis=split) for r in group]
-            np.testing.assert_array_equal(found, np.concatenate(parts, concat))
-
-
-def test_rooted_collectives(mesh: Mesh) -> None:
-    shards, group_size = drawn(mesh), mesh.size("tp")
-    root = group_size - 1
-    sent = run("broadcast", mesh, shards, root=root)
-    gathered = run("collective_gather", mesh, shards, root=root, dim=1)
-    scattered = run("collective_scatter", mesh, shards, root=root, dim=0)
-    for rank in range(mesh.ranks):
+    if "root" in attributes:
+        attributes = attributes | {"root": mesh.size("tp") - 1}
+    for rank, result in enumerate(run(op, mesh, shards, **attributes)):
         group, place = neighbours(mesh, rank)
-        theirs = shards[group[root]]
-        joined = np.concatenate([shards[r] for r in group], 1)
-        size = 12 // group_size
-        np.testing.assert_array_equal(sent[rank], theirs)
-        np.testing.assert_array_equal(gathered[rank], joined * (place == root))
-        part = theirs[place * size : (place + 1) * size]
-        np.testing.assert_array_equal(scattered[rank], part)
+        wanted = by_numpy(op, [shards[r] for r in group], place, **attributes)
+        np.testing.assert_array_equal(result, wanted)
 
 
 def test_a_group_over_two_axes_counts_the_last_fastest() -> None:
     mesh = Mesh.parse("dp=2, tp=2")
     shards = drawn(mesh)
     for axis, order in (("dp.tp", [0, 1, 2, 3]), ("tp.dp", [0, 2, 1, 3])):
-        for found in run("all_gather", mesh, shards, axis, dim=0):
-            np.testing.assert_array_equal(found, np.concatenate([shards[r] for r in order]))
+        for result in run("all_gather", mesh, shards, axis, dim=0):
+            np.testing.assert_array_equal(result, np.concatenate([shards[r] for r in order]))
 
 
 def test_rank_is_the_index_in_the_group(mesh: Mesh) -> None:
@@ -132,8 +124,8 @@ def test_rank_is_the_index_in_the_group(mesh: Mesh) -> None:
     function.append(op := Rank(axis="tp"))
     function.append(Return(op.results))
     module.add_function(function)
-    found = [int(results["result0"]) for results in evaluate_ranks(module, {})]
-    assert found == [mesh.coordinates(rank)["tp"] for rank in range(mesh.ranks)]
+    places = [int(results["result0"]) for results in evaluate_ranks(module, {})]
+    assert places == [mesh.coordinates(rank)["tp"] for rank in range(mesh.ranks)]
 
 
 def typed(op: str, axes: tuple[Axes, ...] = (), partial: Axes = (), /, **attributes: Any) -> str:
@@ -223,3 +215,71 @@ def test_a_collective_fits_the_view_and_the_mesh(
 ) -> None:
     with pytest.raises(Error, match=message):
         check(text(view, line))
+
+
+# lookups in sharded tables
+
+
+CYCLIC = """
+module @m mesh(tp=2) {{
+  func @forward(%ids: i32[4, 3], %t: f32[8@tp, 2]) -> (y: f32[4, 3{split}, 2], lost: i32[]) {{
+    %y, %lost = cyclic_embedding %ids, %t {{{attributes}}} : f32[4, 3{split}, 2], i32[]
+    return %y, %lost
+  }}
+}}"""
+
+
+def cyclic(attributes: str, split: str = "") -> Module:
+    module = parse_module(CYCLIC.format(split=split, attributes=attributes))
+    verify(module)
+    return module
+
+
+@pytest.mark.parametrize(
+    ("attributes", "message"),
+    [
+        ('rows=8, parts=4, axis="tp"', "has 4 parts, but the mesh .tp=2. has 2 ranks over tp"),
+        ('rows=8, parts=2, axis="tp", capacity=1, queues=[2, 1]', r"ids have the shards \[1, 1\]"),
+        ('rows=8, parts=2, axis="xp"', "the table is f32.8@tp, 2., but its rows must be sharded"),
+    ],
+)
+def test_a_cyclic_lookup_must_fit_the_mesh(attributes: str, message: str) -> None:
+    with pytest.raises(Error, match=message):
+        cyclic(attributes)
+
+
+def test_a_cyclic_lookup_is_for_the_global_view() -> None:
+    module = cyclic('rows=8, parts=2, axis="tp"')
+    module.local = True
+    op = next(iter(module.main))
+    with pytest.raises(Error, match="for the global view only; localize lowers it"):
+        op.verify(module)
+
+
+def test_ids_beyond_the_capacity_give_zeros_and_are_counted() -> None:
+    module = cyclic('rows=7, parts=2, axis="tp", scatter=1, capacity=2, queues=[1, 2]', split="@tp")
+    ids = np.array([[0, 2, 1], [4, 1, 3], [6, 9, 5], [-1, 0, 5]], np.int32)
+    table = np.arange(1, 17, dtype=np.float32).reshape(8, 2)
+    results = evaluate(module, {"ids": ids, "t": table})
+    # the first rank wants columns 0 and 1: of its even ids 0, 2, 4, 6, 0 two find room
+    place = [[0, 1, 4], [None, 4, 5], [None, None, None], [None, None, None]]
+    want = np.zeros((4, 3, 2), np.float32)
+    for i, j in product(range(4), range(3)):
+        if place[i][j] is not None:
+            want[i, j] = table[place[i][j]]
+    assert np.array_equal(results["y"], want)
+    assert results["lost"] == 5
+
+
+def test_an_out_of_range_id_with_inside_is_an_error() -> None:
+    ids, table = (
+        Value(TensorType(*t), None, i) for i, t in enumerate((("i32", (2,)), ("f32", (3, 1))))
+    )
+    op = Embedding(ids, table, inside=True)
+    rows = np.arange(3, dtype=np.float32)[:, None]
+    assert op.evaluate(np.array([2, 0]), rows).tolist() == [[2], [0]]
+    for wrong in (-1, 3):
+        with pytest.raises(
+            Error, match=f"embedding: index {wrong} is out of range of a dimension of 3"
+        ):
+            op.evaluate(np.array([0, wrong]), rows)

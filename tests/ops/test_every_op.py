@@ -1,9 +1,11 @@
-"""For every operation: type inference, text, expansion and errors, on its examples."""
+"""For every operation: type inference, text, expansion, dtypes and errors, on its examples."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -21,7 +23,7 @@ from irc.ops import Return
 from irc.ops.collective import Collective
 from irc.text import parse_module, print_module
 from tests.ops.compare import assert_close, run
-from tests.ops.example import Bad, Example, build, inputs_of, module_of, operation
+from tests.ops.example import Bad, Example, build, dtypes_taken, inputs_of, module_of, operation
 from tests.ops.examples import EXAMPLES
 
 NEVER_WRONG = {"return"}  # takes any values; the verifier checks its position
@@ -72,9 +74,9 @@ def test_inference_agrees_with_numpy(
         return
     inputs = list(inputs_of(example, dtype, rng).values())
     bound = operation(module_of(example.bound(), dtype))
-    found = meaning(bound, inputs, example)
-    assert len(found) == len(op.results)
-    for array, result in zip(found, op.results, strict=True):
+    arrays = meaning(bound, inputs, example)
+    assert len(arrays) == len(op.results)
+    for array, result in zip(arrays, op.results, strict=True):
         shape = tuple(bind(size, example.sizes) for size in result.type.shape)
         assert np.shape(array) == shape
         declared = numpy_dtype(result.type.dtype)
@@ -95,8 +97,8 @@ def meaning(op: Op, inputs: list[np.ndarray], example: Example) -> list[np.ndarr
         return list(evaluate(expanded(op, example), given).values())
     fixed = len(wide) - len(op.present)
     named = dict(zip(op.present, wide[fixed:], strict=True))
-    found = op.evaluate(*wide[:fixed], *[named.get(name) for name in op.optional_names])
-    return list(found) if isinstance(found, tuple) else [found]
+    arrays = op.evaluate(*wide[:fixed], *[named.get(name) for name in op.optional_names])
+    return list(arrays) if isinstance(arrays, tuple) else [arrays]
 
 
 def arg_names(op: Op) -> list[str]:
@@ -144,9 +146,9 @@ def test_expansion_agrees_with_meaning(
     module = expanded(op, example)
     verify(module)
     renamed = dict(zip(arg_names(op), inputs.values(), strict=True))
-    found = list(evaluate(module, renamed).values())
+    results = list(evaluate(module, renamed).values())
     wanted = run(example.bound(), dtype, inputs)
-    for got, want in zip(found, wanted, strict=True):
+    for got, want in zip(results, wanted, strict=True):
         assert_close(got, want, "the expansion", factor=4)  # it rounds after every step
 
 
@@ -157,3 +159,56 @@ def test_bad_input_is_refused_by_name(op: str, bad: Bad) -> None:
         build(op, bad.args, values, bad.attributes)
     message = str(caught.value)
     assert op in message and bad.message in message, message
+
+
+# dtypes and empty batches
+
+GLOBAL = [
+    pytest.param(example, id=str(example))
+    for examples in EXAMPLES.values()
+    for example in examples
+    if not example.local and example.op != "call"  # the types of a callee are fixed
+]
+
+
+@pytest.mark.parametrize("example", GLOBAL)
+def test_every_accepted_dtype_can_be_computed(example: Example, rng: np.random.Generator) -> None:
+    bound = example.bound()
+    taken = dtypes_taken(bound)
+    assert taken
+    for name in taken:
+        evaluate(module_of(bound, name), inputs_of(bound, name, rng))
+
+
+@pytest.mark.parametrize(
+    "example",
+    [p for p in GLOBAL if any("B" in e.sizes for e in p.values if isinstance(e, Example))],
+)
+def test_an_empty_batch(example: Example, rng: np.random.Generator) -> None:
+    empty = replace(example, sizes=example.sizes | {"B": 0}).bound()
+    dtype = example.dtypes[0]
+    for array in run(empty, dtype, inputs_of(empty, dtype, rng)):
+        assert array.size == 0 or 0 not in array.shape
+
+
+SIGNED = np.arange(-8, 8).astype(ml_dtypes.int4)
+UNSIGNED = np.arange(16).astype(ml_dtypes.uint4)
+
+
+@pytest.mark.parametrize(
+    ("op", "x", "result", "wanted"),
+    [
+        ('cast %x {dtype="u4"}', SIGNED, "u4[16]", [*range(8, 16), *range(8)]),
+        ('cast %x {dtype="i4"}', UNSIGNED, "i4[16]", [*range(8), *range(-8, 0)]),
+        ("reduce_max %x {dims=[0]}", SIGNED, "i4[]", 7),
+        ("reduce_min %x {dims=[0]}", SIGNED, "i4[]", -8),
+        ("reduce_sum %x {dims=[0]}", SIGNED, "i4[]", -8),  # modulo 16
+        ("add %x, %x", SIGNED, "i4[16]", [0, 2, 4, 6, -8, -6, -4, -2] * 2),
+        ("abs %x", SIGNED, "i4[16]", [-8, 7, 6, 5, 4, 3, 2, 1, *range(8)]),
+    ],
+)
+def test_four_bits_wrap(op: str, x: np.ndarray, result: str, wanted: int | list[int]) -> None:
+    kind = "i4" if x is SIGNED else "u4"
+    text = f"module @m {{ func @forward(%x: {kind}[16]) -> ({result}) {{ %y = {op} : {result}"
+    y = evaluate(parse_module(f"{text} return %y }} }}"), {"x": x})["result0"]
+    assert y.astype(np.int64).tolist() == wanted

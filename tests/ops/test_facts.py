@@ -32,7 +32,7 @@ def bound(example: Example) -> tuple[Example, str, Op]:
 
 def cases(holds: Callable[[Op], bool]) -> list[Any]:
     """The examples of which a fact holds."""
-    every = [e for found in EXAMPLES.values() for e in found if e.op not in WITHOUT_MEANING]
+    every = [e for examples in EXAMPLES.values() for e in examples if e.op not in WITHOUT_MEANING]
     return [pytest.param(e, id=str(e)) for e in every if holds(bound(e)[2])]
 
 
@@ -40,9 +40,9 @@ def results(example: Example, dtype: str, inputs: Inputs) -> list[np.ndarray]:
     """The results, rounded to their dtypes."""
     op = operation_of(module_of(example, dtype))
     with np.errstate(all="ignore"):
-        found = meaning(op, list(inputs.values()), example)
+        arrays = meaning(op, list(inputs.values()), example)
         types = [numpy_dtype(result.type.dtype) for result in op.results]
-        return [np.asarray(a).astype(t) for a, t in zip(found, types, strict=True)]
+        return [np.asarray(a).astype(t) for a, t in zip(arrays, types, strict=True)]
 
 
 def held_together(op: Op) -> Iterator[list[bool]]:
@@ -74,8 +74,8 @@ def extremes(array: np.ndarray, rng: np.random.Generator, above: tuple[float, ..
     if array.dtype.kind in "iub":
         return array
     most = float(np.finfo(array.dtype).max) if array.dtype.kind == "f" else 3e38
-    found = rng.choice([most, -most, 0.0, 1.0, -1.0, 0.7, *above], array.shape)
-    return np.asarray(found).astype(array.dtype)
+    numbers = rng.choice([most, -most, 0.0, 1.0, -1.0, 0.7, *above], array.shape)
+    return np.asarray(numbers).astype(array.dtype)
 
 
 @pytest.mark.parametrize(
@@ -94,9 +94,9 @@ def test_no_infinity_arises(example: Example, rng: np.random.Generator) -> None:
             for key, name in zip(inputs, names, strict=True):
                 inputs[key] = inputs[key] if name in weights else extremes(inputs[key], rng, above)
             if op.bound(i) != "no":
-                found = results(plain, dtype, inputs)[i].astype(np.float64)
-                assert not np.any(np.isinf(found)), (op, dtype)
-                assert above or not np.any(np.isnan(found)), (op, dtype)
+                array = results(plain, dtype, inputs)[i].astype(np.float64)
+                assert not np.any(np.isinf(array)), (op, dtype)
+                assert above or not np.any(np.isnan(array)), (op, dtype)
 
 
 @pytest.mark.parametrize("example", cases(lambda op: op.moves_data))

@@ -18,7 +18,7 @@ from tests.fresh import fresh
 from tests.sharded.checking import check
 
 Array = np.ndarray[Any, Any]
-H, WIDTH = 6, 5  # of a token, and inside an expert
+H, WIDTH = 6, 5  # features in and out of an expert
 
 
 @dataclass(frozen=True)
@@ -36,23 +36,11 @@ class Case:
         """Slots of an expert for the tokens of one rank."""
         return self.capacity or self.tokens
 
-    @property
-    def attributes(self) -> str:
-        """The attributes of moe_slots and moe_dispatch."""
-        capacity = f", capacity={self.capacity}" if self.capacity else ""
-        return f"experts={self.experts}, parts={self.group_size}{capacity}"
-
     def inputs(self, rng: np.random.Generator) -> dict[str, Array]:
         """Random global arrays by argument name."""
         total, experts = self.group_size * self.tokens, self.experts
         order = np.argsort(rng.random((total, experts)), axis=1)
-        shapes = {
-            "x": (total, H),
-            "weights": (total, self.choices),
-            "gate": (experts, WIDTH, H),
-            "up": (experts, WIDTH, H),
-            "down": (experts, H, WIDTH),
-        }
+        shapes = {"x": (total, H), "weights": (total, self.choices), "w": (experts, H, WIDTH)}
         arrays = {n: rng.standard_normal(s).astype(np.float32) for n, s in shapes.items()}
         return arrays | {"chosen": order[:, : self.choices].astype(np.int32)}
 
@@ -64,13 +52,10 @@ def draw(rng: np.random.Generator, group_size: int, capacity: bool) -> Case:
     return Case(group_size, experts, int(rng.integers(1, 4)), tokens, slots)
 
 
-def silu(x: Array) -> Array:
-    return x / (1 + np.exp(-x))
-
-
-def by_hand(case: Case, a: dict[str, Array]) -> tuple[Array, Array]:
-    """(the combined output of the experts per token, the number of dropped pairs)."""
-    y, dropped = np.zeros_like(a["x"]), np.zeros(len(a["x"]), np.int32)
+def by_hand(case: Case, a: dict[str, Array]) -> dict[str, Array]:
+    """The combined products with the experts per token, and the number of dropped pairs."""
+    y = np.zeros((len(a["x"]), WIDTH), np.float32)
+    dropped = np.zeros(len(y), np.int32)
     for part in range(case.group_size):
         filled = [0] * case.experts
         for token in range(part * case.tokens, (part + 1) * case.tokens):
@@ -79,69 +64,47 @@ def by_hand(case: Case, a: dict[str, Array]) -> tuple[Array, Array]:
                 if filled[expert] > case.slots:
                     dropped[token] += 1
                     continue
-                gate, up = a["gate"][expert] @ a["x"][token], a["up"][expert] @ a["x"][token]
-                y[token] += a["weights"][token, k] * (a["down"][expert] @ (silu(gate) * up))
-    return y, dropped
+                y[token] += a["weights"][token, k] * (a["x"][token] @ a["w"][expert])
+    return {"y": y, "dropped": dropped}
 
 
-def step(experts: Any, slots: Any) -> str:
-    """The feed-forward of the experts, from %mine to %made."""
-    return f"""
-    %gate_t = transpose %gate {{order=[0, 2, 1]}} : f32[{experts}, {H}, {WIDTH}]
-    %up_t = transpose %up {{order=[0, 2, 1]}} : f32[{experts}, {H}, {WIDTH}]
-    %down_t = transpose %down {{order=[0, 2, 1]}} : f32[{experts}, {WIDTH}, {H}]
-    %opened = matmul %mine, %gate_t : f32[{experts}, {slots}, {WIDTH}]
-    %raised = matmul %mine, %up_t : f32[{experts}, {slots}, {WIDTH}]
-    %silu = silu %opened : f32[{experts}, {slots}, {WIDTH}]
-    %hidden = mul %silu, %raised : f32[{experts}, {slots}, {WIDTH}]
-    %made = matmul %hidden, %down_t : f32[{experts}, {slots}, {H}]"""
-
-
-def module(case: Case, tokens: Any, experts: Any, body: str) -> Module:
-    """A module that returns the output and the number of dropped pairs per token."""
-    found = parse_module(f"""module @m mesh(ep={case.group_size}) {{
-  func @forward(%x: f32[{tokens}, {H}], %chosen: i32[{tokens}, {case.choices}],
-      %weights: f32[{tokens}, {case.choices}], %gate: f32[{experts}, {WIDTH}, {H}],
-      %up: f32[{experts}, {WIDTH}, {H}], %down: f32[{experts}, {H}, {WIDTH}])
-      -> (y: f32[{tokens}, {H}], dropped: i32[{tokens}]) {{
-    {body}
+def module(case: Case, over: str) -> Module:
+    """Experts over ep, and tokens `over` "@ep", which all_to_all sends there and back, or "", where
+    every rank adds the output of its own experts."""
+    n, e, k = case.group_size, case.experts, case.choices
+    t, c = f"{n * case.tokens}{over}", n * case.slots
+    how = f"experts={e}, parts={n}" + (f", capacity={case.capacity}" if case.capacity else "")
+    combine = (
+        "moe_combine %{}, %chosen, %slots, %weights " + f"{{{{parts={n}}}}} : f32[{t}, {WIDTH}]"
+    )
+    if over:
+        mine = 'all_to_all %buffer {axis="ep", split=0, concat=1}'
+        back = (
+            f'%back = all_to_all %made {{axis="ep", split=1, concat=0}} : f32[{e}, {c}@ep, {WIDTH}]'
+        )
+        end = f"""{back}
+    %y = {combine.format("back")}"""
+    else:
+        mine = 'shard_slice %buffer {axis="ep", dim=0}'
+        end = f"""%sum = {combine.format("made")}{{sum ep}}
+    %y = all_reduce %sum {{axis="ep"}} : f32[{t}, {WIDTH}]"""
+    built = parse_module(f"""module @m mesh(ep={n}) {{
+  func @forward(%x: f32[{t}, {H}], %chosen: i32[{t}, {k}], %weights: f32[{t}, {k}],
+      %w: f32[{e}@ep, {H}, {WIDTH}]) -> (y: f32[{t}, {WIDTH}], dropped: i32[{t}]) {{
+    %slots = moe_slots %chosen {{{how}}} : i32[{t}, {k}]
+    %buffer = moe_dispatch %x, %chosen, %slots {{{how}}} : f32[{e}, {c}{over}, {H}]
+    %mine = {mine} : f32[{e}@ep, {c}, {H}]
+    %made = matmul %mine, %w : f32[{e}@ep, {c}, {WIDTH}]
+    {end}
     %none = full {{value=0, dtype="i32"}} : i32[]
-    %full = lt %slots, %none : bool[{tokens}, {case.choices}]
-    %each = cast %full {{dtype="i32"}} : i32[{tokens}, {case.choices}]
-    %dropped = reduce_sum %each {{dims=[1]}} : i32[{tokens}]
+    %full = lt %slots, %none : bool[{t}, {k}]
+    %each = cast %full {{dtype="i32"}} : i32[{t}, {k}]
+    %dropped = reduce_sum %each {{dims=[1]}} : i32[{t}]
     return %y, %dropped
   }}
 }}""")
-    verify(found)
-    return found
-
-
-def sharded_tokens(case: Case) -> Module:
-    """Tokens are sharded: all_to_all sends them to the ranks of their experts and back."""
-    n, e, k = case.group_size, case.experts, case.choices
-    t, c, how = n * case.tokens, n * case.slots, case.attributes
-    body = f"""
-    %slots = moe_slots %chosen {{{how}}} : i32[{t}@ep, {k}]
-    %buffer = moe_dispatch %x, %chosen, %slots {{{how}}} : f32[{e}, {c}@ep, {H}]
-    %mine = all_to_all %buffer {{axis="ep", split=0, concat=1}} : f32[{e}@ep, {c}, {H}]
-    {step(f"{e}@ep", c)}
-    %back = all_to_all %made {{axis="ep", split=1, concat=0}} : f32[{e}, {c}@ep, {H}]
-    %y = moe_combine %back, %chosen, %slots, %weights {{parts={n}}} : f32[{t}@ep, {H}]"""
-    return module(case, f"{t}@ep", f"{e}@ep", body)
-
-
-def replicated_tokens(case: Case) -> Module:
-    """Tokens are replicated: every rank adds the output of its own experts."""
-    n, e, k = case.group_size, case.experts, case.choices
-    t, c, how = n * case.tokens, n * case.slots, case.attributes
-    body = f"""
-    %slots = moe_slots %chosen {{{how}}} : i32[{t}, {k}]
-    %buffer = moe_dispatch %x, %chosen, %slots {{{how}}} : f32[{e}, {c}, {H}]
-    %mine = shard_slice %buffer {{axis="ep", dim=0}} : f32[{e}@ep, {c}, {H}]
-    {step(f"{e}@ep", c)}
-    %sum = moe_combine %made, %chosen, %slots, %weights {{parts={n}}} : f32[{t}, {H}]{{sum ep}}
-    %y = all_reduce %sum {{axis="ep"}} : f32[{t}, {H}]"""
-    return module(case, t, f"{e}@ep", body)
+    verify(built)
+    return built
 
 
 @pytest.mark.parametrize("capacity", [False, True])
@@ -152,14 +115,13 @@ def test_both_layouts_agree_in_both_views(group_size: int, capacity: bool) -> No
     total = 0
     for case in [crowded, *(draw(rng, group_size, capacity) for _ in range(11))]:
         arrays = case.inputs(rng)
-        y, dropped = by_hand(case, arrays)
-        total += int(dropped.sum())
-        wanted = {"y": y, "dropped": dropped}
-        for build in (replicated_tokens, sharded_tokens)[: 1 + (group_size > 1)]:
-            found = build(case)
-            check(found, arrays, wanted, "global", 1e-4)
-            run_pipeline(found, "localize")
-            check(found, arrays, wanted, "local", 1e-4)
+        wanted = by_hand(case, arrays)
+        total += int(wanted["dropped"].sum())
+        for over in ("", "@ep") if group_size > 1 else ("",):
+            built = module(case, over)
+            check(built, arrays, wanted, "global", 1e-4)
+            run_pipeline(built, "localize")
+            check(built, arrays, wanted, "local", 1e-4)
     assert (total > 0) == capacity
 
 

@@ -76,10 +76,10 @@ def test_onnx_runtime_agrees(
     inputs = inputs_of(example, dtype, rng)
     wanted = evaluate(module, inputs)
     facts = emit_checked(module, tmp_path)
-    found = backend.load(tmp_path, facts, threads=1).run(inputs)
-    assert list(found) == list(wanted)
+    outputs = backend.load(tmp_path, facts, threads=1).run(inputs)
+    assert list(outputs) == list(wanted)
     for name, want in wanted.items():
-        assert_close(found[name], want, f"{example.op} {name}", factor=2)
+        assert_close(outputs[name], want, f"{example.op} {name}", factor=2)
 
 
 @pytest.mark.parametrize("dtype", [name for name, kind in DTYPES.items() if kind.is_integer])

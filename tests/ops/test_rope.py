@@ -36,7 +36,7 @@ def drawn(tokens: int = 3, far: int = 50) -> tuple[np.ndarray, np.ndarray]:
 @pytest.mark.parametrize("rotary", [0, 4, 16])
 def test_rope_rotates_pairs(interleaved: bool, rotary: int) -> None:
     x, positions = drawn()
-    found = run(x, positions, interleaved=interleaved, rotary_dim=rotary, theta=100.0)
+    result = run(x, positions, interleaved=interleaved, rotary_dim=rotary, theta=100.0)
     turned = rotary or HEAD
     for b, s, h in np.ndindex(2, 3, 2):
         head = x[b, s, h * HEAD : (h + 1) * HEAD].astype(np.float64)
@@ -46,7 +46,7 @@ def test_rope_rotates_pairs(interleaved: bool, rotary: int) -> None:
             angle = float(positions[b, s]) * 100.0 ** (-2 * i / turned)
             z = complex(head[one], head[two]) * complex(math.cos(angle), math.sin(angle))
             wanted[one], wanted[two] = z.real, z.imag
-        np.testing.assert_allclose(found[b, s, h * HEAD : (h + 1) * HEAD], wanted, atol=2e-5)
+        np.testing.assert_allclose(result[b, s, h * HEAD : (h + 1) * HEAD], wanted, atol=2e-5)
 
 
 STRETCHED = {"factor": 4.0, "original_positions": 32}
@@ -119,9 +119,9 @@ def test_transformers_agrees(kind: str, attributes: dict[str, Any], rotary: int,
     cos, sin = module(q, torch.from_numpy(positions).long())
     wanted, _ = apply_rotary_pos_emb(q, q, cos, sin)
     attributes = attributes | {"kind": kind, "rotary_dim": rotary, "theta": 500.0}
-    found = run(x, positions, **attributes)
+    result = run(x, positions, **attributes)
     flat = wanted.transpose(1, 2).reshape(2, 4, 2 * HEAD).numpy()
-    np.testing.assert_allclose(found, flat, rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(result, flat, rtol=1e-4, atol=1e-4)
     values = value("f32[2, 4, 32]"), value("i32[2, 4]")
     op = Rope(*values, head_dim=HEAD, **attributes)
     inverse, factor = inverse_frequencies(op, far + 1)

@@ -15,8 +15,10 @@ import pytest
 
 from irc.errors import Error
 from irc.ir.core import Op
+from irc.ir.dims import Shape, symbol
 from irc.ir.sharding import Words, named_dims, operand_words, parse_rule
 from irc.ir.types import TensorType
+from irc.ops.factors import Group, factor_groups, reshape_rule
 from tests.ops.compare import assert_close, run
 from tests.ops.example import Example, inputs_of, module_of, names_of, operation
 from tests.ops.examples import EXAMPLES
@@ -27,7 +29,9 @@ DRAWS = 400  # at most: a wrong sharding may show seldom, as with one short row 
 INDEX = {"embedding": "ids", "moe_combine": "chosen"}  # the operand of indices
 HEADED = ("attention", "rope", "cache_update")  # a dimension of theirs holds heads
 Array = np.ndarray[Any, Any]
-BOUND = [example.bound() for found in EXAMPLES.values() for example in found if not example.prepare]
+BOUND = [
+    example.bound() for examples in EXAMPLES.values() for example in examples if not example.prepare
+]
 RULED = [e for e in BOUND if operation(module_of(e, e.dtypes[0])).sharding_rule() is not None]
 CASES = [
     pytest.param(example, dtype, id=f"{example}-{dtype}")
@@ -107,14 +111,14 @@ def refuses(example: Example, dtype: str, types: Sequence[TensorType]) -> str:
 def test_every_name_is_sharded_in_some_example() -> None:
     missing: list[str] = []
     for op_name in dict.fromkeys(example.op for example in RULED):
-        found: set[str] = set()
+        names: set[str] = set()
         tested: set[str] = set()
         for example in (e for e in RULED if e.op == op_name):
             for split in splits(operation(module_of(example, example.dtypes[0]))):
                 if not split.whole:
-                    found.add(split.name)
+                    names.add(split.name)
                     tested |= {split.name for _ in ranks(example, example.dtypes[0], split)}
-        missing += [f"{name} of {op_name}" for name in sorted(found - tested)]
+        missing += [f"{name} of {op_name}" for name in sorted(names - tested)]
     assert not missing, "no example has a size that splits these"
 
 
@@ -318,3 +322,34 @@ def test_other_partial_sums_are_refused(example: Example) -> None:
             continue
         types = [put(v.type, None, i == at) for at, v in enumerate(op.operands)]
         assert AXIS in refuses(example, example.dtypes[0], types)
+
+
+# groups of dimensions of a reshape, and the shardings that pass through it
+
+B, S, H = symbol("B"), symbol("S"), symbol("H")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "groups"),
+    [
+        ((2, 3, 4), (6, 4), [([0, 1], [0]), ([2], [1])]),
+        ((6, 4), (2, 3, 4), [([0], [0, 1]), ([1], [2])]),
+        ((4, 6), (8, 3), [([0, 1], [0, 1])]),
+        ((6, 4, 5), (4, 6, 5), [([0, 1], [0, 1]), ([2], [2])]),
+        ((2, 1, 3), (1, 2, 3, 1), [([0], [1]), ([2], [2])]),
+        ((B, S, 64), (B * S, 64), [([0, 1], [0]), ([2], [1])]),
+        ((B * S, 8, 8), (B, S, 64), [([0], [0, 1]), ([1, 2], [2])]),
+        ((B, 2 * S), (2 * B, S), [([0, 1], [0, 1])]),
+        ((B, H * 4, S), (B, H, 4, S), [([0], [0]), ([1], [1, 2]), ([2], [3])]),
+        ((B + 1, S), (S * (B + 1),), [([0, 1], [0])]),
+        ((0, 3), (3, 0), []),
+        ((1, 1), (), []),
+    ],
+)
+def test_groups(old: Shape, new: Shape, groups: list[Group]) -> None:
+    assert factor_groups(old, new) == groups
+
+
+def test_only_the_first_of_a_group_may_be_sharded() -> None:
+    assert reshape_rule((2, 3, 4), (6, 4)) == "g0 x1! g1 -> g0 g1"
+    assert reshape_rule((1, 6), (2, 1, 3)) == "x0! g0 -> g0 1 1"

@@ -65,11 +65,11 @@ class IrcCase(pytest.Item):
         if errors:
             self.check_error(source, passes, errors[0])
             return
-        found = transformed(source, passes, numerics)
+        output = transformed(source, passes, numerics)
         if checks:
-            check_lines(found, checks)
-        if expects and found != expected:
-            self.differ(source, expected, found)
+            check_lines(output, checks)
+        if expects and output != expected:
+            self.differ(source, expected, output)
 
     def check_error(self, source: str, passes: str, wanted: str) -> None:
         try:
@@ -80,11 +80,11 @@ class IrcCase(pytest.Item):
             return
         raise Mismatch(f"expected an Error with {wanted!r}, but there was none")
 
-    def differ(self, source: str, expected: str, found: str) -> None:
+    def differ(self, source: str, expected: str, output: str) -> None:
         if not self.config.getoption("--update"):
-            raise Mismatch(f"expected\n{expected}\nfound\n{found}")
+            raise Mismatch(f"expected\n{expected}\nfound\n{output}")
         cases = self.path.read_text(encoding="utf-8").split(CUT)
-        cases[self.index] = source + EXPECT + found
+        cases[self.index] = source + EXPECT + output
         self.path.write_text(CUT.join(cases), encoding="utf-8")
 
     def repr_failure(self, excinfo: Any, style: Any = None) -> Any:
@@ -118,13 +118,13 @@ def transformed(source: str, passes: str, numerics: bool) -> str:
     return str(module)
 
 
-def check_lines(found: str, checks: list[tuple[str, str]]) -> None:
+def check_lines(output: str, checks: list[tuple[str, str]]) -> None:
     """Every CHECK text in order, one line each; no line with a CHECK-NOT text."""
-    lines = [" ".join(line.split()) for line in found.splitlines()]
+    lines = [" ".join(line.split()) for line in output.splitlines()]
     left = iter(lines)
     for kind, text in checks:
         wanted = " ".join(text.split())
         if kind == "CHECK" and not any(wanted in line for line in left):
-            raise Mismatch(f"no line, after those of earlier checks, holds {wanted!r} in\n{found}")
+            raise Mismatch(f"no line, after those of earlier checks, holds {wanted!r} in\n{output}")
         if kind == "CHECK-NOT" and any(wanted in line for line in lines):
-            raise Mismatch(f"a line holds {wanted!r} in\n{found}")
+            raise Mismatch(f"a line holds {wanted!r} in\n{output}")

@@ -42,12 +42,12 @@ def test_the_largest_of_all_ranks(group_size: int) -> None:
             logits = np.round(logits) if draw == 2 else logits  # many equal ones
             logits[0, 0] = [0, 0, 0, -np.inf, np.nan, np.inf][draw] if draw > 2 else logits[0, 0]
             k = min(size, 1 + draw)
-            found = chosen(logits, group_size, k)
+            results = chosen(logits, group_size, k)
             want = np.argsort(-np.nan_to_num(logits, nan=np.inf, posinf=np.inf), -1, "stable")
-            assert np.array_equal(found["next_tokens"], want[..., 0]), (size, draw)
-            assert np.array_equal(found["top_tokens"], want[..., :k]), (size, draw)
+            assert np.array_equal(results["next_tokens"], want[..., 0]), (size, draw)
+            assert np.array_equal(results["top_tokens"], want[..., :k]), (size, draw)
             values = np.take_along_axis(logits, want[..., :k], -1)
-            assert np.array_equal(found["top_logits"], values, equal_nan=True)
+            assert np.array_equal(results["top_logits"], values, equal_nan=True)
             assert np.array_equal(chosen(logits, group_size, 0)["next_tokens"], want[..., 0])
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 import irc.passes
 from irc.backends.reference import evaluate
 from irc.ir.core import Module
-from irc.pipeline import Stats, run_pipeline
+from irc.pipeline import run_pipeline
 from irc.pipeline.instruments import CheckNumerics, VerifyEach
 from irc.pipeline.instruments.numerics import random_inputs, small_sizes
 from tests.fresh import fresh
@@ -22,17 +23,16 @@ assert irc.passes
 
 HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2}
 EXACT = ("canonicalize", "cse", "dce", "inline", "fold")  # the same bits
-ROUNDING = ("expand", "fuse-gated-mlp", "fuse-linears", "fuse-norm", "fuse-qkv")
 SEEDS = range(40)
 
 
 def bits(results: Mapping[str, Any]) -> dict[str, bytes]:
     """The bits of every result, all NaN alike."""
-    found = {name: array.copy() for name, array in results.items()}
-    for array in found.values():
+    copies = {name: array.copy() for name, array in results.items()}
+    for array in copies.values():
         if array.dtype.kind not in "iub":
             array[np.isnan(array)] = np.nan
-    return {name: array.tobytes() for name, array in found.items()}
+    return {name: array.tobytes() for name, array in copies.items()}
 
 
 def inputs_of(module: Module) -> dict[str, Any]:
@@ -59,26 +59,14 @@ def llama(**sizes: Any) -> Module:
     return tiny_llama(hidden_size=32, intermediate_size=48, num_hidden_layers=2, **HEADS | sizes)
 
 
-def counts(module: Module) -> Stats:
-    stats = Stats()
-    for op in module.ops():
-        stats.count(op.opname)
-    return stats
-
-
-@pytest.mark.parametrize("name", [*EXACT, *ROUNDING])
-def test_a_llama_computes_the_same_after_each_pass(name: str) -> None:
-    run_pipeline(llama(), name, [VerifyEach(), CheckNumerics(evaluate, tolerance=1e-5)])
-
-
 @pytest.mark.parametrize("sizes", [{}, {"qkv_bias": True, "mlp_bias": True}])
 def test_a_llama_is_fused(sizes: dict[str, Any]) -> None:
     module = llama(**sizes)
     check = CheckNumerics(evaluate, tolerance=1e-5)
     text = "expand{ops=[gated_mlp]}, fuse-gated-mlp, fuse-qkv, cse, fold, dce"
     run_pipeline(module, text, [VerifyEach(), check])
-    found = counts(module)
-    assert (found["gated_mlp"], found["attention"], found["silu"]) == (2, 2, 0)
+    kinds = Counter(op.opname for op in module.ops())
+    assert (kinds["gated_mlp"], kinds["attention"], kinds["silu"]) == (2, 2, 0)
     # per layer: qkv, the output of the attention, down; and the head
-    assert (found["linear"], found["split"]) == (2 * 3 + 1, 2)
+    assert (kinds["linear"], kinds["split"]) == (2 * 3 + 1, 2)
     assert "model.layers.1.self_attn.qkv_proj.weight" in module.weights

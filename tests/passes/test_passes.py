@@ -1,20 +1,25 @@
-"""Details of single passes that the .irc cases do not show."""
+"""Details of single passes that the .irc cases do not show, and examples/custom_pass.py."""
 
 from __future__ import annotations
+
+import re
 
 import ml_dtypes
 import numpy as np
 import pytest
 
+import irc
 import irc.passes
 from irc.backends.reference import evaluate
 from irc.frontends import random_weights
 from irc.ir.core import Module
 from irc.ir.dtypes import DTYPES, lossless, widened
-from irc.pipeline import run_pipeline
-from irc.pipeline.instruments import VerifyEach, WhyNot
+from irc.pipeline import load_file, run_pipeline
+from irc.pipeline.instruments import CheckNumerics, VerifyEach, WhyNot
 from irc.text import parse_module
 from irc.text.printer import print_module
+from tests.layout import ROOT
+from tests.user_code import restored_registries
 
 assert irc.passes
 SMALL = [name for name, kind in DTYPES.items() if kind.bits <= 16]
@@ -124,60 +129,6 @@ def test_new_operations_have_the_location_of_those_they_replace() -> None:
     assert lines == [5, 5, 5, 5, 5, 6, 7, None]
 
 
-WHY = """module @m dims(B=1:2:4, S=1:8:64) {
-  weight @q : f32[8, 8] = random("q", 1, 0.5)
-  weight @k : f32[8, 8] = random("k", 1, 0.5)
-  weight @v : f32[8, 8] = random("v", 1, 0.5)
-  weight @b : f32[8] = random("b", 1, 0.5)
-  func @forward(%x: f32[B, S, 8], %m: f32[B, S, 8]) -> (f32[B, S, 8]) {
-    %q = linear %x, @q : f32[B, S, 8]
-    %k = linear KEY : f32[B, S, 8]
-    %v = linear %x, @v : f32[B, S, 8]
-    %y = attention QKV {head_dim=4} : f32[B, S, 8] loc("a.py":4)
-    return %y
-  }
-}"""
-
-
-@pytest.mark.parametrize(
-    ("qkv", "key", "reason"),
-    [
-        ("%q, %k, %v", "%m, @k", "the linears of q, k and v have different inputs"),
-        (
-            "%q, %k, %v",
-            "%x, @k, bias=@b",
-            "some of the linears of q, k and v have a bias and some have none",
-        ),
-        ("%q, %k, %v", "%x, @q", "@q has other uses"),
-        ("%k, %k, %k", "%x, @k", "q, k and v of attention come from one linear already"),
-        ("%m, %k, %v", "%x, @k", "q of attention comes from no operation, not from a linear"),
-    ],
-)
-def test_why_not_fuse_qkv(qkv: str, key: str, reason: str) -> None:
-    module = parse_module(WHY.replace("KEY", key).replace("QKV", qkv))
-    before, why = str(module), WhyNot("fuse-qkv")
-    run_pipeline(module, "fuse-qkv", [VerifyEach(), why])
-    assert str(why) == f"a.py:4: {reason}"
-    assert str(module) == before
-
-
-def test_linears_that_broadcast_are_no_gated_mlp() -> None:
-    text = """module @m {
-      weight @g : f32[16, 8] = random("g", 1, 0.5)
-      weight @u : f32[1, 8] = random("u", 1, 0.5)
-      func @forward(%x: f32[B, 8]) -> (f32[B, 16]) {
-        %a = linear %x, @g : f32[B, 16]
-        %s = silu %a : f32[B, 16]
-        %b = linear %x, @u : f32[B, 1]
-        %y = mul %s, %b : f32[B, 16]
-        return %y
-      } }"""
-    module, why = parse_module(text), WhyNot("fuse-gated-mlp")
-    run_pipeline(module, "fuse-gated-mlp", [VerifyEach(), why])
-    assert "gated_mlp" not in str(module)
-    assert str(why).endswith("the rule takes two weights of one shape, not [16, 8] and [1, 8]")
-
-
 def test_bfloat16_is_folded_as_the_reference_computes_it() -> None:
     text = """module @m { func @forward(%x: bf16[2]) -> (bf16[2]) {
       %a = constant {values=[1.0, 3.0], shape=[2], dtype="bf16"} : bf16[2]
@@ -235,3 +186,136 @@ def test_a_sum_of_thousands_of_terms(term: str) -> None:
     run_pipeline(module, "fuse-collectives")
     kinds = [op.opname for op in module.main]
     assert kinds.count("all_reduce") == (term == "reduced")
+
+
+# why a fusion did not happen
+
+WHY = """module @m dims(B=1:2:4, S=1:8:64) {
+  weight @q : f32[8, 8] = random("q", 1, 0.5)
+  weight @k : f32[8, 8] = random("k", 1, 0.5)
+  weight @v : f32[8, 8] = random("v", 1, 0.5)
+  weight @b : f32[8] = random("b", 1, 0.5)
+  func @forward(%x: f32[B, S, 8], %m: f32[B, S, 8]) -> (f32[B, S, 8]) {
+    %q = linear %x, @q : f32[B, S, 8]
+    %k = linear KEY : f32[B, S, 8]
+    %v = linear %x, @v : f32[B, S, 8]
+    %y = attention QKV {head_dim=4} : f32[B, S, 8] loc("a.py":4)
+    return %y
+  }
+}"""
+
+
+@pytest.mark.parametrize(
+    ("qkv", "key", "reason"),
+    [
+        ("%q, %k, %v", "%m, @k", "the linears of q, k and v have different inputs"),
+        (
+            "%q, %k, %v",
+            "%x, @k, bias=@b",
+            "some of the linears of q, k and v have a bias and some have none",
+        ),
+        ("%q, %k, %v", "%x, @q", "@q has other uses"),
+        ("%k, %k, %k", "%x, @k", "q, k and v of attention come from one linear already"),
+        ("%m, %k, %v", "%x, @k", "q of attention comes from no operation, not from a linear"),
+    ],
+)
+def test_why_not_fuse_qkv(qkv: str, key: str, reason: str) -> None:
+    module = parse_module(WHY.replace("KEY", key).replace("QKV", qkv))
+    before, why = str(module), WhyNot("fuse-qkv")
+    run_pipeline(module, "fuse-qkv", [VerifyEach(), why])
+    assert str(why) == f"a.py:4: {reason}"
+    assert str(module) == before
+
+
+FAILURES = {
+    "fuse-gated-mlp: scales of the input": (
+        """%a = dequantize %c, @s : f32[B, 8] %b = dequantize %c, @t : f32[B, 8]
+           %g = linear %a, @w : f32[B, 8] %h = silu %g : f32[B, 8] %u = linear %b, @v : f32[B, 8]
+           %y = mul %h, %u : f32[B, 8] return %y""",
+        "gate and up quantize their input by different scales",
+    ),
+    "fuse-gated-mlp: other uses": (
+        """%z = dequantize @q, @qs : f32[8, 8]
+           %w = dequantize @q, @qs : f32[8, 8] %m = linear %x, %w : f32[B, 8]
+           %g, %u = split %m {dim=1, sizes=[4, 4]} : f32[B, 4], f32[B, 4]
+           %h = silu %g : f32[B, 4] %p = mul %h, %u : f32[B, 4]
+           %y = concat %p, %p {dim=1} : f32[B, 8] return %y""",
+        "@q has other uses",
+    ),
+    "fuse-gated-mlp: halves": (
+        """%m = linear %x, @w : f32[B, 8]
+           %g, %u = split %m {dim=1, sizes=[4, 4]} : f32[B, 4], f32[B, 4]
+           %h = silu %g : f32[B, 4] %p = mul %h, %u : f32[B, 4]
+           %y = concat %p, %h {dim=1} : f32[B, 8] return %y""",
+        "gate or up has other uses",
+    ),
+    "fuse-gated-mlp: linears that broadcast": (
+        """%g = linear %x, @w : f32[B, 8] %h = silu %g : f32[B, 8] %u = linear %x, @one : f32[B, 1]
+           %y = mul %h, %u : f32[B, 8] return %y""",
+        r"the rule takes two weights of one shape, not \[8, 8\] and \[1, 8\]",
+    ),
+    "fuse-norm: bias": (
+        "%a = add %x, @n : f32[B, 8] %y = rms_norm %a, @n : f32[B, 8] return %y",
+        r"the sum is of f32\[B, 8\] and f32\[8\]",
+    ),
+    "fuse-linears: one scale": (
+        """%w1 = dequantize @q, @s : f32[8, 8] %w2 = dequantize @r, @t : f32[8, 8]
+           %g = linear %x, %w1 : f32[B, 8] %u = linear %x, %w2 : f32[B, 8]
+           %y = add %g, %u : f32[B, 8] return %y""",
+        "@s scales all 8 rows; scales per row can be joined",
+    ),
+    "fuse-linears: other blocks": (
+        """%w1 = dequantize @q, @qs : f32[8, 8] %w2 = dequantize @r, @rs : f32[8, 8]
+           %g = linear %x, %w1 : f32[B, 8] %u = linear %x, %w2 : f32[B, 8]
+           %y = add %g, %u : f32[B, 8] return %y""",
+        "@qs, @rs hold for different numbers of rows",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", FAILURES)
+def test_why_not(case: str) -> None:
+    body, reason = FAILURES[case]
+    name = case.partition(":")[0]
+    module = irc.parse(f"""module @m dims(B=1:2:4) {{
+      weight @w : f32[8, 8] = random("w", 1, 0.5)
+      weight @v : f32[8, 8] = random("v", 1, 0.5)
+      weight @n : f32[8] = random("n", 1, 0.5)
+      weight @one : f32[1, 8] = random("one", 1, 0.5)
+      weight @q : i8[8, 8] = random("q", 1, 30.0)
+      weight @qs : f32[2, 1] = random("qs", 1, 0.1)
+      weight @r : i8[8, 8] = random("r", 1, 30.0)
+      weight @rs : f32[8, 1] = random("rs", 1, 0.1)
+      weight @s : f32[1, 1] = random("s", 1, 0.1)
+      weight @t : f32[1, 1] = random("t", 1, 0.1)
+      func @forward(%x: f32[B, 8], %c: i8[B, 8]) -> (f32[B, 8]) {{ {body} }} }}""")
+    before, why = str(module), WhyNot(name)
+    run_pipeline(module, name, [why, VerifyEach(), CheckNumerics(evaluate)])
+    assert str(module) == before
+    assert any(re.search(reason, str(failure)) for failure in why.failures), str(why)
+
+
+SQUARES = """module @m {
+  func @forward(%x: f32[4]) -> (a: f32[4], b: f32[4]) {
+    %two = full {value=2.0} : f32[]
+    %r = relu %x : f32[4]
+    %s = relu %x : f32[4]
+    %a = mul %r, %s : f32[4]
+    %t = relu %a : f32[4]
+    %b = pow %t, %two : f32[4]
+    return %a, %b
+  }
+}"""
+
+
+def test_the_example_is_short_and_fuses() -> None:
+    example = ROOT / "examples/custom_pass.py"
+    assert len(example.read_text(encoding="utf-8").splitlines()) <= 20
+    with restored_registries():
+        assert load_file(example) == ["fuse-square"]
+        module = parse_module(SQUARES)
+        (step,) = run_pipeline(module, "fuse-square", [VerifyEach(), CheckNumerics(evaluate)])
+    assert step.stats["squared_relu"] == 2
+    assert [op.opname for op in module.main] == ["squared_relu", "squared_relu", "return"]
+    x = np.array([-1, 0, 1, 2], np.float32)
+    assert evaluate(module, {"x": x})["b"].tolist() == [0, 0, 1, 16]

@@ -69,12 +69,12 @@ def check_stages(module: Module, stages: int) -> None:
             names = maker.attributes["callee"].result_names()
             assert names[maker.results.index(value)] == arg.name
     aliases = {name: main.args[at].name for name, at in aliased(main).items()}
-    found = [
+    pairs = [
         (name, call.attributes["callee"].args[at].name)
         for call in calls
         for name, at in aliased(call.attributes["callee"]).items()
     ]
-    assert dict(found) == aliases and len(found) == len(aliases)
+    assert dict(pairs) == aliases and len(pairs) == len(aliases)
     text = str(module)
     assert str(parse_module(text)) == text
 

@@ -1,4 +1,4 @@
-"""The pass quantize: what schemes compute, which layers it takes, and what it refuses."""
+"""The pass quantize: what schemes compute, in layers and caches, and the report of its errors."""
 
 from __future__ import annotations
 
@@ -13,20 +13,48 @@ import irc
 import irc.passes
 from irc.backends.reference import evaluate
 from irc.errors import Error
+from irc.ir.core import Module
 from irc.ir.dtypes import numpy_dtype
 from irc.ops import Full, Linear, Quantize
-from irc.pipeline import run_pipeline
+from irc.pipeline import Stats, run_pipeline
+from irc.quantization import report
 from irc.quantization.formats import FORMATS, decode, encode
+from irc.quantization.report import QuantizationReport
 from irc.quantization.schemes import SCHEMES, Scheme
 from irc.weights.checkpoint import Reader
 from tests.calibration.statistics_folder import write_folder
 from tests.fresh import fresh
 from tests.layout import ROOT
-from tests.passes.quantize_lab import GATED, linear, quantized
 from tests.sharded.models import logits, prompt_of, tiny_llama
 
 assert irc.passes
 ROUND = [each for each in SCHEMES.values() if each.algorithm == "round" or each.optional]
+
+
+def linear(outputs: int = 256, inputs: int = 256, dtype: str = "f32") -> Module:
+    return irc.parse(f"""module @m dims(B=1:2:8) {{
+      weight @fc.weight : {dtype}[{outputs}, {inputs}] = random("w", 1, 0.1)
+      func @forward(%x: {dtype}[B, 3, {inputs}]) -> (y: {dtype}[B, 3, {outputs}]) {{
+        %y = linear %x, @fc.weight : {dtype}[B, 3, {outputs}]
+        return %y }} }}""")
+
+
+def quantized(module: Module, options: str) -> Stats:
+    (step,) = run_pipeline(module, f"quantize{{{options}}}")
+    return step.stats
+
+
+GATED = """module @m dims(B=1:2:8) {
+  weight @gate_proj.weight : f32[48, 32] = random("g", 1, 50.0)
+  weight @up_proj.weight : f32[48, 32] = random("u", 1, 0.0001)
+  weight @down_proj.weight : f32[32, 48] = random("d", 1, 0.1)
+  func @forward(%x: f32[B, 3, 32]) -> (y: f32[B, 3, 32]) {
+    %g = linear %x, @gate_proj.weight : f32[B, 3, 48]
+    %u = linear %x, @up_proj.weight : f32[B, 3, 48]
+    %s = silu %g : f32[B, 3, 48]
+    %m = mul %s, %u : f32[B, 3, 48]
+    %y = linear %m, @down_proj.weight : f32[B, 3, 32]
+    return %y } }"""
 
 
 # what schemes compute
@@ -60,8 +88,8 @@ def test_a_scheme_is_its_formats(scheme: Scheme, size: float) -> None:
     method = "mse" if "4" in FORMATS[scheme.weight[0]].codes[:2] else "absmax"
     kept = decode(encode(weights, scheme.weight[0], scheme.weight[1], "f32", method))
     wanted = rounded_input(x, scheme) @ kept.T
-    found = evaluate(module, {"x": x})["y"]
-    np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-5 * np.abs(wanted).max())
+    result = evaluate(module, {"x": x})["y"]
+    np.testing.assert_allclose(result, wanted, rtol=1e-4, atol=1e-5 * np.abs(wanted).max())
 
 
 @pytest.mark.parametrize("scheme", ROUND, ids=lambda scheme: scheme.name)
@@ -109,8 +137,8 @@ def test_both_branches_of_a_gated_mlp_keep_their_scales(scheme: str, passes: str
     quantized(module, f"scheme={scheme}")
     run_pipeline(module, f"{passes}, cse, fold, dce")
     assert any(op.opname == "gated_mlp" for op in module.ops())
-    found = evaluate(module, x)["y"]
-    error = np.linalg.norm(found - wanted) / np.linalg.norm(wanted)
+    result = evaluate(module, x)["y"]
+    error = np.linalg.norm(result - wanted) / np.linalg.norm(wanted)
     assert error < 0.6  # 0.3 in four bits
 
 
@@ -202,8 +230,8 @@ def test_nvfp4_has_two_levels_of_scales_and_smooth_inputs(tmp_path: Path) -> Non
     assert scale == pytest.approx(smooth.max() / 448 / 6, rel=0.01)
     with pytest.raises(Error, match="nvfp4 needs statistics of the inputs of layers; give --calib"):
         quantized(linear(), "scheme=nvfp4")
-    found = evaluate(module, {"x": x})["y"]
-    assert np.linalg.norm(found - wanted) < 0.25 * np.linalg.norm(wanted)
+    result = evaluate(module, {"x": x})["y"]
+    assert np.linalg.norm(result - wanted) < 0.25 * np.linalg.norm(wanted)
 
 
 @pytest.mark.parametrize("wrong", [np.nan, np.inf, -np.inf])
@@ -218,3 +246,122 @@ def test_weights_that_are_not_finite(wrong: float, scheme: str, tmp_path: Path) 
     with pytest.raises(Error, match="the values have NaN or infinities"):
         irc.compile(module, tmp_path / "out", quantize=scheme, backend="onnx")
     assert not (tmp_path / "out").exists()
+
+
+# the report
+
+
+TWO = """module @m {
+  weight @a.weight : f32[160, 256] = random("a", 3, 0.1)
+  weight @b.weight : f32[48, 256] = random("b", 3, 0.1)
+  func @forward(%x: f32[256, 256]) -> (a: f32[256, 160], b: f32[256, 48]) {
+    %a = linear %x, @a.weight : f32[256, 160]
+    %b = linear %x, @b.weight : f32[256, 48]
+    return %a, %b
+  }
+}"""
+
+
+def measured(options: str, text: str = TWO) -> tuple[Module, QuantizationReport]:
+    module, shown = irc.parse(text), QuantizationReport(errors=True)
+    run_pipeline(module, f"quantize{{{options}}}", [shown])
+    return module, shown
+
+
+@pytest.mark.parametrize(
+    ("scheme", "words", "after"),
+    [
+        ("w8a16", "i8 per channel", 256 + 4),
+        ("w4a16", "i4 in groups of 128", 128 + 8),
+        ("w4a16_asym", "u4 in groups of 128, zero points", 128 + 8 + 1),
+        ("w8a16_fp8", "f8e4m3 per channel", 256 + 4),
+        ("w4a16_mxfp4", "f4e2m1 in groups of 32", 128 + 8),
+        ("w4a16_awq", "i4 in groups of 128", 128 + 8),
+        ("w4a16_gptq", "i4 in groups of 128", 128 + 8),
+    ],
+)
+@pytest.mark.parametrize("block", [1 << 22, 1000])
+def test_errors_are_those_of_the_outputs_for_unit_inputs(
+    scheme: str, words: str, after: float, block: int, monkeypatch: Any, tmp_path: Path
+) -> None:
+    """And for others, whose factors of AWQ are undone by what comes before."""
+    monkeypatch.setattr(report, "_BLOCK", block)
+    x = fresh(1).standard_normal((256, 256)) * np.geomspace(0.1, 10, 256)
+    x = x.astype(np.float32)
+    write_folder(tmp_path, {"a": x, "b": x})
+    module, shown = measured(f'scheme="{scheme}", calibration={json.dumps(str(tmp_path))}')
+    plain, rounded = evaluate(irc.parse(TWO), {"x": x}), evaluate(module, {"x": x})
+    unit = {"x": np.eye(256, dtype=np.float32)}
+    wanted, outputs = evaluate(irc.parse(TWO), unit), evaluate(module, unit)
+    assert [row.site for row in shown.rows] == ["a", "b"]
+    for row in shown.rows:
+        error = outputs[row.site] - wanted[row.site]
+        sqnr = 10 * np.log10((wanted[row.site] ** 2).sum() / (error**2).sum())
+        assert row.sqnr == pytest.approx(sqnr, abs=0.01)
+        assert row.largest == pytest.approx(np.abs(error).max(), rel=1e-4)
+        error = rounded[row.site] - plain[row.site]
+        ratio = 10 * np.log10((plain[row.site] ** 2).sum() / (error**2).sum())
+        assert row.outputs == pytest.approx(ratio, abs=0.05)
+        assert row.weight == words and row.input == ""
+        rows = 160 if row.site == "a" else 48
+        assert (row.before, row.after) == (rows * 256 * 4, rows * after)
+
+
+@pytest.mark.parametrize(
+    ("scheme", "weight", "entering"),
+    [
+        ("fp8_rowwise", "f8e4m3 per channel", "f8e4m3 per token"),
+        ("fp8", "f8e4m3 per tensor", "f8e4m3 per token"),
+        ("mxfp8", "f8e4m3 in groups of 32", "f8e4m3 in groups of 32"),
+    ],
+)
+def test_inputs_are_listed(scheme: str, weight: str, entering: str) -> None:
+    _, shown = measured(f'scheme="{scheme}"')
+    assert {(row.weight, row.input) for row in shown.rows} == {(weight, entering)}
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_factors_of_inputs_and_of_outputs_are_no_errors(turned: bool, tmp_path: Path) -> None:
+    """The inverse of those of @v is in the rows, or columns, of @w."""
+    shape, op = ("64, 256", "matmul") if turned else ("256, 64", "linear")
+    text = f"""module @m {{
+      weight @w : f32[{shape}] = random("w", 3, 0.1)
+      weight @v : f32[64, 256] = random("v", 3, 0.1)
+      func @forward(%x: f32[256, 64]) -> (y: f32[256, 64]) {{
+        %h = {op} %x, @w : f32[256, 256]
+        %y = linear %h, @v : f32[256, 64]
+        return %y }} }}"""
+    x = fresh(2).standard_normal((256, 64)) * np.geomspace(0.1, 10, 64)
+    h = fresh(3).standard_normal((256, 256)) * np.geomspace(0.1, 10, 256)
+    write_folder(tmp_path, {"w": x.astype(np.float32), "v": h.astype(np.float32)})
+    options = f"calibration={json.dumps(str(tmp_path))}, scheme=w4a16_awq, group=32"
+    _, shown = measured(options, text)
+    for row in shown.rows:
+        assert row.sqnr is not None and row.outputs is not None
+        assert 14 < row.sqnr < 25 and 14 < row.outputs < 35
+        assert row.largest is not None and row.largest < 0.1
+
+
+def test_products_that_stay_are_not_listed() -> None:
+    _, shown = measured('scheme="w8a16", exclude=["a"]')
+    assert [row.site for row in shown.rows] == ["b"]
+
+
+def test_an_artifact_has_the_table(tmp_path: Path) -> None:
+    irc.compile(irc.parse(TWO), tmp_path / "out", quantize="w4a16", weight_errors=True)
+    page = (tmp_path / "out" / "report.html").read_text()
+    assert "Quantization" in page and "i4 in groups of 128" in page and " dB" in page
+    irc.compile(irc.parse(TWO), tmp_path / "plain")
+    assert "Quantization" not in (tmp_path / "plain" / "report.html").read_text()
+
+
+def test_a_compilation_that_quantizes_nothing_is_refused(tmp_path: Path) -> None:
+    once, _ = measured('scheme="w8a16"')
+    with pytest.raises(Error, match="quantized already; leave it out, or compile"):
+        irc.compile(once, tmp_path / "out", quantize="w8a16")
+    with pytest.raises(Error, match="quantized already; leave it out, or compile"):
+        irc.run_passes(irc.parse(TWO), "quantize{scheme=w8a16}, quantize{scheme=w8a16}")
+    with pytest.raises(Error, match="--kv-cache has no effect: the model has no KV caches"):
+        irc.compile(irc.parse(TWO), tmp_path / "out", kv_cache="fp8")
+    with pytest.raises(Error, match="quantized no layer: all are excluded"):
+        irc.compile(irc.parse(TWO), tmp_path / "out", quantize="w8a16", exclude=["a", "b"])

@@ -1,22 +1,44 @@
-"""AWQ, GPTQ, SmoothQuant and the choice of schemes on arrays, against their definitions."""
+"""AWQ, GPTQ, SmoothQuant and the choice of schemes: on arrays against their definitions, as
+rewritings that keep results, and on calibrated models."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+import irc
+import irc.passes
+from irc.backends.reference import evaluate
+from irc.driver import open_model
 from irc.errors import Error
+from irc.generation.model import Model
+from irc.generation.quality import measure_quality
+from irc.ir.core import Module
+from irc.ir.verify import verify
+from irc.passes.quantize import gptq as gptq_file
+from irc.passes.quantize.algorithms import Context, rescale
+from irc.passes.quantize.assignment import Assignment
 from irc.passes.quantize.auto import Budget, Choice, choose
 from irc.passes.quantize.awq import GRID, Weights, output_error, powers, search
-from irc.passes.quantize.gptq import compensation, gptq
+from irc.passes.quantize.gptq import Compensation, compensation, gptq
 from irc.passes.quantize.smoothquant import smooth
+from irc.pipeline import Stats, run_pipeline
 from irc.quantization.formats import FORMATS, Encoded, decode, encode
+from irc.quantization.schemes import scheme_called
+from irc.quantization.sites import by_input, find_sites
+from irc.weights.checkpoint import Reader
+from tests.calibration.statistics_folder import write_folder
 from tests.fresh import fresh
+from tests.layout import ROOT
+from tests.rows import row_error
 
+assert irc.passes
 Array = np.ndarray[Any, Any]
 INPUTS, OUTPUTS, TOKENS = 96, 40, 600
 
@@ -74,9 +96,9 @@ def compensated(gram: Array, weights: Array, near: Encoded, format: str) -> Enco
 def test_gptq_beats_rounding_to_nearest(format: str, block: tuple[int, int], method: str) -> None:
     x, weights = drawn(2)
     near = encode(weights, format, block, "f32", method)
-    found = compensated(gram_of(x), weights, near, format)
-    assert found.codes.dtype == near.codes.dtype
-    better = measured(x, decode(found) - weights)
+    result = compensated(gram_of(x), weights, near, format)
+    assert result.codes.dtype == near.codes.dtype
+    better = measured(x, decode(result) - weights)
     assert better < 0.3 * measured(x, decode(near) - weights)
 
 
@@ -85,8 +107,8 @@ def test_gptq_of_independent_inputs_rounds_to_nearest(format: str, block: tuple[
     _, weights = drawn(3)
     near = encode(weights, format, block, "f32")
     gram = np.diag(fresh(11).uniform(0.1, 9, INPUTS)).astype(np.float32)
-    found = compensated(gram, weights, near, format)
-    assert np.array_equal(decode(found), decode(near))
+    result = compensated(gram, weights, near, format)
+    assert np.array_equal(decode(result), decode(near))
 
 
 @pytest.mark.parametrize("inputs", [12, 300])
@@ -206,10 +228,10 @@ def test_bits_are_spent_where_they_save_most(bits: float) -> None:
     chosen = choose(sites, 600, Budget.parse(f"{bits} bits"))
     spent = sum(each.bits for each in chosen.values())
     assert spent <= 600 * bits
-    found = sum(each.noise for each in chosen.values()) / 6
+    mean_noise = sum(each.noise for each in chosen.values()) / 6
     step = 404  # what the last upgrade may have missed
     optimum = min(error for cost, error in every_choice(sites) if cost <= max(spent, 6 * 412))
-    assert found == pytest.approx(optimum)
+    assert mean_noise == pytest.approx(optimum)
     assert 600 * bits - spent < step or all(each.scheme == "" for each in chosen.values())
 
 
@@ -218,8 +240,8 @@ def test_decibels_are_reached_with_few_bits() -> None:
         "a": [Choice("w4a16", 4, 0.02), Choice("w8a16", 8, 0.0001)],
         "b": [Choice("w4a16", 4, 0.0005), Choice("w8a16", 8, 0.00001)],
     }
-    found = choose(sites, 2, Budget.parse("sqnr 30 dB"))
-    assert [each.scheme for each in found.values()] == ["w8a16", "w4a16"]
+    chosen = choose(sites, 2, Budget.parse("sqnr 30 dB"))
+    assert [each.scheme for each in chosen.values()] == ["w8a16", "w4a16"]
     assert [each.scheme for each in choose(sites, 2, Budget.parse("3 db")).values()] == [
         "w4a16"
     ] * 2
@@ -251,3 +273,234 @@ def test_a_budget_out_of_reach_names_the_range(text: str) -> None:
 def test_a_budget_is_bits_or_decibels(text: str) -> None:
     with pytest.raises(Error, match=r'write bits per weight, as in "4\.5 bits", or "30 dB"'):
         Budget.parse(text)
+
+
+# factors of inputs, whose inverse goes elsewhere
+
+
+NORM = "%h = rms_norm %x, @norm : f32[B, 6]"
+TWO = "%a = linear %h, @a.weight : f32[B, 6]\n %b = linear %h, @b.weight : f32[B, 6]"
+SUM = "%y = add %a, %b : f32[B, 6]"
+ONE = "%y = linear %h, @a.weight : f32[B, 6]"
+
+# operations, how often the inverse goes into weights, and how often into a mul
+CASES = {
+    "norm": ([NORM, TWO, SUM], 1, 0),
+    "norm with an offset": ([NORM.replace(" :", " {offset=1.0} :"), TWO, SUM], 0, 1),
+    "norm with another user": ([NORM, TWO, "%c = add %a, %b : f32[B, 6]",
+                                "%y = add %c, %h : f32[B, 6]"], 0, 1),
+    "norm whose weight has another user": (
+        ["%g = rms_norm %x, @norm : f32[B, 6]", "%h = rms_norm %g, @norm : f32[B, 6]", ONE], 0, 1),
+    "layer norm": (["%h = layer_norm %x, weight=@norm, bias=@bias : f32[B, 6]", ONE], 1, 0),
+    "layer norm without a weight": (["%h = layer_norm %x, bias=@bias : f32[B, 6]", ONE], 0, 1),
+    "linear": (["%h = linear %x, @c.weight, bias=@bias : f32[B, 6]", ONE], 1, 1),
+    "gated": (["%g = linear %x, @b.weight : f32[B, 6]", "%u = linear %x, @c.weight : f32[B, 6]",
+               "%s = silu %g : f32[B, 6]", "%h = mul %s, %u : f32[B, 6]", ONE], 1, 1),
+    "a product with itself": (
+        ["%u = linear %x, @c.weight : f32[B, 6]", "%h = mul %u, %u : f32[B, 6]", ONE], 0, 2),
+    "an argument": (["%h = add %x, %x : f32[B, 6]", ONE], 0, 1),
+    "a transposed weight": (
+        [NORM, "%t = transpose @a.weight {order=[1, 0]} : f32[6, 6]",
+         "%y = matmul %h, %t : f32[B, 6]"], 1, 0),
+    "weights with other users": (
+        [NORM, "%a = linear %h, @a.weight : f32[B, 6]", "%y = matmul %a, @a.weight : f32[B, 6]"],
+        0, 0),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_results_stay(case: str, tmp_path: Path) -> None:
+    lines, folded, multiplied = CASES[case]
+    weights = "\n".join(
+        f'weight @{name} : f32[{sizes}] = random("{name}", 3, 1.0)'
+        for name, sizes in {"norm": "6", "bias": "6"}.items()
+        | dict.fromkeys(("a.weight", "b.weight", "c.weight"), "6, 6").items()
+    )
+    module = irc.parse(f"""module @m dims(B=1:2:9) {{
+      {weights}
+      func @forward(%x: f32[B, 6]) -> (y: f32[B, 6]) {{
+        {chr(10).join(lines)}
+        return %y
+      }}
+    }}""")
+    rng = fresh(len(case))
+    x = {"x": rng.standard_normal((5, 6)).astype(np.float32)}
+    wanted = evaluate(module, x)["y"]
+    sites = find_sites(module)
+    write_folder(tmp_path, {site.name: x["x"] for site in sites})
+    context = Context(module, Stats(), str(tmp_path))
+    scheme = scheme_called("w4a16_awq")
+    for group in by_input(sites):
+        factors = rng.uniform(0.1, 10, 6).astype(np.float32)
+        assigned = [Assignment(site, scheme, (1, 0)) for site in group]
+        joint = rescale(assigned, context, "test", lambda factors=factors: factors)
+        assert joint is None or np.allclose(joint, factors, rtol=1e-6)
+    verify(module)
+    counts = context.stats.counts
+    assert counts.get("inverse folded", 0) == folded
+    assert counts.get("inverse multiplied", 0) == multiplied
+    after = evaluate(module, x)["y"]
+    np.testing.assert_allclose(after, wanted, rtol=1e-4, atol=1e-5 * np.abs(wanted).max())
+
+
+# calibrated models
+
+
+FOLDER = ROOT / "examples/outlier_llama"
+Compile = Callable[..., Model]
+
+
+@pytest.fixture(scope="module")
+def calibration(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A calibration folder of the model with outlier channels."""
+    folder = tmp_path_factory.mktemp("calibration") / "c"
+    data = FOLDER / "calibration.txt"
+    irc.calibrate(FOLDER, data, folder, gram=True, batches=6, dtype="f32")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def compiled(calibration: Path, tmp_path_factory: pytest.TempPathFactory) -> Compile:
+    def compile(scheme: str = "", **options: Any) -> Model:
+        folder = tmp_path_factory.mktemp("model") / "m"
+        options |= {"quantize": scheme, "calibration": calibration} if scheme else {}
+        irc.compile(FOLDER, folder, dtype="f32", **options)
+        return open_model(folder)
+
+    return compile
+
+
+@pytest.fixture(scope="module")
+def error(compiled: Compile) -> Callable[[Model], float]:
+    """The mean Kullback-Leibler divergence of a model from the original."""
+    plain = compiled()
+    ids = plain.tokenizer.encode((FOLDER / "heldout.txt").read_text())[4096:6144]
+    return lambda model: measure_quality(model, plain, ids, 128).kl or 0.0
+
+
+def test_algorithms_beat_rounding_to_nearest(
+    compiled: Compile, error: Callable[[Model], float], calibration: Path
+) -> None:
+    """The data is the same in every run."""
+    nearest = error(compiled("w4a16", group=32))
+    assert error(compiled("w4a16_awq", group=32)) < 0.85 * nearest
+    assert error(compiled("w4a16_gptq", group=32)) < 0.85 * nearest
+    gptq = error(compiled("w4a16_gptq"))
+    assert error(compiled("auto", budget="4.25 bits")) < 1.1 * gptq  # as many bits
+    assert error(compiled("auto", budget="4.5 bits")) < min(gptq, error(compiled("w4a16_awq")))
+
+
+@pytest.mark.parametrize("scheme", ["w4a16_awq", "w4a16_gptq"])
+def test_sharded_is_unsharded(scheme: str, compiled: Compile) -> None:
+    ids = fresh(1).integers(0, 2048, (1, 20)).astype(np.int32)
+    one = compiled(scheme, group=32).run({"input_ids": ids})["logits"]
+    two = compiled(scheme, group=32, mesh="tp=2").run({"input_ids": ids})["logits"]
+    assert row_error(two, one, rounded=False) < 1e-3  # MatMulNBits has 16 bits of its inputs
+
+
+def experts(order: str) -> Module:
+    """Three experts of 16 inputs and 10 outputs, their weights [E, N, K] or [E, K, N]."""
+    if order == "nk":
+        weight, turn = "10, 16", "%t = transpose @w.weight {order=[0, 2, 1]} : f32[3, 16, 10]"
+    else:
+        weight, turn = "16, 10", ""
+    return irc.parse(f"""module @m dims(B=1:4:9) {{
+      weight @w.weight : f32[3, {weight}] = random("w", 5, 1.0)
+      func @forward(%x: f32[3, B, 16]) -> (y: f32[3, B, 10]) {{
+        {turn}
+        %y = matmul %x, {"%t" if turn else "@w.weight"} : f32[3, B, 10]
+        return %y
+      }}
+    }}""")
+
+
+def few_directions(stream: int, rows: int = 200) -> np.ndarray:
+    """Inputs [3, rows, 16] of a few directions."""
+    rng = fresh(stream)
+    x = rng.standard_normal((3 * rows, 4)) @ rng.standard_normal((4, 16))
+    x += 0.1 * rng.standard_normal(x.shape)
+    return x.reshape(3, rows, 16).astype(np.float32)
+
+
+@pytest.mark.parametrize("order", ["nk", "kn"])
+@pytest.mark.parametrize("scheme", ["w4a16_awq", "w4a16_gptq", "w8a8_sq_per_channel_per_token"])
+def test_experts(order: str, scheme: str, tmp_path: Path) -> None:
+    x = few_directions(2)
+    write_folder(tmp_path, {"w": x})
+    wanted = evaluate(experts(order), {"x": x})["y"]
+
+    def error(scheme: str) -> float:
+        module = experts(order)
+        run_pipeline(module, f'quantize{{scheme="{scheme}", calibration="{tmp_path}"}}')
+        for weight in module.weights.values():
+            Reader(module).check(weight)
+        return float(np.square(evaluate(module, {"x": x})["y"] - wanted).mean())
+
+    if scheme.startswith("w8"):
+        assert error(scheme) < 1e-3 * np.square(wanted).mean()
+    else:
+        assert error(scheme) < (2 if scheme.endswith("awq") else 0.8) * error("w4a16")
+
+
+LINEAR = """module @m dims(B=1:4:9) {{
+  weight @w.weight : f32[10, 16] = random("w", {seed}, 1.0)
+  weight @v.weight : f32[10, 10] = random("v", 6, 1.0)
+  func @forward(%x: f32[B, 16]) -> (y: f32[B, 10]) {{
+    %h = linear %x, @w.weight : f32[B, 10]
+    %y = linear %h, @v.weight : f32[B, 10]
+    return %y
+  }}
+}}"""
+
+
+def linears(seed: int = 5) -> Module:
+    return irc.parse(LINEAR.format(seed=seed))
+
+
+def calibrated(folder: Path, gram: bool = True) -> Path:
+    x = few_directions(3)
+    write_folder(folder, {"w": x, "v": x[..., :10]}, gram)
+    return folder
+
+
+def quantize(module: Module, folder: Path, **options: object) -> Module:
+    given = {"scheme": "w4a16_gptq", "calibration": str(folder)} | options
+    text = ", ".join(f'{name}="{value}"' for name, value in given.items())
+    run_pipeline(module, f"quantize{{{text}}}")
+    return module
+
+
+def test_codes_are_written_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = quantize(linears(), calibrated(tmp_path))
+    assert str(irc.parse(str(first))) == str(first)
+    computed: list[str] = []
+
+    def watched(gram: np.ndarray, site: str) -> Compensation:
+        computed.append(site)
+        return compensation(gram, site)
+
+    monkeypatch.setattr(gptq_file, "compensation", watched)
+    assert str(quantize(linears(), tmp_path)) == str(first)
+    assert computed == []
+    (lost,) = (tmp_path / "gptq").glob("v-*.safetensors")
+    lost.unlink()
+    assert str(quantize(linears(), tmp_path)) == str(first)
+    assert computed == ["v"]
+    quantize(linears(seed=6), tmp_path)
+    assert computed == ["v", "w"]
+    quantize(linears(seed=6), tmp_path, scheme="w8a16_gptq")
+    assert computed == ["v", "w", "w", "v"]
+
+
+@pytest.mark.parametrize(
+    ("scheme", "gram", "message"),
+    [
+        ("w4a16_gptq", False, "has no gram.* of w; calibrate with --gram"),
+        ("w4a16_awq", False, "has no gram.* of w; calibrate with --gram"),
+        ("auto", True, r"the budget of 2 bits cannot be met: 6\.\d+ to 32\.000 bits per weight"),
+    ],
+)
+def test_refusals(scheme: str, gram: bool, message: str, tmp_path: Path) -> None:
+    budget = {"budget": "2 bits"} if scheme == "auto" else {}
+    with pytest.raises(Error, match=message):
+        quantize(linears(), calibrated(tmp_path, gram), scheme=scheme, **budget)

@@ -20,7 +20,7 @@ from irc.passes.quantize import Scheme, register_scheme
 from irc.pipeline import load_file, run_pipeline
 from irc.quantization.schemes import scheme_called
 from tests.fresh import fresh
-from tests.passes.quantize_lab import GATED, linear, quantized
+from tests.passes.test_quantize import GATED, linear, quantized
 from tests.sharded.models import logits, mixtral, prompt_of, tiny_llama
 
 assert irc.passes
@@ -106,9 +106,9 @@ def test_a_tied_weight_becomes_two() -> None:
 
 def test_routers_stay_and_experts_do_not() -> None:
     module = mixtral(4, 2)
-    found = chosen(module, "scheme=w8a16")
-    assert {"block_sparse_moe.experts.gate", "block_sparse_moe.experts.down"} <= found
-    assert "block_sparse_moe.gate" not in found
+    scopes = chosen(module, "scheme=w8a16")
+    assert {"block_sparse_moe.experts.gate", "block_sparse_moe.experts.down"} <= scopes
+    assert "block_sparse_moe.gate" not in scopes
     assert module.weights["model.layers.0.block_sparse_moe.experts.up.scale"].type.shape == (
         4,
         10,
@@ -124,8 +124,8 @@ def test_a_table_mixes_schemes_and_groups(tmp_path: Path) -> None:
     quantized(module, f"table={json.dumps(str(path))}")
     layer, weights = "model.layers.0", module.weights
     assert weights[f"{layer}.mlp.up_proj.scale"].type.shape == (22, 3)
-    found = {name: weights[f"{layer}.{name}.weight"].type.dtype for name in ATTENTION | MLP}
-    assert found == dict.fromkeys(MLP, "i4") | dict.fromkeys(ATTENTION, "i8") | {
+    dtypes = {name: weights[f"{layer}.{name}.weight"].type.dtype for name in ATTENTION | MLP}
+    assert dtypes == dict.fromkeys(MLP, "i4") | dict.fromkeys(ATTENTION, "i8") | {
         "self_attn.o_proj": "f8e4m3"
     }
 
@@ -268,7 +268,10 @@ def test_names_of_tensorrt_llm(name: str, scheme: str) -> None:
         ('kv=fp8, kv_scales=["k0=nan"]', "'k0=nan' is not a scale of a cache"),
         ('scheme=w8a16, kv_scales=["k0=1"]', "kv_scales have no effect without kv"),
         ("kv=int8", "a cache in int8 needs statistics .* give --calibration"),
-        ("scheme=w8a8_sq", "w8a8_sq needs statistics .* give --calibration"),
+        *(
+            (f"scheme={scheme}", f"{scheme} needs statistics .* give --calibration DATA")
+            for scheme in ("w4a16_awq", "w4a16_gptq", "w8a8_sq")
+        ),
         ('scheme=w8a16, exclude=["fd"]', "'fd' fits no layer of this module; did you mean 'fc'"),
         ('table="{}"', "has no rows; write some"),
         ('table="{\\"*\\": 3}"', r"'\*' has 3; give a scheme, null"),
