@@ -58,7 +58,8 @@ NORMS = [
         bad=(Bad("but x", (Arg((16,)), Arg((2, 16)))),),
     ),
     Example("add_layer_norm", (Arg((3, 8)), Arg((3, 8))), {"eps": 1e-3}),
-    Example("layer_norm", (Arg((3, 8)), Arg((8,), name="bias"))),
+    Example("layer_norm", (Arg((3, 8)), Arg((8,), name="bias")), {"eps": 0.1}),
+    Example("rms_norm", (Arg((3, 8)), Arg((8,))), {"eps": 0.1}),
     Example(
         "group_norm",
         (Arg((B, 6, S)), Arg((6,), name="weight"), Arg((6,), name="bias")),
@@ -71,7 +72,7 @@ NORMS = [
         ),
     ),
     Example("group_norm", (Arg((2, 4, 3, 5)),), {"groups": 2}),
-    Example("group_norm", (Arg((2, 4)), Arg((4,), name="weight")), {"groups": 1}),
+    Example("group_norm", (Arg((2, 4)), Arg((4,), name="weight")), {"groups": 1, "eps": 0.1}),
 ]
 
 
@@ -194,6 +195,10 @@ ATTENTIONS = [
         )
     ),
     _attention(causal=True),
+    Example("attention", (Arg((2, 5, 16)), *[Arg((2, 3, 8))] * 2), HEADS | {"causal": True}),
+    Example("attention", (Arg((2, 5, 16)), *[Arg((2, 5, 8))] * 2), HEADS | {"causal": True}),
+    _attention(causal=True, window=1),
+    _attention(Arg((B, 4, S, T), name="bias"), softcap=0.7),
     _attention(causal=True, window=2),
     _attention(window=2),
     _attention(scale=0.3, softcap=2.0),

@@ -1,4 +1,7 @@
-"""Attention and the KV cache against plain loops, for every attribute."""
+"""The KV cache and sharded attention; rope against rotations of complex numbers, and every kind
+against transformers. ONNX Runtime checks what attention computes (test_onnx.py)."""
+
+# pyright: reportMissingImports=false, reportMissingModuleSource=false
 
 from __future__ import annotations
 
@@ -11,9 +14,11 @@ import pytest
 from irc.errors import Error
 from irc.ir.core import Function
 from irc.ir.types import TensorType
-from irc.ops import Attention
+from irc.ops import Attention, Rope
+from irc.ops.rope import inverse_frequencies
 from tests.fresh import fresh
 from tests.ops.compare import apply
+from tests.ops.test_declarations import value
 
 RNG = fresh(7)
 Arrays = dict[str, np.ndarray]
@@ -30,114 +35,14 @@ def run(arrays: Arrays, **attributes: Any) -> np.ndarray:
     return apply("attention", *(arrays[name] for name in "qkv"), named=named, **attributes)
 
 
-def by_loops(
-    arrays: Arrays,
-    head_dim: int,
-    causal: bool = False,
-    window: int = 0,
-    scale: float | None = None,
-    softcap: float = 0.0,
-) -> np.ndarray:
-    """The same, one query of one head at a time, in f64."""
-    q, k, v = (arrays[name].astype(np.float64) for name in "qkv")
-    if k.ndim == 4:
-        k, v = (x.swapaxes(1, 2) for x in (k, v))
-    else:
-        heads = k.shape[2] // head_dim
-        k, v = (x.reshape(*x.shape[:2], heads, -1) for x in (k, v))
-    q = q.reshape(*q.shape[:2], -1, head_dim)
-    batch, tokens, heads, _ = q.shape
-    keys, group = k.shape[1], heads // k.shape[2]
-    out = np.zeros((batch, tokens, heads, v.shape[3]))
-    for b, i, h in np.ndindex(batch, tokens, heads):
-        at = i + (int(arrays["past"][b]) if "past" in arrays else keys - tokens)
-        scores: dict[int, float] = {}
-        for j in range(keys):
-            if (causal and j > at) or (window and j <= at - window):
-                continue
-            if "lengths" in arrays and j >= arrays["lengths"][b]:
-                continue
-            if "mask" in arrays and not pick(arrays["mask"], b, h, i, j):
-                continue
-            score = float(q[b, i, h] @ k[b, j, h // group])
-            score *= 1 / math.sqrt(head_dim) if scale is None else scale
-            score = softcap * math.tanh(score / softcap) if softcap else score
-            scores[j] = score + (float(pick(arrays["bias"], b, h, i, j)) if "bias" in arrays else 0)
-        total = sum(map(math.exp, scores.values()))
-        for j, score in scores.items():
-            out[b, i, h] += math.exp(score) / total * v[b, j, h // group]
-    return out.reshape(batch, tokens, -1)
-
-
-def pick(array: np.ndarray, *at: int) -> Any:
-    """An element of an array that broadcasts."""
-    return array[tuple(0 if size == 1 else i for i, size in zip(at, array.shape, strict=True))]
-
-
-def case(
-    batch: int = 2,
-    tokens: int = 3,
-    keys: int = 5,
-    heads: int = 4,
-    key_heads: int = 2,
-    width: int = 4,
-    cached: bool = False,
-    **more: np.ndarray,
-) -> Arrays:
-    """Random q, k and v with heads of 4, and the optional operands given."""
-    if cached:
-        k, v = normal(batch, key_heads, keys, 4), normal(batch, key_heads, keys, width)
-    else:
-        k, v = normal(batch, keys, key_heads * 4), normal(batch, keys, key_heads * width)
-    return {"q": normal(batch, tokens, heads * 4), "k": k, "v": v, **more}
-
-
 def ints(*numbers: int) -> np.ndarray:
     """An i32 vector."""
     return np.array(numbers, np.int32)
 
 
-MASK = RNG.random((2, 4, 3, 5)) > 0.4
-CASES: dict[str, tuple[Arrays, dict[str, Any]]] = {
-    "plain": (case(), {}),
-    "square": (case(tokens=5), {"causal": True}),
-    "lower right": (case(), {"causal": True}),
-    "more queries than keys": (case(tokens=5, keys=3), {"causal": True}),
-    "window": (case(tokens=5), {"causal": True, "window": 2}),
-    "window of one": (case(tokens=5), {"causal": True, "window": 1}),
-    "window without causal": (case(tokens=5), {"window": 2}),
-    "scale": (case(), {"scale": 0.2}),
-    "softcap": (case(), {"softcap": 0.7, "scale": 2.0}),
-    "softcap and bias": (case(bias=normal(2, 4, 3, 5)), {"softcap": 0.7}),
-    "bias per head": (case(bias=normal(1, 4, 3, 5)), {"causal": True}),
-    "bias per key": (case(bias=normal(2, 1, 1, 5)), {}),
-    "mask": (case(mask=MASK), {}),
-    "mask per row": (case(mask=MASK[:, :1, :1]), {"causal": True}),
-    "mask and bias": (case(mask=MASK[:1], bias=normal(2, 4, 3, 5)), {}),
-    "lengths": (case(lengths=ints(2, 5)), {}),
-    "no visible key": (case(lengths=ints(0, 5)), {}),
-    "lengths and causal": (case(lengths=ints(4, 1)), {"causal": True}),
-    "past": (case(cached=True, past=ints(0, 2)), {"causal": True}),
-    "past and window": (case(cached=True, past=ints(1, 2)), {"causal": True, "window": 2}),
-    "past and lengths": (case(cached=True, past=ints(0, 2), lengths=ints(3, 4)), {"causal": True}),
-    "decode": (case(tokens=1, cached=True, past=ints(3, 0)), {"causal": True}),
-    "cache": (case(cached=True), {}),
-    "one head each": (case(key_heads=4), {"causal": True}),
-    "one key-value head": (case(key_heads=1), {"causal": True}),
-    "wide values": (case(width=6), {}),
-    "narrow values in a cache": (case(width=3, cached=True), {"causal": True}),
-}
-
-
-@pytest.mark.parametrize("name", CASES)
-def test_attention_agrees_with_loops(name: str) -> None:
-    arrays, attributes = CASES[name]
-    result = run(arrays, head_dim=4, **attributes)
-    np.testing.assert_allclose(result, by_loops(arrays, 4, **attributes), rtol=1e-5, atol=1e-6)
-
-
 def test_unused_cache_slots_do_not_matter() -> None:
-    arrays = case(cached=True, past=ints(0, 1))
+    arrays = {"q": normal(2, 3, 16), "past": ints(0, 1)}
+    arrays |= {name: normal(2, 2, 5, 4) for name in "kv"}
     clean = run(arrays, head_dim=4, causal=True)
     arrays["k"][:, :, 4:], arrays["v"][:, :, 4:] = np.nan, np.nan
     np.testing.assert_array_equal(run(arrays, head_dim=4, causal=True), clean)
@@ -197,3 +102,117 @@ def test_past_beyond_the_keys_is_an_error(past: int) -> None:
     inputs = {"q": q, "k": k, "v": k, "past": np.array([past], np.int32)}
     with pytest.raises(Error, match=f"row 0 has {past} tokens before its 2, but there are only 6"):
         run(inputs, head_dim=4, causal=True)
+
+
+# rope
+
+HEAD = 16
+
+
+def rotated(x: np.ndarray, positions: np.ndarray, **attributes: Any) -> np.ndarray:
+    """The rope of arrays with heads of HEAD features."""
+    return apply("rope", x, positions, head_dim=HEAD, **attributes)
+
+
+def drawn(tokens: int = 3, far: int = 50) -> tuple[np.ndarray, np.ndarray]:
+    """Random x and positions, of which the largest is `far`."""
+    positions = RNG.integers(0, far, (2, tokens)).astype(np.int32)
+    positions[1, -1] = far
+    return RNG.standard_normal((2, tokens, 2 * HEAD)).astype(np.float32), positions
+
+
+@pytest.mark.parametrize("interleaved", [False, True])
+@pytest.mark.parametrize("rotary", [0, 4, 16])
+def test_rope_rotates_pairs(interleaved: bool, rotary: int) -> None:
+    x, positions = drawn()
+    result = rotated(x, positions, interleaved=interleaved, rotary_dim=rotary, theta=100.0)
+    turned = rotary or HEAD
+    for b, s, h in np.ndindex(2, 3, 2):
+        head = x[b, s, h * HEAD : (h + 1) * HEAD].astype(np.float64)
+        wanted = head.copy()
+        for i in range(turned // 2):
+            one, two = (2 * i, 2 * i + 1) if interleaved else (i, i + turned // 2)
+            angle = float(positions[b, s]) * 100.0 ** (-2 * i / turned)
+            z = complex(head[one], head[two]) * complex(math.cos(angle), math.sin(angle))
+            wanted[one], wanted[two] = z.real, z.imag
+        np.testing.assert_allclose(result[b, s, h * HEAD : (h + 1) * HEAD], wanted, atol=2e-5)
+
+
+STRETCHED = {"factor": 4.0, "original_positions": 32}
+KINDS: dict[str, dict[str, Any]] = {
+    "linear": {"factor": 2.5},
+    "dynamic": STRETCHED,
+    "llama3": {"factor": 8.0, "original_positions": 64},
+    "yarn": STRETCHED,
+    "longrope": STRETCHED
+    | {
+        "short_factors": tuple(1 + i / 10 for i in range(HEAD // 2)),
+        "long_factors": tuple(1.0 + i for i in range(HEAD // 2)),
+    },
+}
+VARIANTS: list[tuple[str, dict[str, Any]]] = [
+    *KINDS.items(),
+    ("default", {}),
+    ("llama3", KINDS["llama3"] | {"low_freq_factor": 2.0, "high_freq_factor": 8.0}),
+    ("yarn", STRETCHED | {"attention_factor": 0.8, "beta_fast": 16.0, "beta_slow": 2.0}),
+    ("yarn", STRETCHED | {"mscale": 0.7, "mscale_all_dim": 1.2, "truncate": False}),
+    ("longrope", KINDS["longrope"] | {"attention_factor": 1.5}),
+]
+
+
+def hugging_face(kind: str, attributes: dict[str, Any], partial: float = 1.0) -> Any:
+    """transformers' module for the same frequencies."""
+    from transformers import LlamaConfig
+    from transformers.models.phi3.modeling_phi3 import Phi3RotaryEmbedding
+
+    names = {
+        "original_positions": "original_max_position_embeddings",
+        "short_factors": "short_factor",
+        "long_factors": "long_factor",
+    }
+    scaling = {names.get(name, name): value for name, value in attributes.items()}
+    scaling = {k: list(v) if isinstance(v, tuple) else v for k, v in scaling.items()}
+    parameters = {
+        "rope_type": kind,
+        "rope_theta": 500.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "partial_rotary_factor": partial,
+        **scaling,
+    }
+    config: Any = LlamaConfig(
+        hidden_size=2 * HEAD,
+        num_attention_heads=2,
+        head_dim=HEAD,
+        max_position_embeddings=attributes.get("original_positions", 64),
+        rope_parameters=parameters,
+    )
+    return Phi3RotaryEmbedding(config)
+
+
+@pytest.mark.oracle
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("far", [20, 50, 300])
+@pytest.mark.parametrize("rotary", [HEAD, HEAD // 2])
+@pytest.mark.parametrize(("kind", "attributes"), VARIANTS)
+def test_transformers_agrees(kind: str, attributes: dict[str, Any], rotary: int, far: int) -> None:
+    import torch
+    from transformers.models.phi3.modeling_phi3 import apply_rotary_pos_emb
+
+    if kind == "longrope":
+        cut = {n: attributes[n][: rotary // 2] for n in ("short_factors", "long_factors")}
+        attributes = attributes | cut
+    x, positions = drawn(tokens=4, far=far)
+    module = hugging_face(kind, attributes, rotary / HEAD)
+    q = torch.from_numpy(x.reshape(2, 4, 2, HEAD)).transpose(1, 2)
+    cos, sin = module(q, torch.from_numpy(positions).long())
+    wanted, _ = apply_rotary_pos_emb(q, q, cos, sin)
+    attributes = attributes | {"kind": kind, "rotary_dim": rotary, "theta": 500.0}
+    result = rotated(x, positions, **attributes)
+    flat = wanted.transpose(1, 2).reshape(2, 4, 2 * HEAD).numpy()
+    np.testing.assert_allclose(result, flat, rtol=1e-4, atol=1e-4)
+    values = value("f32[2, 4, 32]"), value("i32[2, 4]")
+    op = Rope(*values, head_dim=HEAD, **attributes)
+    inverse, factor = inverse_frequencies(op, far + 1)
+    np.testing.assert_allclose(inverse, module.inv_freq.numpy(), rtol=1e-6, atol=1e-6)
+    assert factor == pytest.approx(module.attention_scaling)

@@ -1,5 +1,5 @@
-"""Operations on special inputs: extremes, ties, bounds, NaN and empty tensors; norms and gated
-feed-forwards against their formulas."""
+"""Operations on special inputs: extremes, ties, bounds, NaN and empty tensors; norms in 16
+bits, and gated feed-forwards against their formulas."""
 
 from __future__ import annotations
 
@@ -81,16 +81,6 @@ def test_large_inputs_overflow_nowhere_in_between(op: str, want: list[float]) ->
     if op != "exp":
         with np.errstate(over="raise", invalid="raise", divide="raise"):
             op_class(op)(Value(TensorType("f32", (3,)), None, 0)).evaluate(x)
-
-
-def test_infinity_and_nan_follow_ieee() -> None:
-    assert run("div", [1, -1], [0, 0]) == [INF, -INF]
-    assert math.isnan(run("div", [0], [0])[0])
-    assert run("rsqrt", [0]) == [INF] and run("log", [0]) == [-INF]
-    assert math.isnan(run("sqrt", [-1])[0])
-    assert math.isnan(run("maximum", [NAN], [1])[0]) and math.isnan(run("relu", [NAN])[0])
-    assert math.isnan(run("clip", [NAN], low=0)[0])
-    assert run("eq", [NAN], [NAN]) == [False] and run("ne", [NAN], [NAN]) == [True]
 
 
 def cast(values: list[float], source: str, to: str) -> Any:
@@ -206,39 +196,11 @@ def test_symbols_without_a_value_are_refused() -> None:
             op.evaluate(np.zeros(3, np.float32))
 
 
-# norms and gated feed-forwards, in f64
+# norms and gated feed-forwards
 
 RNG = fresh(5)
 X = RNG.standard_normal((3, 4, 8)).astype(np.float32) * 3 + 1
-WEIGHT, BIAS = (RNG.standard_normal(8).astype(np.float32) for _ in range(2))
-
-
-def test_rms_norm() -> None:
-    x = X.astype(np.float64)
-    wanted = x / np.sqrt((x**2).mean(-1, keepdims=True) + 0.1) * (WEIGHT + 1)
-    np.testing.assert_allclose(
-        apply("rms_norm", X, WEIGHT, eps=0.1, offset=1.0), wanted, rtol=1e-5, atol=1e-6
-    )
-
-
-def test_layer_norm() -> None:
-    x = X.astype(np.float64)
-    plain = (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + 0.1)
-    close = np.testing.assert_allclose
-    close(apply("layer_norm", X, eps=0.1), plain, rtol=1e-5, atol=1e-6)
-    close(apply("layer_norm", X, named={"bias": BIAS}, eps=0.1), plain + BIAS, rtol=1e-5, atol=1e-6)
-    both = {"weight": WEIGHT, "bias": BIAS}
-    close(apply("layer_norm", X, named=both, eps=0.1), plain * WEIGHT + BIAS, rtol=1e-4, atol=1e-6)
-
-
-def test_group_norm() -> None:
-    images = RNG.standard_normal((2, 6, 3, 5)).astype(np.float32) * 2 - 1
-    both = {"weight": WEIGHT[:6], "bias": BIAS[:6]}
-    result = apply("group_norm", images, named=both, groups=2, eps=0.1)
-    for b, c in np.ndindex(2, 6):
-        group = images[b, c // 3 * 3 : c // 3 * 3 + 3].astype(np.float64)
-        plain = (images[b, c] - group.mean()) / math.sqrt(group.var() + 0.1)
-        np.testing.assert_allclose(result[b, c], plain * WEIGHT[c] + BIAS[c], rtol=1e-4, atol=1e-6)
+WEIGHT = RNG.standard_normal(8).astype(np.float32)
 
 
 def test_sixteen_bit_norms_round_once() -> None:
