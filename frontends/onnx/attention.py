@@ -99,8 +99,8 @@ def _attention(
     q, k, v = operands
     queries, keys = q.shape[-2], k.shape[-2]
     width = q.shape[3] if q.ndim == 4 else exact_divide(q.shape[2], heads)
-    if not isinstance(width, int):
-        raise Error(f"Attention over heads of {width} features, which is no number")
+    if not isinstance(width, int) or width < 1:
+        raise Error(f"Attention over heads of {width} features; expected a number of at least 1")
     bias, mask = (mask, None) if mask is not None and mask.dtype != "bool" else (None, mask)
     past, causal = None, ends is not None
     if ends is not None:

@@ -236,9 +236,9 @@ def test_attention(name: str) -> None:
     state = {part: np.zeros((2, kv, 7, width), np.float32) for part in ("keys", "values")}
     for first, last in ((0, 2), (2, 3), (3, 5)):
         given = {"x": X[:, first:last], "positions": places[:, first:last], **state}
-        found, _ = run(Cached(layer), **given, past=np.full(2, first, np.int32))
-        state = {part: found[part] for part in state}
-        np.testing.assert_allclose(found["out"], whole[:, first:last], rtol=1e-3, atol=1e-4)
+        results, _ = run(Cached(layer), **given, past=np.full(2, first, np.int32))
+        state = {part: results[part] for part in state}
+        np.testing.assert_allclose(results["out"], whole[:, first:last], rtol=1e-3, atol=1e-4)
 
 
 class Cached(Module):

@@ -1,4 +1,7 @@
-"""ONNX's own backend tests: most are read and computed, none is wrong, the others are refused."""
+"""ONNX's own backend tests: most are read and computed, none is wrong, the others are refused.
+
+So are they with symbolic sizes, with constants in place of inputs, and damaged.
+"""
 
 from __future__ import annotations
 
@@ -18,6 +21,7 @@ import irc
 from irc.backends.reference import evaluate
 from irc.errors import Error
 from irc.frontends.onnx import import_onnx
+from tests.fresh import fresh
 from tests.frontends.onnx_models import on_emitted, saved
 
 pytestmark = pytest.mark.slow
@@ -65,6 +69,49 @@ def test_other_forms_of_inputs(form: str, tmp_path: Path) -> None:
         wrong += [case.name] if outcome == "wrong" else []
     assert not wrong
     assert counts["pass"] >= FORMS[form], counts
+
+
+WORDS = ("none", "linear", "ab,bc->ac", ",->", "constant", "add", "-1")
+
+
+def damage(model: onnx.ModelProto, rng: np.random.Generator) -> None:
+    """Change operands or attributes of a node, sizes of inputs, or the opset."""
+    node = model.graph.node[int(rng.integers(len(model.graph.node)))]
+    operands, attributes = list(node.input), list(node.attribute)
+    kind = rng.choice(["order", "operand", "attribute", "sizes", "opset"])
+    if kind == "order":
+        order = rng.permutation(len(operands))[: rng.integers(len(operands) + 1)]
+        node.input[:] = [operands[i] for i in order]
+    elif kind == "operand" and operands:
+        node.input[int(rng.integers(len(operands)))] = ""
+    elif kind == "attribute" and attributes:
+        attribute = attributes[int(rng.integers(len(attributes)))]
+        attribute.i += int(rng.integers(-3, 4))
+        attribute.s = str(rng.choice(WORDS)).encode()
+        numbers = [n + int(rng.integers(-2, 3)) for n in attribute.ints]
+        attribute.ints[:] = numbers[: rng.integers(1, 6)]
+    elif kind == "sizes":
+        for dim in (d for v in model.graph.input for d in v.type.tensor_type.shape.dim):
+            if rng.random() < 0.4:
+                dim.dim_value = int(rng.integers(5))
+            elif rng.random() < 0.2:
+                dim.dim_param = "n"
+    else:
+        model.opset_import[0].version = int(rng.integers(7, 27))
+
+
+def test_damaged_models_give_a_module_or_an_error(tmp_path: Path) -> None:
+    rng, read = fresh(91), 0
+    for _ in range(500):
+        some = cases(rng.choice(["node", "pytorch-operator"]))
+        model = model_of(some[int(rng.integers(len(some)))])
+        damage(model, rng)
+        try:
+            import_onnx(saved(model, tmp_path))
+            read += 1
+        except Error:
+            continue
+    assert read > 50  # not all is nonsense
 
 
 def model_of(case: Any) -> onnx.ModelProto:
