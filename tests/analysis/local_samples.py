@@ -19,7 +19,7 @@ from irc.ir.mesh import Mesh
 from irc.pipeline import run_pipeline
 from irc.text import parse_module
 from tests.matrix.checking import Arrays, Case, Wanted
-from tests.matrix.test_passes import SCHEMES, case_of
+from tests.matrix.test_passes import SCHEMES, case_of, finite
 
 assert irc.passes  # importing it registers the passes
 MESHES = ("tp=2", "tp=3", "tp=4", "dp=2, tp=2", "dp=2, tp=3", "cp=2, ep=1, tp=2", "dp=3, tp=1")
@@ -134,11 +134,11 @@ def block_sample(seed: int) -> Sample:
 
 
 def matrix_sample(seed: int, folder: Path) -> Sample | None:
-    """A random module of the matrix after `localize`; None where a pass refuses it, or where it is
-    too sensitive to compare."""
+    """A random module of the matrix after `localize`; None where a pass refuses it, and where
+    rounding, or infinities that meet zeros in partial sums, leave nothing to compare."""
     case = case_of(seed)
     wanted, module = Wanted.of(case), case.module()
-    if not wanted.stable:
+    if not (wanted.stable and finite(case)):
         return None
     scheme = random.Random(seed).choice(SCHEMES)
     passes = f"{case.shard(folder, module)}, rewrite-embeddings{{scheme={scheme}}}, pipeline"

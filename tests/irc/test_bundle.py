@@ -1,7 +1,6 @@
 """A bundle: one safetensors file with every weight of a module."""
 
 import hashlib
-import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -21,6 +20,7 @@ from irc.text import parse_module
 from irc.weights.checkpoint import Reader
 from irc.weights.safetensors import read_header
 from tests.backends.decoder import write
+from tests.irc.test_checkpoint import resident, written
 
 RNG = np.random.default_rng(0)
 ARRAYS = {
@@ -191,18 +191,11 @@ def test_a_module_without_weights_has_no_file(source: Path) -> None:
 def test_bundling_needs_little_memory(tmp_path: Path) -> None:
     rows = 60_000  # 240 MB of a sparse file
     header = {"x": {"dtype": "F32", "shape": [rows, 1000], "data_offsets": [0, rows * 4000]}}
-    text = json.dumps(header).encode()
-    path = tmp_path / "big.safetensors"
-    path.write_bytes(len(text).to_bytes(8, "little") + text)
-    os.truncate(path, 8 + len(text) + rows * 4000)
+    path = written(tmp_path / "big.safetensors", header, b"")
+    os.truncate(path, path.stat().st_size + rows * 4000)
     turned = '@t : f32[1000, 60000] = @f["x"].transpose(1, 0)'
     m = module(path, f'@w : f32[{rows}, 1000] = @f["x"]', turned)
     before = resident()
     with bundled(m, tmp_path / "b.safetensors"):
         assert resident() - before < 60 << 20
     assert (tmp_path / "b.safetensors").stat().st_size == 4096 + 2 * rows * 4000
-
-
-def resident() -> int:
-    """Bytes of memory of this process, mapped files included."""
-    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096

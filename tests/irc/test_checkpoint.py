@@ -194,13 +194,6 @@ def test_sliced_random_numbers_need_a_shape(tmp_path: Path) -> None:
         reader_of(tmp_path).read(random_weight(sharded, 75, 40))
 
 
-def test_casts_between_the_four_bit_types(tmp_path: Path) -> None:
-    ref = RandomRef("a", 1, 4.0, (8, 8)).then(Cast("i4"))
-    signed = reader_of(tmp_path).read(ref).astype(np.int64)
-    unsigned = reader_of(tmp_path).read(ref.then(Cast("u4"))).astype(np.int64)
-    assert (unsigned == signed % 16).all() and signed.min() < 0
-
-
 # -- errors
 
 

@@ -1,10 +1,11 @@
-"""Tasks that run ahead, and results that threads share."""
+"""Regions that cover a tensor, tasks that run ahead, and results that threads share."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable
 from functools import partial
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,25 @@ import pytest
 
 from irc.weights.checkpoint import streams
 from irc.weights.checkpoint.read_cache import ReadCache
-from irc.weights.checkpoint.streams import ahead
+from irc.weights.checkpoint.streams import ahead, regions
+from tests.fresh import fresh
+
+
+def test_regions_cover_a_tensor_in_order() -> None:
+    rng = fresh()
+    for _ in range(300):
+        shape = tuple(int(n) for n in rng.integers(1, 9, rng.integers(0, 4)))
+        limit, array = int(rng.choice([1, 2, 3, 7, 20, 1000])), np.arange(prod(shape))
+        for even in (False, True):
+            parts = [
+                array.reshape(shape)[tuple(slice(*pair) for pair in ranges)].reshape(-1)
+                for ranges in regions(shape, limit, even)
+            ]
+            assert (np.concatenate(parts) == array).all()
+            if even:
+                assert not any(part.size % 2 for part in parts[:-1])
+            else:
+                assert max(part.size for part in parts) <= limit
 
 
 @pytest.fixture(params=[1, 2, 5])
