@@ -38,20 +38,15 @@ _NAMING = 3.0  # seconds in which the watchers name the rank to which the networ
 _INSTALL = f"use mpich: {installs('mpi')}"
 
 
-def print_error(text: str) -> None:
-    """Print on standard error why the run failed."""
-    print(f"error: {text}", file=sys.__stderr__, flush=True)
-
-
 class MpiCommunicator:
     """See Communicator, for what threads have too. Made once per process, on every rank.
 
     `limit`: how many seconds another rank may send no heartbeat, or idle while it is waited for.
     After a failure the process ends within seconds, through `watcher.end_process` where the program
-    calls it; `report` tells the user the reason, on one rank.
+    calls it.
     """
 
-    def __init__(self, limit: float = LIMIT, report: Callable[[str], None] = print_error) -> None:
+    def __init__(self, limit: float = LIMIT) -> None:
         self._mpi, self._starts_mpi = _start_mpi()
         self._comm: Any = self._mpi.COMM_WORLD.Dup()
         for comm in (self._comm, self._mpi.COMM_WORLD, self._mpi.COMM_SELF):
@@ -66,11 +61,11 @@ class MpiCommunicator:
         self._checks: dict[Any, tuple[str, Array]] = {}
         self._sends: list[Any] = []  # requests
         self._held: list[Any] = []  # memory that MPI may still write to after a failure
-        self.processes: list[RankProcess] = self._comm.allgather(own_process())
+        processes: list[RankProcess] = self._comm.allgather(own_process())
         _unlink_shared_memory()
         tell_supervisor()
-        self.watcher = Watcher(self._mpi, self._comm, self.processes, limit, report)
-        hosts = [process.host for process in self.processes]
+        self.watcher = Watcher(self._mpi, self._comm, processes, limit)
+        hosts = [process.host for process in processes]
         self.local_rank = hosts[: self.rank].count(hosts[self.rank])
         self.local_ranks = hosts.count(hosts[self.rank])
 

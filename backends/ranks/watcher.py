@@ -10,9 +10,10 @@ from __future__ import annotations
 import os
 import resource
 import socket
+import sys
 import threading
 import time
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -147,19 +148,11 @@ def _loss(peer: Peer, own: Peer, limit: float, now: float) -> str:
 class Watcher:
     """The watcher thread of a rank, and what it shares with the working thread.
 
-    `processes` are those of all ranks; `report` tells the user why the run failed, where the
-    working thread cannot; see find_failure for `limit`.
+    `processes` are those of all ranks; see find_failure for `limit`.
     """
 
-    def __init__(
-        self,
-        mpi: Any,
-        comm: Any,
-        processes: Sequence[RankProcess],
-        limit: float,
-        report: Callable[[str], None],
-    ) -> None:
-        self._mpi, self._comm, self._limit, self._report = mpi, comm, limit, report
+    def __init__(self, mpi: Any, comm: Any, processes: Sequence[RankProcess], limit: float) -> None:
+        self._mpi, self._comm, self._limit = mpi, comm, limit
         self.rank: int = comm.Get_rank()
         self.failure: Failure | None = None
         self._beat = Heartbeat()  # the next one, without the time in which this rank idled
@@ -279,7 +272,7 @@ class Watcher:
         # the working thread may be telling the user
         if now - self._failed > GRACE + _REPORT * self._claimed:
             if self.claim_report():
-                self._report(self.failure.text)
+                print(f"error: {self.failure.text}", file=sys.__stderr__, flush=True)
             self.end_process(1)
 
     def _heartbeat(self) -> Heartbeat:
