@@ -34,8 +34,8 @@ def get(name: str) -> "Backend":
 
     Other packages register theirs in the entry-point group `irc.backends`.
     """
-    known = names()
-    if known.count(name) > 1:
+    registered = names()
+    if registered.count(name) > 1:
         raise Error(f"two installed packages bring a backend called {name!r}; uninstall one")
     if name in OWN:
         module, attribute = OWN[name]
@@ -44,10 +44,13 @@ def get(name: str) -> "Backend":
         if entry.name == name:
             return load_entry(entry, GROUP)
     raise Error(
-        f"no backend called {name!r}{did_you_mean(name, known)}; there are {', '.join(known)}"
+        f"no backend called {name!r}{did_you_mean(name, registered)}; there are "
+        f"{', '.join(registered)}"
     )
 
 
 def command_parts() -> "list[Commands]":
     """What the backends add to irc's commands, once for those that share it."""
-    return list({type(each): each for each in (get(name).commands for name in names())}.values())
+    return list(
+        {type(commands): commands for commands in (get(name).commands for name in names())}.values()
+    )

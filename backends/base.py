@@ -231,17 +231,17 @@ def state_shape(port: Port, sizes: Mapping[str, int]) -> tuple[int, ...]:
 
 def check_supported(backend: Backend, module: Module) -> None:
     """One Error that lists every unsupported operation with its place in the user's source."""
-    found = backend.unsupported(module)
-    if found:
-        raise report(found, backend.name)
+    refused = backend.unsupported(module)
+    if refused:
+        raise report(refused, backend.name)
 
 
 def report(unsupported: Sequence[Unsupported], backend: str) -> Error:
     """The Error about operations that a backend cannot run."""
     error = Error(f"the backend {backend} cannot run this module")
     reasons: dict[str, list[Op]] = {}
-    for each in unsupported:
-        reasons.setdefault(f"{each.op.opname}: {each.reason}", []).append(each.op)
+    for refused in unsupported:
+        reasons.setdefault(f"{refused.op.opname}: {refused.reason}", []).append(refused.op)
     for reason, (first, *others) in reasons.items():
         where = f"{first.loc.where()}: " if first.loc is not None else ""
         more = f" ({len(others)} more like it)" if others else ""

@@ -83,7 +83,7 @@ class Lowering(Generic[Lower]):
         """
         self._load()
         reasons: dict[object, str | None] = {}
-        found: list[Unsupported] = []
+        refused: list[Unsupported] = []
         easy = {*self._table} - {*self._refusals}
         for op in reached(module.main, set()):
             if type(op) in easy or op.opname in STRUCTURE:
@@ -92,8 +92,8 @@ class Lowering(Generic[Lower]):
             if key not in reasons:
                 reasons[key] = self._missing(op)
             if (reason := reasons[key]) is not None:
-                found.append(Unsupported(op, reason))
-        return found
+                refused.append(Unsupported(op, reason))
+        return refused
 
     def _missing(self, op: Op) -> str | None:
         """Why the operation cannot be lowered, or None."""

@@ -93,7 +93,7 @@ def check(case: Case, rank: int, result: Array) -> None:
     """An Error where a rank's result is wrong; large results are not checked."""
     if case.size > _LARGE or (case.kind in ("reduce", "gather") and rank != ROOT):
         return
-    operands = [operand_of(case, each) for each in range(case.group_size)]
+    operands = [operand_of(case, rank) for rank in range(case.group_size)]
     wanted = [np.empty(case.result, case.element) for _ in operands]
     for position in range(case.group_size):
         perform(case.call(), position, operands, wanted)
@@ -108,20 +108,20 @@ def measure_threads(plan: Plan, tell: Progress) -> tuple[list[Measurement], str]
     """Times of ranks that are threads of this process: medians of the slowest rank."""
     from irc.backends.ranks.threads import ThreadWorld
 
-    found: list[Measurement] = []
+    measurements: list[Measurement] = []
     for group_size in plan.groups():
         tell(f"measuring {group_size} threads", (group_size - 2) / len(plan.groups()))
         for case in plan.cases(group_size):
             work = partial(time_on, case)
-            found.append(case.measured(max(ThreadWorld(group_size).run(work))))
-    return found, f"{THREADS} of {os.cpu_count()} CPU cores"
+            measurements.append(case.measured(max(ThreadWorld(group_size).run(work))))
+    return measurements, f"{THREADS} of {os.cpu_count()} CPU cores"
 
 
 def measure_processes(
     plan: Plan, own: Communicator, tell: Progress
 ) -> tuple[list[Measurement], str]:
     """Times of ranks that are processes; each of them calls this and gets all times."""
-    found: list[Measurement] = []
+    measurements: list[Measurement] = []
     slowest_of_all = CollectiveCall("all_reduce", "max", tuple(range(own.ranks)), place="irc bench")
     for group_size in plan.groups():
         tell(f"measuring {group_size} processes", (group_size - 2) / len(plan.groups()))
@@ -129,8 +129,8 @@ def measure_processes(
             us = np.array([time_on(case, own) if own.rank < group_size else 0.0])
             slowest = np.empty_like(us)
             own.collective(slowest_of_all, us, slowest)
-            found.append(case.measured(float(slowest[0])))
-    return found, f"{PROCESSES} over MPI"
+            measurements.append(case.measured(float(slowest[0])))
+    return measurements, f"{PROCESSES} over MPI"
 
 
 def time_on(case: Case, rank: Communicator) -> float:

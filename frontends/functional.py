@@ -34,10 +34,10 @@ def __getattr__(name: str) -> Any:
     if cls is None:
         why = f": {NOT_WRAPPED[name]}" if name in NOT_WRAPPED else did_you_mean(name, wrapped())
         raise UnknownFunction(f"there is no F.{name}{why}", loc=here())
-    made = wrapper(cls)
+    function = wrapper(cls)
     if cls.__module__.startswith("irc."):  # a user's file may run again and declare it again
-        globals()[name] = made
-    return made
+        globals()[name] = function
+    return function
 
 
 def __dir__() -> list[str]:

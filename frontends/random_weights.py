@@ -27,7 +27,7 @@ def random_weights(module: Module, seed: int) -> Module:
 
 def _filled(ref: Ref, seed: int, scale: float, dtype: str) -> Ref:
     if ref.inputs:
-        return ref.with_inputs([_filled(each, seed, scale, dtype) for each in ref.inputs])
+        return ref.with_inputs([_filled(part, seed, scale, dtype) for part in ref.inputs])
     if not isinstance(ref, UnboundRef):
         return ref
     if ref.shape is None:

@@ -98,9 +98,9 @@ def _imported(path: Path) -> Generator[types.ModuleType]:
 
     Registrations of an earlier run of the script are removed.
     """
-    known = loaded(path)
-    if known is not None:
-        yield known.module
+    earlier = loaded(path)
+    if earlier is not None:
+        yield earlier.module
         return
     name = name_of(path)
     forget(name)
@@ -159,9 +159,9 @@ def _is_local(module: types.ModuleType, folder: Path) -> bool:
 
 
 def _factory(namespace: types.ModuleType, path: Path, name: str) -> Callable[..., Any]:
-    found = getattr(namespace, name, None)
-    if callable(found) and not name.startswith("_"):
-        return found
+    factory = getattr(namespace, name, None)
+    if callable(factory) and not name.startswith("_"):
+        return factory
     own = [
         key
         for key, value in vars(namespace).items()

@@ -36,12 +36,12 @@ def inferred_shape(old: Shape, sizes: Sequence[Any]) -> Shape:
         return shape
     if len(inferred) > 1:
         raise Error(f"reshape: only one size may be -1, not {len(inferred)}")
-    left, known = [*old], [size for size in shape if size != -1]
-    for size in [*known]:
+    left, given = [*old], [size for size in shape if size != -1]
+    for size in [*given]:
         if size in left:  # also sums, which nothing else can be divided by
             left.remove(size)
-            known.remove(size)
-    size = exact_divide(product(tuple(left)), product(tuple(known)))
+            given.remove(size)
+    size = exact_divide(product(tuple(left)), product(tuple(given)))
     if size is None:
         raise Error(
             f"reshape: the elements of [{', '.join(map(str, old))}] do not fill "
@@ -80,9 +80,9 @@ def plan_index(shape: Shape, index: Any) -> tuple[Slices, tuple[int, ...], tuple
             added.append(place)
             place += 1
             continue
-        found = _slice(shape[dim], item, dim)
-        if found is not None:
-            slices.append((dim, *found))
+        bounds = _slice(shape[dim], item, dim)
+        if bounds is not None:
+            slices.append((dim, *bounds))
         if isinstance(item, slice):
             place += 1
         else:

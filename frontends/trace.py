@@ -112,13 +112,13 @@ def _check_call(model: Any, types: Mapping[str, TensorType]) -> None:
         what = f"{type(model).__name__} has no method called forward"
         raise Error(what if isinstance(model, Module) else f"a {type(model).__name__} is no model")
     parameters = inspect.signature(function).parameters.values()
-    known = [p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
-    needed = [p.name for p in parameters if p.name in known and p.default is p.empty]
+    names = [p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+    needed = [p.name for p in parameters if p.name in names and p.default is p.empty]
     for name in types:
-        if name not in known and not any(p.kind is p.VAR_KEYWORD for p in parameters):
+        if name not in names and not any(p.kind is p.VAR_KEYWORD for p in parameters):
             raise Error(
-                f"{_title(model)} has no argument called {name!r}{did_you_mean(name, known)}; "
-                f"it takes {', '.join(known) or 'none'}"
+                f"{_title(model)} has no argument called {name!r}{did_you_mean(name, names)}; "
+                f"it takes {', '.join(names) or 'none'}"
             )
     missing = [name for name in needed if name not in types]
     if missing:

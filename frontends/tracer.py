@@ -40,9 +40,9 @@ class Tracer:
 
     def weight(self, parameter: Parameter) -> Weight:
         """The weight of a parameter in this trace."""
-        known = self.weights.get(parameter)
-        if known is not None:
-            return known
+        traced = self.weights.get(parameter)
+        if traced is not None:
+            return traced
         key = self.keys.get(parameter, parameter.name)
         if key is None:
             raise Error(

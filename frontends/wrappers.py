@@ -88,10 +88,10 @@ def wrapper(cls: type[Op]) -> Callable[..., Any]:
     # no parameter begins with an underscore, so none hides these names; compiled under this
     # file's name, the frame counts as irc's own, so the location is the caller's
     exec(compile(source, __file__, "exec"), scope)
-    made = scope[name]
-    made.__doc__ = documentation(cls)
-    made.__module__ = "irc.frontends.functional"
-    return made
+    wrapper = scope[name]
+    wrapper.__doc__ = documentation(cls)
+    wrapper.__module__ = "irc.frontends.functional"
+    return wrapper
 
 
 def _converted(name: str, kind: Any) -> str:

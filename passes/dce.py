@@ -35,13 +35,13 @@ def _sweep(function: Function, effects: set[Function], stats: Stats) -> bool:
 
     `effects` are the functions defined before that have one, so a call of them has one too.
     """
-    found = False
+    erased = False
     for op in reversed(function):
         pure = op.pure and not (isinstance(op, Call) and (op.callee in effects or op.stage >= 0))
-        found |= not pure and op.opname != "return"
+        erased |= not pure and op.opname != "return"
         if not pure or any(result.users for result in op.results):
             continue
         if permit("dce", op):
             op.erase()
             stats.count("operations")
-    return found
+    return erased

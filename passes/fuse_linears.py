@@ -129,7 +129,8 @@ def _source(value: Value) -> Op | None:
 
 def _parameters_of(linears: Sequence[Op]) -> list[list[Value]]:
     """The weights of linears that all have a bias or none, then their biases, if any."""
-    return [list(each) for each in zip(*(op.operands[1:] for op in linears), strict=True)]
+    parameters = [op.operands[1:] for op in linears]
+    return [list(in_place) for in_place in zip(*parameters, strict=True)]
 
 
 def _fuse(module: Module, linears: Sequence[Op], word: str) -> None:
@@ -207,13 +208,13 @@ def _joined(module: Module, parts: list[Value], name: str, before: Op) -> Value:
     for weight in weights:
         rows = rows + weight.type.shape[0]
     type = TensorType(first.type.dtype, (rows, *first.type.shape[1:]))
-    refs = tuple(with_shape(each.ref, each.type.shape, each.type.dtype) for each in weights)
+    refs = tuple(with_shape(weight.ref, weight.type.shape, weight.type.dtype) for weight in weights)
     ref = ConcatRef(refs, 0)
     if module.local:
         type = weight_part(ref, type, module.mesh)
-    new = Weight(type, _name([each.name for each in weights], name, module), ref)
-    for each in weights:
-        del module.weights[each.name]
+    new = Weight(type, _name([weight.name for weight in weights], name, module), ref)
+    for weight in weights:
+        del module.weights[weight.name]
     return module.add_weight(new)
 
 

@@ -32,9 +32,9 @@ def _fuse(norm: RmsNorm | LayerNorm, total: Add, stats: Stats) -> None:
     if refusal is not None:
         report_failure(_NAME, norm, refusal)
     elif permit(_NAME, norm):
-        made = AddRmsNorm if isinstance(norm, RmsNorm) else AddLayerNorm
+        fused = AddRmsNorm if isinstance(norm, RmsNorm) else AddLayerNorm
         named = dict(list(norm.named_operands())[1:])
-        new: Op = made(total.x, total.y, **named, **norm.attributes)
+        new: Op = fused(total.x, total.y, **named, **norm.attributes)
         insert_before(new, total).loc = norm.loc
         for old, result in zip((norm.result, total.result), new.results, strict=True):
             old.replace_by(result)

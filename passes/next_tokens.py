@@ -64,8 +64,8 @@ class NextTokens(Pass):
         first = places if self.k <= 1 else Slice(places, dim=last, start=0, stop=1)
         if isinstance(first, Op):
             first = _add(function, first, logits)
-        found = {NEXT_TOKENS: _add(function, Squeeze(first, dims=(last,)), logits)}
-        return found | ({TOP_TOKENS: places, TOP_LOGITS: values} if self.k else {})
+        results = {NEXT_TOKENS: _add(function, Squeeze(first, dims=(last,)), logits)}
+        return results | ({TOP_TOKENS: places, TOP_LOGITS: values} if self.k else {})
 
 
 def _add(function: Function, op: Op, logits: Value) -> Value:

@@ -118,12 +118,12 @@ class OnnxBackend(Backend):
         """
         several = len(manifest["ranks"]) > 1
         threads = several and options.get("communicator") is None
-        known = ("threads", "low_memory", *(("timeout",) if threads else ()))
+        names = ("threads", "low_memory", *(("timeout",) if threads else ()))
         for name in options:
-            if name not in (*known, "communicator"):
+            if name not in (*names, "communicator"):
                 raise Error(
                     f"a program of {len(manifest['ranks'])} rank{'s' * several} on ONNX Runtime "
-                    f"has no option {name}{did_you_mean(name, known)}; it has {', '.join(known)}"
+                    f"has no option {name}{did_you_mean(name, names)}; it has {', '.join(names)}"
                 )
         if options.get("threads") is not None:
             check_count("threads", options["threads"], most=MOST_THREADS)

@@ -86,10 +86,10 @@ class Emitter:
         self._body(function)
         graph.prefix, graph.node_name, graph.where = "return", "return", ""
         for name, value in zip(results, function.returned, strict=True):
-            found = graph.now(self.get(value))
-            if found in self._fixed or found in graph.initializers:
-                found = self.add("Identity", found)
-            graph.rename(found, name)
+            output = graph.now(self.get(value))
+            if output in self._fixed or output in graph.initializers:
+                output = self.add("Identity", output)
+            graph.rename(output, name)
             self._fixed.add(name)
             graph.outputs.append(value_info(name, self.dtype(value), value.type.shape))
 

@@ -100,7 +100,7 @@ def facts_of(
     function: Function,
     stages: Sequence[Stage],
     emitters: Sequence[Emitter],
-    found: Locations,
+    located: Locations,
 ) -> dict[str, Any]:
     """The facts about a function whose stages are emitted."""
     numbers = {rank: i for i, stage in enumerate(stages) for rank in stage.ranks}
@@ -108,17 +108,17 @@ def facts_of(
         "axes": [list(axis) for axis in module.mesh.axes],
         "ports": port_facts(ports_of(function), sharding_of(function), emitters[0].dtype),
         "results": list(function.result_names()),
-        "base": found.base,
+        "base": located.base,
         "ranks": [
             {
                 "stage": numbers[rank],
                 "model": MODEL.format(rank),
-                "weights": found.inside[rank],
-                "files": found.files[rank],
+                "weights": located.inside[rank],
+                "files": located.files[rank],
             }
             for rank in range(module.mesh.ranks)
         ],
-        "stages": [_stage(*each) for each in zip(stages, emitters, strict=True)],
+        "stages": [_stage(*pair) for pair in zip(stages, emitters, strict=True)],
     }
 
 
@@ -135,7 +135,7 @@ def _stage(stage: Stage, emitter: Emitter) -> dict[str, Any]:
 
 def transfers(names: Mapping[int, list[str]]) -> list[dict[str, Any]]:
     """The values that a stage receives, or sends, by the number of the other stage."""
-    return [{"stage": number, "names": each} for number, each in names.items()]
+    return [{"stage": number, "names": used} for number, used in names.items()]
 
 
 def sharding_of(function: Function) -> dict[tuple[str, bool], tuple[Axes, ...]]:
@@ -161,7 +161,7 @@ def port_facts(
         if (computed := dtype(port.dtype)) != port.dtype:
             entry["computed"] = computed
         axes = sharding.get((port.name, result))
-        return entry if axes is None else entry | {"axes": [list(each) for each in axes]}
+        return entry if axes is None else entry | {"axes": [list(over) for over in axes]}
 
     return {
         "inputs": [fact(port, False) for port in ports.inputs],

@@ -70,7 +70,7 @@ def write_genai(folder: Path, facts: Mapping[str, Any]) -> None:
     for field, kept in (("node", nodes), ("input", inputs)):
         del getattr(model.graph, field)[:]
         getattr(model.graph, field).extend(
-            each for each in kept if each.name not in ("past_lengths", "logit_positions")
+            arg for arg in kept if arg.name not in ("past_lengths", "logit_positions")
         )
     logits = next(value for value in model.graph.output if value.name == "logits")
     logits.type.tensor_type.shape.dim[1].dim_param = "S"

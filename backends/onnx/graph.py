@@ -27,7 +27,7 @@ from irc.onnx_format.operators import COLLECTIVE as COLLECTIVE
 from irc.onnx_format.operators import DOMAIN as DOMAIN
 
 OPSET, IR_VERSION = 24, 11  # the newest whose operators ONNX Runtime 1.31 all runs
-DTYPES: dict[str, int] = {name: each.onnx for name, each in IR_DTYPES.items()}
+DTYPES: dict[str, int] = {name: dtype.onnx for name, dtype in IR_DTYPES.items()}
 
 Attribute: TypeAlias = int | float | str | Sequence[int] | TensorProto
 

@@ -19,16 +19,16 @@ def writes_of(function: Function) -> list[dict[str, str]]:
     `past` is an argument; step and capacity are dimensions as text. ONNX Runtime checks
     positions that are computed in the graph.
     """
-    found: list[dict[str, str]] = []
+    writes: list[dict[str, str]] = []
     for op in function:
         if op.opname != "cache_update" or not _is_arg(op.operands[2]):
             continue
         cache, new, past = op.operands
         step, capacity = new.type.shape[1], cache.type.shape[2]
         write = {"past": str(past.name), "step": str(step), "capacity": str(capacity)}
-        if write not in found:
-            found.append(write)
-    return found
+        if write not in writes:
+            writes.append(write)
+    return writes
 
 
 def growing(function: Function) -> str | None:

@@ -61,11 +61,11 @@ def _cos_sin(e: Emitter, op: ops.Rope) -> tuple[str, str]:
     column = e.add("Unsqueeze", e.cast(positions, "f32"), e.ints(-1))
     frequencies, factor = _frequencies(e, op, positions)
     angles = e.add("Mul", column, frequencies)
-    found = e.add("Cos", angles), e.add("Sin", angles)
+    turns = e.add("Cos", angles), e.add("Sin", angles)
     if factor == 1:
-        return found
+        return turns
     scale = e.number(factor, "f32")
-    return e.add("Mul", found[0], scale), e.add("Mul", found[1], scale)
+    return e.add("Mul", turns[0], scale), e.add("Mul", turns[1], scale)
 
 
 def _frequencies(e: Emitter, op: ops.Rope, positions: str) -> tuple[str, float]:
@@ -195,11 +195,11 @@ def near_keys(e: Emitter, op: ops.Attention, causal: bool) -> str:
         first = e.add("Reshape", first, e.ints(-1, 1, 1, 1))
         query = e.add("Add", first, e.add("Reshape", e.iota(tokens), e.ints(1, 1, -1, 1)))
         key = e.add("Reshape", e.iota(keys), e.ints(1, 1, 1, -1))
-        found = e.add("LessOrEqual", key, query) if causal else ""
+        seen = e.add("LessOrEqual", key, query) if causal else ""
         if not op.window:
-            return found
+            return seen
         near = e.add("Greater", key, e.add("Sub", query, e.number(op.window, "i64")))
-        return e.add("And", found, near) if found else near
+        return e.add("And", seen, near) if seen else near
 
     return e.cached(("near", past, causal, op.window, tokens, keys), make)
 

@@ -53,8 +53,8 @@ def _collective(e: Emitter, op: Exchange, x: str, before: Shape, after: Shape) -
     if e.graph.now(x) in e.graph.initializers:
         x = e.add("Identity", x)
     name = e.collective(op, _NAMES[type(op)], group_size, x)
-    for each, shape in ((x, before), (name, after)):
-        e.graph.values.setdefault(each, value_info(each, kind, shape))
+    for value, shape in ((x, before), (name, after)):
+        e.graph.values.setdefault(value, value_info(value, kind, shape))
     return name
 
 

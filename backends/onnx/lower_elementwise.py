@@ -239,9 +239,9 @@ def _nearest_f4(e: Emitter, x: str, finite: bool) -> str:
     for bound, finer in ((4.0, 1.0), (2.0, 0.5)):
         below = e.add("Less", size, e.number(bound, "f32"))
         step = e.add("Where", below, e.number(finer, "f32"), step)
-    found = e.add("Mul", e.add("Round", e.add("Div", x, step)), step)
-    found = e.add("Clip", found, e.number(-6.0, "f32"), e.number(6.0, "f32"))
-    return found if finite else e.add("Where", e.add("IsNaN", x), e.number(-0.0, "f32"), found)
+    rounded = e.add("Mul", e.add("Round", e.add("Div", x, step)), step)
+    rounded = e.add("Clip", rounded, e.number(-6.0, "f32"), e.number(6.0, "f32"))
+    return rounded if finite else e.add("Where", e.add("IsNaN", x), e.number(-0.0, "f32"), rounded)
 
 
 def _nearest_power(e: Emitter, x: str) -> str:
@@ -275,7 +275,7 @@ def full(e: Emitter, op: ops.Full) -> Lowered:
 @TABLE.lower(ops.Iota)
 def iota(e: Emitter, op: ops.Iota) -> Lowered:
     """Range, and Cast unless it is i64."""
-    found = e.iota(op.size)
+    numbers = e.iota(op.size)
     if op.dtype in ("f16", "bf16") and e.rounds_to(op.dtype):
-        found = e.cast(found, op.dtype)
-    return e.cast(found, e.dtype(op.dtype)) if op.dtype != "i64" else found
+        numbers = e.cast(numbers, op.dtype)
+    return e.cast(numbers, e.dtype(op.dtype)) if op.dtype != "i64" else numbers

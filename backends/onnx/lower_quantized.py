@@ -85,19 +85,19 @@ def _is_constant(value: Value) -> bool:
 @TABLE.lower(ops.Linear)
 def linear(e: Emitter, op: ops.Linear) -> Lowered:
     """MatMulNBits with a quantized weight, else Gemm."""
-    found = packed(e.root(op.weight).producer)
-    if found is None:
+    packing = packed(e.root(op.weight).producer)
+    if packing is None:
         return plain_linear(e, op)
-    x = _rounded_by_the_product(e, op, found)
+    x = _rounded_by_the_product(e, op, packing)
     rows = e.flat(op.x if x is None else x)
     product = e.add(
         "com.microsoft::MatMulNBits",
-        _in_two_parts(e, rows, op.x.type.shape, found.size) if x is None else rows,
-        *e.cached((found.op, "packed"), lambda: _stored(e, found)),
-        N=found.shape[0],
-        K=found.shape[1] * found.size,
-        bits=found.bits,
-        block_size=found.size,
+        _in_two_parts(e, rows, op.x.type.shape, packing.size) if x is None else rows,
+        *e.cached((packing.op, "packed"), lambda: _stored(e, packing)),
+        N=packing.shape[0],
+        K=packing.shape[1] * packing.size,
+        bits=packing.bits,
+        block_size=packing.size,
         accuracy_level=_INTEGERS,
     )
     if x is None:
@@ -115,15 +115,15 @@ def _nan_rows(e: Emitter, rows: str) -> str:
     return e.cached(("nan rows", rows), make)
 
 
-def _rounded_by_the_product(e: Emitter, op: ops.Linear, found: Packed) -> Value | None:
+def _rounded_by_the_product(e: Emitter, op: ops.Linear, packing: Packed) -> Value | None:
     """The value that MatMulNBits rounds to 8 bits in blocks, where no more precision is wanted.
 
     The module rounds it so. Or it is bf16, which has 8 bits itself, is not rounded in another way,
     and is multiplied by a weight of 4 bits, whose own rounding is 16 times as coarse.
     """
     if isinstance(e.root(op.x).producer, ops.Dequantize):
-        return _before_rounding(e, op.x, found.size)
-    return op.x if found.bits == 4 and op.x.type.dtype == "bf16" else None
+        return _before_rounding(e, op.x, packing.size)
+    return op.x if packing.bits == 4 and op.x.type.dtype == "bf16" else None
 
 
 def _before_rounding(e: Emitter, x: Value, size: int) -> Value | None:
@@ -168,22 +168,22 @@ def _in_two_parts(e: Emitter, x: str, shape: Shape, size: int) -> str:
     return e.cached(("two parts", x, size), make)
 
 
-def _stored(e: Emitter, found: Packed) -> list[str]:
+def _stored(e: Emitter, packing: Packed) -> list[str]:
     """Codes, scales and zero points as MatMulNBits takes them; ONNX Runtime computes them once."""
-    op, kind = found.op, found.weight.type.dtype
+    op, kind = packing.op, packing.weight.type.dtype
     scale = e.get(op.scale)
     if kind == "f4e2m1":
-        codes, scale = _doubled(e, found), e.add("Mul", scale, e.number(0.5, "f32"))
+        codes, scale = _doubled(e, packing), e.add("Mul", scale, e.number(0.5, "f32"))
     else:
-        codes = _unsigned(e, found)
-    return [codes, _per_block(e, found, scale), *_zeros(e, found)]
+        codes = _unsigned(e, packing)
+    return [codes, _per_block(e, packing, scale), *_zeros(e, packing)]
 
 
-def _unsigned(e: Emitter, found: Packed) -> str:
+def _unsigned(e: Emitter, packing: Packed) -> str:
     """Integer codes as MatMulNBits takes them: signed ones with their highest bit inverted, which
     adds half of their number. Computed ones are written so, others are inverted in the graph."""
-    weight, sign = found.weight, _SIGNS.get(found.weight.type.dtype, 0)
-    shape = (*found.shape, found.size * found.bits // 8)
+    weight, sign = packing.weight, _SIGNS.get(packing.weight.type.dtype, 0)
+    shape = (*packing.shape, packing.size * packing.bits // 8)
     if not sign:
         return _bytes(e, weight, shape)
     if is_computed(e.storage.reader.complete(weight)):
@@ -205,20 +205,20 @@ def _bytes(e: Emitter, weight: Weight, shape: tuple[int, ...], flipped: int = 0)
     return name
 
 
-def _doubled(e: Emitter, found: Packed) -> str:
+def _doubled(e: Emitter, packing: Packed) -> str:
     """Twice the numbers of f4e2m1, which are integers up to 12, plus 128, as u8."""
     codes = np.arange(16, dtype=np.uint8).view(numpy_dtype("f4e2m1")).astype(np.float32)
     table = e.graph.constant((2 * codes + 128).astype(np.uint8))
-    pairs = _bytes(e, found.weight, (*found.shape, found.size // 2, 1))
+    pairs = _bytes(e, packing.weight, (*packing.shape, packing.size // 2, 1))
     low = e.add("BitwiseAnd", pairs, e.number(15, "u8"))
     high = e.add("BitShift", pairs, e.number(4, "u8"), direction="RIGHT")
     both = e.cast(e.add("Concat", low, high, axis=-1), "i32")
-    return e.add("Reshape", e.add("Gather", table, both), e.ints(*found.shape, found.size))
+    return e.add("Reshape", e.add("Gather", table, both), e.ints(*packing.shape, packing.size))
 
 
-def _per_block(e: Emitter, found: Packed, name: str) -> str:
+def _per_block(e: Emitter, packing: Packed, name: str) -> str:
     """Scales or zeros [N / a, K / b], repeated to [N, K / size]."""
-    (rows, columns), (n, k) = found.op.scale.type.shape, found.shape
+    (rows, columns), (n, k) = packing.op.scale.type.shape, packing.shape
     if (rows, columns) == (n, k):
         return name
     rows, columns = int(str(rows)), int(str(columns))
@@ -227,19 +227,19 @@ def _per_block(e: Emitter, found: Packed, name: str) -> str:
     return e.add("Reshape", repeated, e.ints(n, k))
 
 
-def _zeros(e: Emitter, found: Packed) -> list[str]:
+def _zeros(e: Emitter, packing: Packed) -> list[str]:
     """Zero points as u8, two to a byte for codes of four bits; nothing where they are the middle of
     the codes."""
-    zero, offset = found.op.zero, _OFFSETS[found.weight.type.dtype]
-    rows, columns = found.shape
+    zero, offset = packing.op.zero, _OFFSETS[packing.weight.type.dtype]
+    rows, columns = packing.shape
     if zero is None and offset:
         return []
     if zero is None:
-        bytes = columns if found.bits == 8 else -(-columns // 2)
+        bytes = columns if packing.bits == 8 else -(-columns // 2)
         return [e.filled(0, (rows, bytes), "u8")]
     name = e.add("Add", e.cast(e.get(zero), "i32"), e.number(offset, "i32"))
-    name = _per_block(e, found, name)
-    if found.bits == 4:
+    name = _per_block(e, packing, name)
+    if packing.bits == 4:
         if columns % 2:
             name = e.add("Pad", name, e.ints(0, 0, 0, 1), e.number(0, "i32"))
         pairs = e.add("Reshape", name, e.ints(rows, -1, 2))
@@ -261,10 +261,10 @@ def per_index(op: QuantizedOp) -> int | None:
 def in_blocks(op: ops.Dequantize) -> tuple[int, int] | None:
     """(the only dimension in blocks, their size), where all others have scales per index."""
     sizes = block_sizes(op.x.type.shape, op.scale.type.shape)
-    found = [(dim, size) for dim, size in enumerate(sizes) if size != 1]
-    if len(found) != 1:
+    split = [(dim, size) for dim, size in enumerate(sizes) if size != 1]
+    if len(split) != 1:
         return None
-    dim, size = found[0]
+    dim, size = split[0]
     return (dim, size) if isinstance(size, int) else None
 
 
@@ -354,14 +354,17 @@ def dequantized(e: Emitter, op: ops.Dequantize, scale: str = "") -> str:
     elif blocks is not None:
         attributes = {"axis": blocks[0], "block_size": blocks[1]}
     x, *zero = _quantized(e, [op.x, *([op.zero] if op.zero is not None else [])])
-    kind, made = e.dtype(op.scale), e.dtype(op.result)  # a node makes the dtype of its scales
-    kind = made if scale else kind
-    scale = scale or (e.get(op.scale) if kind == made else e.cast(e.get(op.scale), "f32"))
+    kind, result_dtype = (
+        e.dtype(op.scale),
+        e.dtype(op.result),
+    )  # a node makes the dtype of its scales
+    kind = result_dtype if scale else kind
+    scale = scale or (e.get(op.scale) if kind == result_dtype else e.cast(e.get(op.scale), "f32"))
     shaped = [scale, *zero]
     if scales is not None:
         shaped = [e.add("Reshape", name, e.shape(scales)) for name in shaped]
-    found = e.add("DequantizeLinear", x, *shaped, **attributes)
-    return found if made in (kind, "f32") else e.cast(found, made)
+    values = e.add("DequantizeLinear", x, *shaped, **attributes)
+    return values if result_dtype in (kind, "f32") else e.cast(values, result_dtype)
 
 
 def _quantized(e: Emitter, values: list[Value]) -> list[str]:

@@ -127,15 +127,15 @@ def known_rows(e: Emitter, op: ops.Embedding, rows: Callable[[str], str]) -> Low
         high = e.number(last, kind)
     else:
         high = e.cast(e.add("Squeeze", e.dim(last)), kind)
-    known = e.add("Min", e.add("Max", ids, low), high)
-    inside = e.add("Unsqueeze", e.add("Equal", ids, known), e.ints(-1))
+    clipped = e.add("Min", e.add("Max", ids, low), high)
+    inside = e.add("Unsqueeze", e.add("Equal", ids, clipped), e.ints(-1))
     kind = op.table.type.dtype
     if op.table.type.shape[1] == 1 and e.dtype(kind) == "f32":
         # ONNX Runtime's Where makes 0 of -0 where the condition has the shape of the features
         ends = e.ints(*[0] * (2 * op.result.type.ndim - 1), 1)
-        features = e.add("Pad", rows(known), ends)
+        features = e.add("Pad", rows(clipped), ends)
         return e.add("GatherElements", features, e.cast(e.add("Not", inside), "i64"), axis=-1)
-    return select(e, inside, rows(known), e.number(0, kind), kind)
+    return select(e, inside, rows(clipped), e.number(0, kind), kind)
 
 
 def _rows(e: Emitter, table: Value, ids: str) -> str:

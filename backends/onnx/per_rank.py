@@ -47,8 +47,8 @@ class Template:
 
     def _with_text(self, model: ModelProto) -> ModelProto:
         """The model with the text of its module, so that it is read back exactly."""
-        found = checksum(model.graph, lambda tensor: tensor.raw_data)
-        model.metadata_props.extend(entries({TEXT: self._text, CHECKSUM: found}))
+        own_checksum = checksum(model.graph, lambda tensor: tensor.raw_data)
+        model.metadata_props.extend(entries({TEXT: self._text, CHECKSUM: own_checksum}))
         return model
 
     def placed(self, rank: int) -> dict[str, TensorProto]:

@@ -48,7 +48,7 @@ def _schema(domain: str, version: int) -> Any:
         doc=_DOC,
         inputs=[onnx.defs.OpSchema.FormalParameter("x", "T")],
         outputs=[onnx.defs.OpSchema.FormalParameter("y", "T")],
-        type_constraints=[("T", [f"tensor({each.onnx_name})" for each in DTYPES.values()], "")],
+        type_constraints=[("T", [f"tensor({dtype.onnx_name})" for dtype in DTYPES.values()], "")],
         attributes=[
             onnx.defs.OpSchema.Attribute(name, attribute(name, default), "")
             for name, default in _DEFAULTS.items()
@@ -67,13 +67,13 @@ def _infer(context: Any) -> None:
     kind, size = (context.get_attribute(name) for name in ("collective_operation", "nb_rank"))
     if operand is None or kind is None or size is None or not context.get_num_outputs():
         return
-    found = type(operand)()
-    found.CopyFrom(operand)
-    shape, ranks = found.tensor_type.shape, max(size.i, 1)
+    result = type(operand)()
+    result.CopyFrom(operand)
+    shape, ranks = result.tensor_type.shape, max(size.i, 1)
     if shape.dim and (b"gather" in kind.s or b"scatter" in kind.s):
         first = shape.dim[0]
         rows = first.dim_value if first.HasField("dim_value") else None
         first.Clear()
         if rows is not None:
             first.dim_value = rows * ranks if b"gather" in kind.s else rows // ranks
-    context.set_output_type(0, found)
+    context.set_output_type(0, result)

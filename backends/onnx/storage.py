@@ -132,9 +132,9 @@ class Storage:
             return proto
         pieces = self.reader.pieces(form.ref, rank)
         key = pieces, form.dtype, form.shape, form.flipped  # equal for equal bytes
-        known = self._converted.setdefault(key, _Converted(form))
-        known.protos.append(proto)
-        known.ranks.append(rank)
+        converted = self._converted.setdefault(key, _Converted(form))
+        converted.protos.append(proto)
+        converted.ranks.append(rank)
         return proto
 
     def write(self, folder: Path, progress: Progress | None = None) -> Locations:
@@ -143,8 +143,8 @@ class Storage:
         `progress` gets the name of the step and the fraction that is done.
         """
         self.reader.check_copied(own.form.weight for own in self._converted.values())
-        found = self.locate(folder)
-        return replace(found, hashes=self._write_own(folder, progress or silent))
+        located = self.locate(folder)
+        return replace(located, hashes=self._write_own(folder, progress or silent))
 
     def locate(self, folder: Path) -> Locations:
         """Locate every initializer, as if `write` had written its files."""
@@ -154,30 +154,30 @@ class Storage:
         base = os.path.commonpath([os.path.dirname(path) for path in outside]) if outside else None
         names = {path: os.path.relpath(path, base).replace(os.sep, "/") for path in outside}
         ranks = range(self.mesh.ranks)
-        found = Locations(base, {rank: [] for rank in ranks}, {rank: [] for rank in ranks})
+        located = Locations(base, {rank: [] for rank in ranks}, {rank: [] for rank in ranks})
         for rank, proto, extent in self._in_place:
             name = names.get(extent.path, os.path.basename(extent.path))
             _point(proto, name, extent.offset, extent.nbytes)
-            _once((found.files if extent.path in names else found.inside)[rank], name)
+            _once((located.files if extent.path in names else located.inside)[rank], name)
         self._lay_out()
-        for each in self._converted.values():
-            for rank, proto in zip(each.ranks, each.protos, strict=True):
-                _point(proto, each.file, each.offset, each.form.nbytes)
-                _once(found.inside[rank], each.file)
-        return found
+        for shard in self._converted.values():
+            for rank, proto in zip(shard.ranks, shard.protos, strict=True):
+                _point(proto, shard.file, shard.offset, shard.form.nbytes)
+                _once(located.inside[rank], shard.file)
+        return located
 
     def _lay_out(self) -> None:
         ends: dict[str, int] = {}
-        for each in chain(*self._shards()):
-            each.offset = -(-ends.get(each.file, 0) // ALIGNMENT) * ALIGNMENT
-            ends[each.file] = each.offset + each.form.nbytes
+        for shard in chain(*self._shards()):
+            shard.offset = -(-ends.get(shard.file, 0) // ALIGNMENT) * ALIGNMENT
+            ends[shard.file] = shard.offset + shard.form.nbytes
 
     def _shards(self) -> list[list[_Converted]]:
         """The bytes to be written in order: weight by weight, and shard by shard."""
         shards: dict[object, list[_Converted]] = {}
-        for each in self._converted.values():
-            form = each.form
-            shards.setdefault((form.weight, form.shape, form.flipped), []).append(each)
+        for shard in self._converted.values():
+            form = shard.form
+            shards.setdefault((form.weight, form.shape, form.flipped), []).append(shard)
         return [*shards.values()]
 
     def _write_own(self, folder: Path, progress: Progress) -> dict[str, str]:
@@ -201,7 +201,9 @@ class Storage:
         """What an earlier compilation has finished; None where little is computed."""
         refs = [self.reader.complete(group[0].form.ref) for group in groups]
         pairs = zip(groups, refs, strict=True)
-        computed = [each.form.nbytes for group, ref in pairs if is_computed(ref) for each in group]
+        computed = [
+            shard.form.nbytes for group, ref in pairs if is_computed(ref) for shard in group
+        ]
         if sum(computed) < RESUMED:
             return None
         text = [str(self.mesh)]
@@ -211,7 +213,7 @@ class Storage:
         for group, ref in zip(groups, refs, strict=True):
             form = group[0].form
             text.append(f"{ref} {form.dtype} {form.shape} {form.flipped}")
-            text += [f"{each.file} {each.offset} {each.ranks}" for each in group]
+            text += [f"{shard.file} {shard.offset} {shard.ranks}" for shard in group]
         return Unfinished(folder, hashlib.sha256("\n".join(text).encode()).hexdigest())
 
     def _write_groups(
@@ -226,16 +228,16 @@ class Storage:
             folder = kept.folder
         first = 0 if kept is None else kept.count
         check_space(folder, sum(shard.form.nbytes for shard in chain(*groups[first:])))
-        ends = dict.fromkeys((each.file for each in chain(*groups)), 0)
-        for each in chain(*groups[:first]):
-            ends[each.file] = max(ends[each.file], each.offset + each.form.nbytes)
+        ends = dict.fromkeys((shard.file for shard in chain(*groups)), 0)
+        for shard in chain(*groups[:first]):
+            ends[shard.file] = max(ends[shard.file], shard.offset + shard.form.nbytes)
         with ExitStack() as stack:
             files = {name: Writer(folder / name, end) for name, end in ends.items()}
-            for each in files.values():
-                stack.enter_context(each.file)
+            for shard in files.values():
+                stack.enter_context(shard.file)
             for count in self._write_from(first, groups, files, progress):
-                for each in files.values():
-                    each.file.flush()
+                for shard in files.values():
+                    shard.file.flush()
                 if kept is not None:
                     kept.record(count)
             return {name: file.hash for name, file in files.items() if file.hash}
@@ -249,17 +251,17 @@ class Storage:
     ) -> Iterator[int]:
         """Write the weights from number `first` on, a block of every shard of one weight at a time,
         since all come from the same rows; the number of finished weights after each."""
-        sizes = [sum(each.form.nbytes for each in group) for group in groups]
+        sizes = [sum(shard.form.nbytes for shard in group) for group in groups]
         total, done = sum(sizes), sum(sizes[:first])
-        tensors = [(group[0].form.ref, [each.ranks[0] for each in group]) for group in groups]
+        tensors = [(group[0].form.ref, [shard.ranks[0] for shard in group]) for group in groups]
         stream = self.reader.stream(tensors[first:], as_bytes=True)
         for number, items in groupby(stream, itemgetter(0)):
             group = groups[first + number]
-            ends = [each.offset for each in group]
+            ends = [shard.offset for shard in group]
             for _, blocks in items:
-                for i, (each, block) in enumerate(zip(group, blocks, strict=True)):
-                    block = block ^ np.uint8(each.form.flipped) if each.form.flipped else block
-                    ends[i] += files[each.file].write(ends[i], block.data)
+                for i, (shard, block) in enumerate(zip(group, blocks, strict=True)):
+                    block = block ^ np.uint8(shard.form.flipped) if shard.form.flipped else block
+                    ends[i] += files[shard.file].write(ends[i], block.data)
                 done += sum(block.nbytes for block in blocks)
                 progress("writing the weights", done / total)
             yield first + number + 1

@@ -114,9 +114,9 @@ class RankModel:
             arrays = {**arrays, **communicator.receive(source)}
         inputs = {name: np.asarray(array, order="C") for name, array in arrays.items()}
         bound = {self.outputs[self.states[name]]: array for name, array in memory.items()}
-        found = run_parts(self.parts, {**inputs, **memory}, bound, communicator, kept)
+        values = run_parts(self.parts, {**inputs, **memory}, bound, communicator, kept)
         results = {
-            result: found[output] for result, output in self.outputs.items() if output not in bound
+            result: values[output] for result, output in self.outputs.items() if output not in bound
         }
         for to, names in self.sends.items():
             assert communicator is not None

@@ -52,11 +52,11 @@ class OnnxRuntimeProgram:
                 f"{folder} has {self.ranks} ranks, and {communicator.ranks} processes run it"
             )
         local = self.ranks if communicator is None else communicator.local_ranks
-        each = threads_per_rank(local, len(facts["stages"]), threads or usable_cores())
+        per_rank = threads_per_rank(local, len(facts["stages"]), threads or usable_cores())
         # in threads: making sessions takes most of the time, and takes it outside of Python
         self.models: ByRank[RankModel] = self.on_ranks(
             self.new_world(),
-            lambda c: RankModel(folder, facts, c.rank, threads=each, low_memory=low_memory),
+            lambda c: RankModel(folder, facts, c.rank, threads=per_rank, low_memory=low_memory),
         )
 
     @property
@@ -73,8 +73,8 @@ class OnnxRuntimeProgram:
             shards = self.sharding.shards(model.rank, model.taken, arrays)
             return model.run(shards, sizes, communicator)
 
-        found = self.on_ranks(self.new_world(), one)
-        return self.joined(self.sharding.results, found, sizes)
+        by_rank = self.on_ranks(self.new_world(), one)
+        return self.joined(self.sharding.results, by_rank, sizes)
 
     def open(self, sizes: Mapping[str, int]) -> OnnxRuntimeStream:
         """A stream whose states are zeros; `sizes` gives the symbols in their shapes."""
@@ -91,11 +91,13 @@ class OnnxRuntimeProgram:
         assert world is not None
         return dict(enumerate(world.run(work)))
 
-    def joined(self, names: Iterable[str], found: ByRank[Arrays], sizes: Sizes) -> Arrays:
+    def joined(self, names: Iterable[str], by_rank: ByRank[Arrays], sizes: Sizes) -> Arrays:
         """Global results from those of the ranks of this process."""
         if self.communicator is None:
-            return self.sharding.global_results([found[rank] for rank in range(self.ranks)], sizes)
-        (own,) = found.values()
+            return self.sharding.global_results(
+                [by_rank[rank] for rank in range(self.ranks)], sizes
+            )
+        (own,) = by_rank.values()
         return {name: self._joined(name, own.get(name), sizes) for name in names}
 
     def _joined(self, name: str, own: np.ndarray | None, sizes: Sizes) -> np.ndarray:
@@ -155,10 +157,10 @@ class OnnxRuntimeStream:
         }
         for rank, stream in self.ranks.items():
             stream.check(parts[rank], sizes)
-        found = program.on_ranks(
+        by_rank = program.on_ranks(
             self._world, lambda c: self.ranks[c.rank].advance(parts[c.rank], sizes)
         )
-        return program.joined(self._names, found, sizes)
+        return program.joined(self._names, by_rank, sizes)
 
 
 def threads_per_rank(ranks: int, stages: int, cores: int) -> int:

@@ -57,13 +57,13 @@ def divide(model: ModelProto) -> list[Segment | Collective]:
 
 
 def _collective(node: NodeProto) -> Collective:
-    found = {attribute.name: attribute for attribute in node.attribute}
+    attributes = {attribute.name: attribute for attribute in node.attribute}
     lines = [entry.value for entry in node.metadata_props if entry.key == "loc"]
     call = CollectiveCall(
-        found["collective_operation"].s.decode(),
-        found["reduce_op"].s.decode(),
-        tuple(found["groups"].ints),
-        found["root"].i,
+        attributes["collective_operation"].s.decode(),
+        attributes["reduce_op"].s.decode(),
+        tuple(attributes["groups"].ints),
+        attributes["root"].i,
         f"{node.name} ({lines[0]})" if lines else node.name,
     )
     return Collective(call, node.input[0], node.output[0])
@@ -77,20 +77,20 @@ class _Constants:
         self.nodes: dict[str, int] = {}
         self._all = list(model.graph.node)
         for i, node in enumerate(self._all):
-            known = (not n or n in self.weights or n in self.nodes for n in node.input)
-            if node.op_type != COLLECTIVE and all(known):
+            constant = (not n or n in self.weights or n in self.nodes for n in node.input)
+            if node.op_type != COLLECTIVE and all(constant):
                 self.nodes |= dict.fromkeys(node.output, i)
 
     def behind(self, names: Iterable[str]) -> list[NodeProto]:
         """The nodes that compute these values, in order."""
-        found: set[int] = set()
+        numbers: set[int] = set()
         waiting = [self.nodes[name] for name in names if name in self.nodes]
         while waiting:
             at = waiting.pop()
-            if at not in found:
-                found.add(at)
+            if at not in numbers:
+                numbers.add(at)
                 waiting += [self.nodes[n] for n in self._all[at].input if n in self.nodes]
-        return [self._all[i] for i in sorted(found)]
+        return [self._all[i] for i in sorted(numbers)]
 
 
 def _wire(segment: Segment, needed: dict[str, None], constants: _Constants) -> None:
@@ -99,9 +99,9 @@ def _wire(segment: Segment, needed: dict[str, None], constants: _Constants) -> N
     used = dict.fromkeys(name for node in segment.nodes for name in node.input if name)
     fixed = [name for name in needed if name in constants.nodes]
     segment.nodes = [*constants.behind([*used, *fixed]), *segment.nodes]
-    made = dict.fromkeys(name for node in segment.nodes for name in node.output)
-    segment.outputs = [name for name in made if name in needed]
-    segment.inputs = [n for n in used if n not in made and n not in constants.weights]
+    computed = dict.fromkeys(name for node in segment.nodes for name in node.output)
+    segment.outputs = [name for name in computed if name in needed]
+    segment.inputs = [n for n in used if n not in computed and n not in constants.weights]
     for name in segment.outputs:
         del needed[name]
     needed |= dict.fromkeys(segment.inputs)

@@ -112,12 +112,12 @@ def _divided(data: bytes, options: onnxruntime.SessionOptions, ranks: int) -> Pa
 
 def _unused(steps: Sequence[Segment | Collective], needed: set[str]) -> tuple[tuple[str, ...], ...]:
     """Per step, the operands that nothing needs after it; `needed`: what is needed in the end."""
-    found: list[tuple[str, ...]] = []
+    last_uses: list[tuple[str, ...]] = []
     for step in reversed(steps):
         used = [step.operand] if isinstance(step, Collective) else step.inputs
-        found.append(tuple(name for name in used if name not in needed))
+        last_uses.append(tuple(name for name in used if name not in needed))
         needed.update(used)
-    return tuple(found[::-1])
+    return tuple(last_uses[::-1])
 
 
 def _session(data: bytes, options: onnxruntime.SessionOptions) -> onnxruntime.InferenceSession:

@@ -87,8 +87,10 @@ class Run:
         check_names(self.function, inputs)
         shared = [_by_rank(module, self.function, arg, inputs) for arg in self.function.args]
         ranks = range(module.mesh.ranks if module.local else 1)
-        self.sizes = [bind_sizes([each[rank] for each in shared], sizes or {}) for rank in ranks]
-        args = [_shards(module, each) for each in shared]
+        self.sizes = [
+            bind_sizes([shards[rank] for shards in shared], sizes or {}) for rank in ranks
+        ]
+        args = [_shards(module, shards) for shards in shared]
         executor = Executor(module, source, self.sizes, watched)
         # Infinities and NaN are results, as on a GPU.
         with np.errstate(all="ignore"):
@@ -153,8 +155,8 @@ def _by_rank(
 def _shards(module: Module, inputs: list[Input]) -> list[Array]:
     """The shard that every rank takes of its input."""
     if not module.local:
-        return [each.array for each in inputs]
+        return [part.array for part in inputs]
     return [
-        split_array(each.array, each.type.axes, module.mesh, rank)
-        for rank, each in enumerate(inputs)
+        split_array(part.array, part.type.axes, module.mesh, rank)
+        for rank, part in enumerate(inputs)
     ]

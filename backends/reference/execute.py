@@ -88,8 +88,8 @@ class Executor:
         wide = [widened(array) for array in operands]
         named = dict(zip(op.present, wide[fixed:], strict=True))
         bound = bind_attributes(op, self.sizes[rank])
-        found = bound.evaluate(*wide[:fixed], *[named.get(n) for n in op.optional_names])
-        return tuple(found) if isinstance(found, (tuple, list)) else (found,)
+        results = bound.evaluate(*wide[:fixed], *[named.get(n) for n in op.optional_names])
+        return tuple(results) if isinstance(results, (tuple, list)) else (results,)
 
     def _expansion(self, op: Op, operands: list[list[Array]]) -> list[list[Array]]:
         expanded = expansion(op)
@@ -102,12 +102,12 @@ class Executor:
         op.verify(self.module)
         if not self.module.local:
             return [op.whole(array) for array in operands[0]]
-        found: dict[int, Array] = {}
+        by_rank: dict[int, Array] = {}
         for group in self.module.mesh.groups(op.axes):
             shards = [widened(operands[0][rank]) if operands else None for rank in group]
             _check_alike(op, shards)
-            found |= dict(zip(group, op.combine(shards), strict=True))
-        return [found[rank] for rank in self.ranks]
+            by_rank |= dict(zip(group, op.combine(shards), strict=True))
+        return [by_rank[rank] for rank in self.ranks]
 
 
 def _check_alike(op: Op, shards: Sequence[Array | None]) -> None:

@@ -47,27 +47,27 @@ class _Origin(NamedTuple):
 
 
 def bind_inputs(
-    function: Function, inputs: Mapping[str, object], known: Mapping[str, int]
+    function: Function, inputs: Mapping[str, object], given: Mapping[str, int]
 ) -> tuple[list[np.ndarray], Sizes]:
     """The arguments as arrays in declared order, and the size of every symbol; see `bind_sizes`."""
     check_names(function, inputs)
-    found = [
+    bound_inputs = [
         Input(str(arg.name), arg.type, np.asarray(inputs[str(arg.name)])) for arg in function.args
     ]
-    return [each.array for each in found], bind_sizes(found, known)
+    return [input.array for input in bound_inputs], bind_sizes(bound_inputs, given)
 
 
-def bind_sizes(inputs: Sequence[Input], known: Mapping[str, int]) -> Sizes:
+def bind_sizes(inputs: Sequence[Input], given: Mapping[str, int]) -> Sizes:
     """The size of every symbol, from dimensions such as `S`, `2*S` and `S + 1`; an Error names an
     input that does not fit.
 
-    `known` holds the sizes that are known already.
+    `given` holds the sizes that are known already.
     """
-    for each in inputs:
-        _check_form(each)
-    sizes: Sizes = dict(known)
-    named = {str(dim) for each in inputs for dim in each.type.shape}
-    origin = _Origin(dict.fromkeys(known, "sizes"), {*known, *named})
+    for input in inputs:
+        _check_form(input)
+    sizes: Sizes = dict(given)
+    named = {str(dim) for input in inputs for dim in input.type.shape}
+    origin = _Origin(dict.fromkeys(given, "sizes"), {*given, *named})
     pending: list[tuple[str, Dim, int]] = []
     for name, type, array in inputs:
         for dim, size in zip(type.shape, array.shape, strict=True):
@@ -77,20 +77,20 @@ def bind_sizes(inputs: Sequence[Input], known: Mapping[str, int]) -> Sizes:
     while solved:
         solved = False
         for name, dim, size in pending:
-            found = _solve(bind(dim, sizes), size)
-            if found is not None:
-                sizes[found[0]], origin.of[found[0]] = found[1], name
+            solution = _solve(bind(dim, sizes), size)
+            if solution is not None:
+                sizes[solution[0]], origin.of[solution[0]] = solution[1], name
                 solved = True
-    for each in inputs:
-        _check_shape(each, sizes, origin)
+    for input in inputs:
+        _check_shape(input, sizes, origin)
     return sizes
 
 
 def _check_form(argument: Input) -> None:
     name, type, array = argument
-    found = dtype_of(array)
-    if found != type.dtype:
-        raise Error(f"the input {name} is {found}, but it must be {type.dtype}; convert it")
+    kind = dtype_of(array)
+    if kind != type.dtype:
+        raise Error(f"the input {name} is {kind}, but it must be {type.dtype}; convert it")
     if array.ndim != type.ndim:
         raise Error(
             f"the input {name} has the shape {list(array.shape)}, but it must be {type.replicated}"
@@ -99,10 +99,10 @@ def _check_form(argument: Input) -> None:
 
 def _solve(dim: DimLike, size: int) -> tuple[str, int] | None:
     """(symbol, its value) where `dim` is `a*S + b` with one unknown S."""
-    found = linear(dim)
-    if found is None:
+    terms = linear(dim)
+    if terms is None:
         return None
-    name, factor, rest = found
+    name, factor, rest = terms
     value, left = divmod(size - rest, factor)
     return (name, value) if not left and value >= 0 else None
 
@@ -135,5 +135,5 @@ def _misfit(type: TensorType, at: int, bound: DimLike, sizes: Sizes, origin: _Or
         apart = f"; the sizes of {' and '.join(unknown)} are not determined: give them"
         why = apart if len(unknown) > 1 else ""
         return f"which does not fit {type}: dimension {at} is {dim}{why}"
-    known = ", ".join(f"{name} is {sizes[name]} in {origin.of[name]}" for name in names)
-    return f"but {known}, so dimension {at} ({dim}) must be {bound}"
+    origins = ", ".join(f"{name} is {sizes[name]} in {origin.of[name]}" for name in names)
+    return f"but {origins}, so dimension {at} ({dim}) must be {bound}"

@@ -36,10 +36,10 @@ class Weights:
     def get(self, weight: Weight, rank: int) -> np.ndarray:
         """The array of one weight on one rank, in the weight's dtype and shape."""
         key = (weight.name, rank)
-        found = self.known.get(key)
-        if found is None:
-            found = self.known[key] = self._checked(weight, self._load(weight, rank))
-        return found
+        array = self.known.get(key)
+        if array is None:
+            array = self.known[key] = self._checked(weight, self._load(weight, rank))
+        return array
 
     def _load(self, weight: Weight, rank: int) -> np.ndarray:
         own = self.arrays.get(weight.name)
@@ -49,6 +49,6 @@ class Weights:
 
     def _checked(self, weight: Weight, array: np.ndarray) -> np.ndarray:
         if array.shape != weight.type.shape or dtype_of(array) != weight.type.dtype:
-            found = f"{dtype_of(array)}{list(array.shape)}"
-            raise Error(f"weight @{weight.name} is {weight.type}, but its data is {found}")
+            stored = f"{dtype_of(array)}{list(array.shape)}"
+            raise Error(f"weight @{weight.name} is {weight.type}, but its data is {stored}")
         return array

@@ -335,8 +335,8 @@ class JoinedTensors(Tensors):
     def __init__(self, ranks: Ranks) -> None:
         super().__init__(ranks, str)
 
-    def _part(self, key: str, found: Tensor) -> Part:
-        return self.checkpoint.wholes[key].joined(found.dtype)
+    def _part(self, key: str, tensor: Tensor) -> Part:
+        return self.checkpoint.wholes[key].joined(tensor.dtype)
 
     def view(self, key: str, dtype: str, shape: Sizes) -> Part:
         """The bytes of a tensor as another type, also with dimensions of size 1 behind."""

@@ -168,36 +168,36 @@ def check_fits(
     raise error
 
 
-def suggested(keys: list[str], known: Iterable[str]) -> list[str]:
+def suggested(keys: list[str], names: Iterable[str]) -> list[str]:
     """The keys; those that are shown have the most similar known one, which takes long to find."""
-    shown = [f"{key}{did_you_mean(key, known)}" for key in keys[:_MOST_LINES]]
+    shown = [f"{key}{did_you_mean(key, names)}" for key in keys[:_MOST_LINES]]
     return [*shown, *keys[_MOST_LINES:]]
 
 
 def _misfit(weight: Weight, ref: Ref, source: UnboundRef, checkpoint: Checkpoint) -> Iterator[str]:
     """A line where the tensor of `source` has another shape, or a dtype that does not convert."""
     tensor, dtype = checkpoint.tensor(source.key), weight.type.dtype
-    found = f"{source.key} is {tensor.dtype}[{', '.join(map(str, tensor.shape))}]"
+    described = f"{source.key} is {tensor.dtype}[{', '.join(map(str, tensor.shape))}]"
     wanted: Shape | None = source.shape
     if wanted is None and source is ref and not source.steps:
         wanted = weight.type.shape
     if wanted is not None and wanted != tensor.shape:
-        yield f"{found}, but the model takes {TensorType(dtype, wanted)}"
+        yield f"{described}, but the model takes {TensorType(dtype, wanted)}"
     elif tensor.dtype != dtype and not {tensor.dtype, dtype} <= set(_CONVERTIBLE):
-        yield f"{found}, which does not convert to {dtype}"
+        yield f"{described}, which does not convert to {dtype}"
 
 
 def _bound(stored: quantized.Tensors, ref: Ref, dtype: str) -> Ref:
     """`ref` with stored tensors instead of unbound sources, cast right after the source."""
     if ref.inputs:
-        return ref.with_inputs([_bound(stored, each, dtype) for each in ref.inputs])
+        return ref.with_inputs([_bound(stored, part, dtype) for part in ref.inputs])
     if not isinstance(ref, UnboundRef):
         return ref
     kind = stored.info(ref.key).dtype
-    found = stored.take(ref.key, kind).ref
+    bound = stored.take(ref.key, kind).ref
     for step in (*(() if kind == dtype else (Cast(dtype),)), *ref.steps):
-        found = found.then(step)
-    return found
+        bound = bound.then(step)
+    return bound
 
 
 class _Files:

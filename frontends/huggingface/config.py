@@ -64,10 +64,10 @@ def is_of_tensorrt_llm(config: Mapping[str, Any]) -> bool:
 def checkpoint_dtype(config: Mapping[str, Any]) -> str:
     """The dtype that a config names, f32 by default."""
     name = config.get("dtype") or config.get("torch_dtype") or "float32"
-    found = _DTYPES.get(str(name).removeprefix("torch."))
-    if found is None:
+    dtype = _DTYPES.get(str(name).removeprefix("torch."))
+    if dtype is None:
         raise Error(f"config.json: irc computes in no dtype {name!r}; choose f32, f16 or bf16")
-    return found
+    return dtype
 
 
 def compute_dtype(config: Mapping[str, Any], dtype: str | None = None) -> str:

@@ -75,23 +75,23 @@ class Checkpoint:
         if (self.folder / INDEX).exists():
             return self._index(self.folder / INDEX)
         names = [SINGLE] if (self.folder / SINGLE).exists() else self._unindexed()
-        found: dict[str, str] = {}
+        file_of: dict[str, str] = {}
         for name in names:
             for key in self._header(name):
-                if key in found:
+                if key in file_of:
                     raise Error(
-                        f"{self.folder}: {found[key]} and {name} both have {key!r}; add an index "
+                        f"{self.folder}: {file_of[key]} and {name} both have {key!r}; add an index "
                         f"file ({INDEX}) that chooses one"
                     )
-                found[key] = name
-        return found
+                file_of[key] = name
+        return file_of
 
     def _unindexed(self) -> list[str]:
         """The safetensors files of a folder without an index; an Error if there are none."""
         names = sorted(path.name for path in self.folder.iterdir())
-        found = [name for name in names if name.endswith(".safetensors")]
-        if found:
-            return found
+        tensors_files = [name for name in names if name.endswith(".safetensors")]
+        if tensors_files:
+            return tensors_files
         pickles = [name for name in names if name.endswith(PICKLES)]
         if pickles:
             raise Error(

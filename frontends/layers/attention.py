@@ -103,7 +103,7 @@ class Attention(Module):
         source = x if memory is None else memory
         q, k, v = self.q_proj(x), self.k_proj(source), self.v_proj(source)
         if self.clip:
-            q, k, v = (F.clip(each, low=-self.clip, high=self.clip) for each in (q, k, v))
+            q, k, v = (F.clip(projected, low=-self.clip, high=self.clip) for projected in (q, k, v))
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self._per_head(self.q_norm, q), self._per_head(self.k_norm, k)
         if self.rope is not None and positions is not None:

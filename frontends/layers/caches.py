@@ -111,11 +111,11 @@ def grow(
 
     The cache is [B, 2, kv_heads, P + S, head_size], keys and values without the second dimension.
     """
-    cache = F.stack([codes.encode(heads.by_head(each)) for each in (k, v)], dim=1)
+    cache = F.stack([codes.encode(heads.by_head(half)) for half in (k, v)], dim=1)
     if past is not None:
         codes.check(heads, past)
         cache = F.concat([past, cache.cast(past.dtype)], 3)
-    keys, values = (codes.decode(each.squeeze(1), k.dtype) for each in cache.split((1, 1), 1))
+    keys, values = (codes.decode(half.squeeze(1), k.dtype) for half in cache.split((1, 1), 1))
     return cache, keys, values
 
 
@@ -128,9 +128,9 @@ def write(
     """
     codes.check(heads, past)
     batch, _, kv_heads, capacity, size = past.shape
-    both = F.concat([codes.encode(each) for each in (k, v)], 2)
+    both = F.concat([codes.encode(half) for half in (k, v)], 2)
     flat = past.reshape(batch, 2 * heads.kv_heads, capacity, size)
     cache = F.cache_update(flat, both.cast(past.dtype), lengths)
     halves = cache.split((heads.kv_heads, heads.kv_heads), 1)
-    keys, values = (codes.decode(each, k.dtype) for each in halves)
+    keys, values = (codes.decode(half, k.dtype) for half in halves)
     return cache.reshape(batch, 2, kv_heads, capacity, size), keys, values

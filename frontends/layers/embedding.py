@@ -72,8 +72,8 @@ class All2AllDenseEmbedding(Module):
     ) -> None:
         key_dtype = _dtype_name(key_dtype)
         if key_dtype not in KEY_DTYPES:
-            known = ", ".join(filter(None, KEY_DTYPES))
-            raise Error(f"key_dtype is {key_dtype!r}, but it must be one of {known}", loc=here())
+            dtypes = ", ".join(filter(None, KEY_DTYPES))
+            raise Error(f"key_dtype is {key_dtype!r}, but it must be one of {dtypes}", loc=here())
         if combiner not in (None, "sum", "mean"):
             raise Error(f"combiner is {combiner!r}, but it must be sum or mean", loc=here())
         if dynamic_input and combiner:
@@ -122,8 +122,8 @@ class All2AllDenseEmbedding(Module):
         row = keys if self.index is None else self.index(keys)
         if row.dtype == "i32" and self.size > MOST:
             row = F.cast(row, "i64")
-        found = self._combined(keys, self._resolved(keys, row))
-        return (found, self._known(row)) if self.unseen == "flag" else found
+        result = self._combined(keys, self._resolved(keys, row))
+        return (result, self._known(row)) if self.unseen == "flag" else result
 
     def _resolved(self, keys: Tensor, row: Tensor) -> Tensor:
         """The row numbers, with those of unseen keys."""
@@ -160,18 +160,18 @@ class All2AllDenseEmbedding(Module):
         if self.padding_key is not None:
             present = F.ne(keys, F.full(self.padding_key, dtype=keys.dtype))
             row = F.where(present, row, F.full(-1, dtype=row.dtype))
-        found = F.embedding(row, self.weight)
+        rows = F.embedding(row, self.weight)
         if present is not None:  # whatever the policy for out-of-range row numbers
-            found = F.where(present.unsqueeze(-1), found, F.full(0, dtype=found.dtype))
+            rows = F.where(present.unsqueeze(-1), rows, F.full(0, dtype=rows.dtype))
         if self.combiner is None:
-            return found
-        total = F.reduce_sum(found.cast("f32"), dims=(-2,))
+            return rows
+        total = F.reduce_sum(rows.cast("f32"), dims=(-2,))
         if self.combiner == "mean" and present is None:
             total = total / self.nnz_per_slot
         elif self.combiner == "mean" and present is not None:
             count = F.reduce_sum(present.cast("f32"), dims=(-1,)).unsqueeze(-1)
             total = total / F.maximum(count, F.full(1, dtype="f32"))
-        return total.cast(found.dtype)
+        return total.cast(rows.dtype)
 
     def arrays(
         self, table: Table, counts: Array | None = None, *, oov: Array | None = None

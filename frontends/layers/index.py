@@ -66,10 +66,10 @@ class FrozenIndex(Module):
             node = child if node is None else node * self.branching + child
         assert node is not None
         leaves = self.levels[0].keys.reshape(-1)
-        known = F.eq(F.gather(leaves, node, dim=0), keys)
+        present = F.eq(F.gather(leaves, node, dim=0), keys)
         if self.rows is not None:
-            node = F.gather(self.rows, F.where(known, node, zero), dim=0)
-        return F.where(known, node, F.full(-1, dtype="i32"))
+            node = F.gather(self.rows, F.where(present, node, zero), dim=0)
+        return F.where(present, node, F.full(-1, dtype="i32"))
 
 
 def frozen_levels(

@@ -38,12 +38,12 @@ def activation(name: str) -> Callable[[Tensor], Tensor]:
 
 def find_activation(name: str, functions: Mapping[str, Function]) -> Function:
     """The function of this name; an Error suggests the nearest name."""
-    found = functions.get(name)
-    if found is None:
+    function = functions.get(name)
+    if function is None:
         hint = did_you_mean(name, functions)
-        known = ", ".join(functions)
-        raise Error(f"no activation called {name!r}{hint}; there are {known}", loc=here())
-    return found
+        names = ", ".join(functions)
+        raise Error(f"no activation called {name!r}{hint}; there are {names}", loc=here())
+    return function
 
 
 class MLP(Module):

@@ -94,8 +94,8 @@ class RelativePositions:
         ratio = F.cast(F.maximum(away, single), "f32") * ((1 + 1e-6) / single)
         growth = (buckets - single) / math.log(self.max_distance / single)
         far = F.minimum(F.cast(F.log(ratio) * growth, "i32") + single, buckets - 1)
-        found = F.where(F.lt(away, single), away, far)
-        return found if offset is None else found + offset
+        bucket = F.where(F.lt(away, single), away, far)
+        return bucket if offset is None else bucket + offset
 
     def bias(self, table: Tensor, queries: Tensor, keys: DimLike) -> Tensor:
         """The bias of every head from its row of `table` [heads, buckets]."""
@@ -126,7 +126,7 @@ def rotated(x: Tensor, cos: Tensor, sin: Tensor, head_dim: int, interleaved: boo
     cos, sin = cos.unsqueeze(2), sin.unsqueeze(2)
     if interleaved:
         couples = turning.reshape(*turning.shape[:3], pairs, 2)
-        a, b = (each.squeeze(4) for each in couples.split(1, 4))
+        a, b = (part.squeeze(4) for part in couples.split(1, 4))
         done = F.stack([a * cos - b * sin, b * cos + a * sin], dim=4).reshape(*turning.shape)
     else:
         a, b = turning.split(pairs, 3)

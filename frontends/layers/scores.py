@@ -93,5 +93,5 @@ def head_count(x: Tensor, head_dim: int) -> int:
 
 def _joined(join: Callable[[Tensor, Tensor], Tensor], *parts: Tensor | None) -> Tensor | None:
     """The parts that are there, joined."""
-    found = [part for part in parts if part is not None]
-    return reduce(join, found) if found else None
+    present = [part for part in parts if part is not None]
+    return reduce(join, present) if present else None

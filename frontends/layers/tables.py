@@ -78,9 +78,9 @@ def import_table(path: str | PathLike[str], name: str | None = None) -> Table:
     if name is None and tables:
         raise Error(f"{path} has several tables; name one of {', '.join(tables)}")
     if name not in tables:
-        known = ", ".join(tables) or "none"
+        names = ", ".join(tables) or "none"
         hint = did_you_mean(name or "", tables)
-        raise Error(f"{path} has no table {name or ''}{hint}; its tables: {known}")
+        raise Error(f"{path} has no table {name or ''}{hint}; its tables: {names}")
     form = tables[name]
     first, second = (path / f"{name}{suffix}" for suffix in SUFFIXES[form])
     if form == "numpy":

@@ -9,10 +9,10 @@ from irc.rewrite import Rule, apply_rules
 from . import arithmetic_rules, shape_rules
 
 RULES = [
-    each
+    item
     for file in (arithmetic_rules, shape_rules)
-    for each in vars(file).values()
-    if isinstance(each, Rule)
+    for item in vars(file).values()
+    if isinstance(item, Rule)
 ]
 
 

@@ -175,10 +175,10 @@ def _fuse_norms(function: Function, stats: Stats) -> None:
         total = op.x.producer if isinstance(op, ops.RmsNorm) else None
         if not isinstance(op, ops.RmsNorm) or op.parent is None or not isinstance(total, ops.Add):
             continue
-        found = _reduced(total)
-        if found is None or not known_before(op.weight, total) or not permit(_NAME, op):
+        parts = _reduced(total)
+        if parts is None or not known_before(op.weight, total) or not permit(_NAME, op):
             continue
-        reduced, residual, bias = found
+        reduced, residual, bias = parts
         if bias is not None:
             residual = insert_before(ops.Add(residual, bias), total).result
         new = ops.AllReduceRmsNorm(

@@ -45,7 +45,7 @@ def _inside(op: Add) -> bool:
 
 def _terms(root: Value) -> list[Value]:
     """The terms of a sum, left to right, without those of sums that are used elsewhere."""
-    found: list[Value] = []
+    addends: list[Value] = []
     waiting = [root]  # a list, since recursion would limit the number of terms
     while waiting:
         value = waiting.pop()
@@ -54,8 +54,8 @@ def _terms(root: Value) -> list[Value]:
         if isinstance(op, Add) and apart:
             waiting += reversed(op.operands)
         else:
-            found.append(value)
-    return found
+            addends.append(value)
+    return addends
 
 
 def _key(term: Value) -> object:

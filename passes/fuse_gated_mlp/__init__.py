@@ -51,8 +51,8 @@ def gated_mlp(
 
 def _difference(x: Value, y: Value) -> str:
     """Why gate and up have no common input."""
-    found = {v.producer.opname if v.producer is not None else "" for v in (x, y)}
-    if found == {"dequantize"}:
+    producers = {v.producer.opname if v.producer is not None else "" for v in (x, y)}
+    if producers == {"dequantize"}:
         return "gate and up quantize their input by different scales; give both the same scale"
     return "gate and up have different inputs"
 

@@ -14,8 +14,8 @@ _ACCURACY = 5e-4  # relative: constants may have been rounded to f16
 def _near(number: float) -> Pattern:
     """The pattern of a constant of about this value."""
 
-    def near(found: float) -> bool:
-        return math.isclose(found, number, rel_tol=_ACCURACY)
+    def near(value: float) -> bool:
+        return math.isclose(value, number, rel_tol=_ACCURACY)
 
     return P.constant(value=near)
 

@@ -35,11 +35,11 @@ class Localize(Pass):
         for weight in module.weights.values():
             _cut(module, weight, zeros)
             stats.count("weights", weight.type is not types[weight])
-        made: dict[Function, Function] = {}
+        localized: dict[Function, Function] = {}
         for name, function in list(module.functions.items()):
-            builder = _builder(module, function, types, made, zeros)
-            made[function] = _localized(builder, function, stats)
-            module.functions[name] = made[function]
+            builder = _builder(module, function, types, localized, zeros)
+            localized[function] = _localized(builder, function, stats)
+            module.functions[name] = localized[function]
         module.local = True
 
 
@@ -71,7 +71,7 @@ def _builder(
     module: Module,
     function: Function,
     types: dict[Weight, TensorType],
-    made: dict[Function, Function],
+    localized: dict[Function, Function],
     zeros: dict[Value, int],
 ) -> Builder:
     """A builder of the function in the local view, whose arguments stand for the global ones."""
@@ -80,7 +80,7 @@ def _builder(
     new = Function(function.name, args)
     new.results = tuple(Result(r.name, r.alias) for r in function.results)
     values: dict[Value, Value] = dict(zip(function.args, new.args, strict=True))
-    return Builder(module, new, values, types, made, zeros, _padded(module, function))
+    return Builder(module, new, values, types, localized, zeros, _padded(module, function))
 
 
 def _padded(module: Module, function: Function) -> set[Value]:

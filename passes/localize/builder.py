@@ -28,12 +28,12 @@ class Builder:
         function: Function,
         values: dict[Value, Value],
         types: dict[Weight, TensorType],
-        made: dict[Function, Function],
+        localized: dict[Function, Function],
         zeros: dict[Value, int] | None = None,
         padded: Set[Value] = frozenset(),
     ) -> None:
         self.module, self.mesh, self.function = module, module.mesh, function
-        self.values, self.types, self.made = values, types, made
+        self.values, self.types, self.localized = values, types, localized
         self.zeros: dict[Value, int] = zeros or {}
         self.loc: Loc | None = None
         self.kept: set[Value] = set()  # results shared by several global values
@@ -66,12 +66,12 @@ class Builder:
 
     def _once(self, key: tuple[object, ...], make: Callable[[], Op], name: str = "") -> Value:
         """A value made once per function, which several global values may share."""
-        known = self._made_once.get(key)
-        if known is None:
-            known = self._made_once[key] = self.add(make())
-            known.name = name or None
-            self.kept.add(known)
-        return known
+        value = self._made_once.get(key)
+        if value is None:
+            value = self._made_once[key] = self.add(make())
+            value.name = name or None
+            self.kept.add(value)
+        return value
 
     def wide(self, axes: Axes) -> Axes:
         """The axes that have several ranks."""

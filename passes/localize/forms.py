@@ -71,7 +71,7 @@ def _part_of_buffer(builder: Builder, buffer: Value, axes: Axes, part: DimLike) 
     dispatch = buffer.producer
     assert isinstance(dispatch, ops.MoeDispatch) and isinstance(part, int)
     first = _first_expert(builder, dispatch.first, axes, part)
-    found = ops.MoeDispatch(
+    own = ops.MoeDispatch(
         *(dispatch.x, dispatch.chosen, dispatch.slots),
         experts=part,
         first=first,
@@ -79,7 +79,7 @@ def _part_of_buffer(builder: Builder, buffer: Value, axes: Axes, part: DimLike) 
         capacity=dispatch.capacity,
     )
     dispatch.erase()
-    return builder.add(found)
+    return builder.add(own)
 
 
 def _first_expert(builder: Builder, given: Value | None, axes: Axes, part: DimLike) -> Value:
@@ -151,7 +151,7 @@ def _lowest(dtype: str) -> float:
 def _call(builder: Builder, op: Op) -> tuple[Value, ...]:
     assert isinstance(op, ops.Call)
     operands = [builder.local(value) for value in op.values]
-    return builder.add_all(op.rebuilt(operands, callee=builder.made[op.callee]))
+    return builder.add_all(op.rebuilt(operands, callee=builder.localized[op.callee]))
 
 
 def _reduce_norm(builder: Builder, op: Op) -> tuple[Value, ...]:

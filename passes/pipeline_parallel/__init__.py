@@ -94,10 +94,10 @@ class PipelineParallel(Pass):
 def _layers_in(text: str) -> list[int]:
     """The layers in `4,9`."""
     items = [item.strip() for item in text.split(",")] if text else []
-    found = [int(item) for item in items if item.isdecimal() and len(item) < 10]
-    if len(found) < len(items) or 0 in found or found != sorted(set(found)):
+    numbers = [int(item) for item in items if item.isdecimal() and len(item) < 10]
+    if len(numbers) < len(items) or 0 in numbers or numbers != sorted(set(numbers)):
         raise Error(f'cuts lists layers from 1 on in rising order, such as "4,9", not {text!r}')
-    return found
+    return numbers
 
 
 def _is_cut(main: Function, count: int) -> bool:
@@ -143,8 +143,8 @@ def _described(plan: Plan, begin: int, end: int) -> str:
     """`layers.0 to layers.3: 31 % of the cost, 1.2 MB of weights; it sends ...`"""
     groups, work = plan.groups, plan.work
     first, last = groups.name(begin), groups.name(end - 1)
-    total = sum(each.price for each in work) or 1.0
-    share = 100 * sum(each.price for each in work[begin:end]) / total
+    total = sum(layer.price for layer in work) or 1.0
+    share = 100 * sum(layer.price for layer in work[begin:end]) / total
     ops = [op for op, group in groups.place.items() if begin <= group < end]
     text = f"{first} to {last}" if first != last else first
     text += f": {share:.0f} % of the cost, {amount(plan.bytes([*weights_of(ops)]))} of weights"

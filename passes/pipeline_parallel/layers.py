@@ -56,24 +56,24 @@ def groups_of(function: Function, left_out: Container[Op]) -> Groups:
 
 def _layer_names(ops: list[Op], first: int) -> dict[Op, str]:
     """The layer of every operation that has one; integers before component `first` do not count."""
-    found: dict[Op, str] = {}
+    layer_of: dict[Op, str] = {}
     for op in ops:
         parts = op.loc.scope.split(".") if op.loc is not None else []
         at = next((i for i in range(first, len(parts)) if parts[i].isdecimal()), None)
         if at is not None:
-            found[op] = ".".join(parts[: at + 1])
-    return found
+            layer_of[op] = ".".join(parts[: at + 1])
+    return layer_of
 
 
 def _placed(ops: list[Op], own: dict[Op, int]) -> dict[Op, int]:
     """A group for every operation: its own or a later one, never before that of an operand."""
     place: dict[Op, int] = {}
     for op in ops:
-        known = [place[maker] for v in op.operands if (maker := v.producer) in place]
+        makers = [place[maker] for v in op.operands if (maker := v.producer) in place]
         if op in own:
-            place[op] = max([own[op], *known])
-        elif known:
-            place[op] = max(known)
+            place[op] = max([own[op], *makers])
+        elif makers:
+            place[op] = max(makers)
     for op in reversed(ops):
         if op not in place:
             users = [place[user] for v in op.results for user in v.users if user in place]

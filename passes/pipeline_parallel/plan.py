@@ -129,11 +129,11 @@ def _work(groups: Groups, sizes: LocalSizes) -> list[Work]:
 
 def _obstacles(main: Function, groups: Groups, alive: list[list[Value]]) -> list[str | None]:
     """Per group the reason why no stage can begin there, if there is one."""
-    found: list[str | None] = [None] * groups.count
+    reasons: list[str | None] = [None] * groups.count
     for group, values in enumerate(alive):
         for value in values:
             if value.type.partial:
-                found[group] = (
+                reasons[group] = (
                     f"%{value.name or '_'} crosses the place before {groups.name(group)} as "
                     f"{value.type}; put an all_reduce before it"
                 )
@@ -143,8 +143,8 @@ def _obstacles(main: Function, groups: Groups, alive: list[list[Value]]) -> list
         users = [place[user] for user in state.users if user in place]
         users += [home(returned[at], place, state)] if users else []
         for group in range(min(users, default=0) + 1, max(users, default=0) + 1):
-            found[group] = (
+            reasons[group] = (
                 f"the state %{state.name} is used before and after {groups.name(group)} begins, "
                 "and a state belongs to one stage"
             )
-    return found
+    return reasons

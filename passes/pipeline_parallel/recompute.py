@@ -20,7 +20,7 @@ def recomputed(function: Function, sizes: LocalSizes) -> dict[Op, None]:
     states = {function.args[at] for at in function.aliases().values()}
     arguments = [arg for arg in function.args if arg not in states]
     price: dict[Value, float] = {arg: sizes.bytes(arg.type) for arg in arguments}
-    found: dict[Op, None] = {}
+    cheap: dict[Op, None] = {}
     for op in function:
         if not is_repeatable(op) or any(value not in price for value in op.operands):
             continue
@@ -28,9 +28,9 @@ def recomputed(function: Function, sizes: LocalSizes) -> dict[Op, None]:
         total = _own_price(op, own, sizes) + sum(price[v] for v in dict.fromkeys(op.operands))
         if total > LINK * own:
             continue
-        found[op] = None
+        cheap[op] = None
         price |= dict.fromkeys(op.results, total)
-    return found
+    return cheap
 
 
 def _own_price(op: Op, written: int, sizes: LocalSizes) -> float:

@@ -110,9 +110,9 @@ class Splitter:
                 state = self.states.get(at)
                 alias = state.name if state is not None else None
                 outputs.append((at, value, Result(names[at], alias)))
-        made = {result.name for _, _, result in outputs}
+        returned = {result.name for _, _, result in outputs}
         for value in self.received[stage + 1]:
-            if self.names[value] not in made:
+            if self.names[value] not in returned:
                 outputs.append((None, value, Result(self.names[value])))
         return outputs
 
@@ -149,11 +149,11 @@ class Splitter:
         for at, value in enumerate(self.main.returned):
             if at not in self.states and results[at] not in args:
                 names.setdefault(value, results[at])
-        found: dict[Value, str] = {}
+        handed: dict[Value, str] = {}
         for value in dict.fromkeys(v for values in self.received for v in values):
-            found[value] = names.get(value) or free_name(value.name or "handed", taken)
-            taken.add(found[value])
-        return found
+            handed[value] = names.get(value) or free_name(value.name or "handed", taken)
+            taken.add(handed[value])
+        return handed
 
     def _finish(self, returned: list[Value], functions: list[Function]) -> None:
         """Return the results of the stages, and erase moved and repeated operations."""
@@ -170,16 +170,16 @@ class Splitter:
 def _symbols(body: list[Op]) -> set[str]:
     """The symbols whose sizes the operations need."""
     sizes = [dim for op in body for result in op.results for dim in result.type.shape]
-    found = {name for dim in sizes if isinstance(dim, Dim) for name in dim.symbols()}
-    return found.union(*map(attribute_symbols, body))
+    symbols = {name for dim in sizes if isinstance(dim, Dim) for name in dim.symbols()}
+    return symbols.union(*map(attribute_symbols, body))
 
 
 def _told(values: list[Value]) -> set[str]:
     """The symbols whose sizes follow from the shapes of values: those in `S`, `2*S` or `S + 1`."""
     dims = [dim for value in values for dim in value.type.shape if isinstance(dim, Dim)]
-    found: set[str] = set()
+    symbols: set[str] = set()
     for dim in dims:
         names = list(dim.symbols())
         if len(names) == 1 and all(len(monomial) <= 1 for monomial, _ in dim.terms):
-            found |= set(names)
-    return found
+            symbols |= set(names)
+    return symbols

@@ -196,11 +196,11 @@ class QuantizeModule(Pass):
         factors = _rescale(assigned, context)
         quantize_weights(assigned, context)
         inputs: dict[tuple[Value, Activation], list[Assignment]] = {}
-        for each in assigned:
-            activation = activation_of(each, context)
+        for assignment in assigned:
+            activation = activation_of(assignment, context)
             if activation is not None:
-                key = each.site.op.operands[0], activation
-                inputs.setdefault(key, []).append(each)
+                key = assignment.site.op.operands[0], activation
+                inputs.setdefault(key, []).append(assignment)
         for (_, activation), group in inputs.items():
             quantize_input(group, activation, factors.get(group[0].site.name), context)
         context.stats.count("products", len(assigned))
@@ -290,13 +290,17 @@ def _rescale(assigned: list[Assignment], context: Context) -> dict[str, Array]:
     """The factors by which the inputs of sites were divided, by name."""
     if context.statistics is None:
         return {}
-    by_site = {each.site.op: each for each in assigned if each.scheme.algorithm in RESCALE}
+    by_site = {
+        assignment.site.op: assignment
+        for assignment in assigned
+        if assignment.scheme.algorithm in RESCALE
+    }
     factors: dict[str, Array] = {}
-    for sites in by_input(each.site for each in by_site.values()):
+    for sites in by_input(assignment.site for assignment in by_site.values()):
         group = [by_site[site.op] for site in sites]
-        for algorithm in dict.fromkeys(each.scheme.algorithm for each in group):
-            same = [each for each in group if each.scheme.algorithm == algorithm]
+        for algorithm in dict.fromkeys(assignment.scheme.algorithm for assignment in group):
+            same = [assignment for assignment in group if assignment.scheme.algorithm == algorithm]
             scaled = RESCALE[algorithm](same, context)
             if scaled is not None:
-                factors |= {each.site.name: scaled for each in same}
+                factors |= {assignment.site.name: scaled for assignment in same}
     return factors

@@ -76,7 +76,7 @@ ENCODE: dict[str, Encode] = {}
 
 def check_algorithms(assigned: Sequence[Assignment], context: Context) -> None:
     """An Error where an algorithm is not known, or lacks the statistics that it needs."""
-    for scheme in {each.scheme.name: each.scheme for each in assigned}.values():
+    for scheme in {assignment.scheme.name: assignment.scheme for assignment in assigned}.values():
         if scheme.algorithm == "round":
             continue
         if scheme.optional and context.statistics is None:
@@ -190,7 +190,9 @@ def _add_file(context: Context, name: str, path: Path) -> str:
 
 def _inputs(group: Sequence[Assignment], context: Context, settings: object) -> list[object]:
     """All that the arrays depend on."""
-    weights = [(each.site.name, each.site.weight, each.block) for each in group]
+    weights = [
+        (assignment.site.name, assignment.site.weight, assignment.block) for assignment in group
+    ]
     refs = [context.reader.complete(weight) for _, weight, _ in weights]
     files = {context.reader.path(file) for ref in refs for file in ref.files()}
     return [
@@ -219,7 +221,7 @@ def rescale(
     The inverse of the factors goes into the weights of the operations that make the value; where
     that is not possible a `mul` is inserted. Sites whose weights have other uses are left alone.
     """
-    sites = [each.site for each in group]
+    sites = [assignment.site for assignment in group]
     if not _own_weights(sites):
         context.stats.explain(f"{sites[0].name}: not rescaled, its weight has other uses")
         return None
@@ -276,11 +278,11 @@ def _scaling(value: Value, users: Collection[Op]) -> list[Weight]:
     match op:
         case RmsNorm(offset=0.0) | LayerNorm(weight=Weight()) | Linear():
             weights = op.operands[1:]
-            own = all(isinstance(each, Weight) and used_once(each) for each in weights)
-            return [each for each in weights if isinstance(each, Weight)] if own else []
+            own = all(isinstance(operand, Weight) and used_once(operand) for operand in weights)
+            return [operand for operand in weights if isinstance(operand, Weight)] if own else []
         case Mul():
-            sides = (each for each in op.operands if each.type.shape == value.type.shape)
-            scaling = (_scaling(each, {op}) for each in sides if used_once(each))
+            sides = (operand for operand in op.operands if operand.type.shape == value.type.shape)
+            scaling = (_scaling(operand, {op}) for operand in sides if used_once(operand))
             return next(filter(None, scaling), list[Weight]())
         case _:
             return []

@@ -120,7 +120,7 @@ def decibels(chosen: Mapping[str, Choice]) -> float:
 def _frontier(choices: Sequence[Choice]) -> list[Choice]:
     """The choices by rising bits of which each next one saves less noise per bit."""
     kept: list[Choice] = []
-    for choice in sorted(choices, key=lambda each: (each.bits, each.noise)):
+    for choice in sorted(choices, key=lambda choice: (choice.bits, choice.noise)):
         if kept and choice.noise >= kept[-1].noise:
             continue
         while len(kept) > 1 and _saving(kept[-1], choice) >= _saving(*kept[-2:]):

@@ -43,7 +43,7 @@ def search(weights: Sequence[Weights], mean: Array, gram: Array) -> tuple[Array,
 
 def total_error(weights: Sequence[Weights], gram: Array, factors: Array | np.float32) -> float:
     """The error of the outputs of linears of one input whose weights are multiplied by factors."""
-    return sum(output_error(each.error(factors), gram) for each in weights)
+    return sum(output_error(weight.error(factors), gram) for weight in weights)
 
 
 def powers(mean: Array, exponent: float) -> Array:
@@ -79,8 +79,8 @@ def _rescale(group: Sequence[Assignment], context: Context) -> Array | None:
     def find() -> Array:
         # The search has scales by absmax, which is faster, so it may end at factors
         # that are worse than none with the scales that follow.
-        weights, gram = [sampled(each, context) for each in group], statistics.gram(name)
-        quick = [replace(each, method="absmax") for each in weights]
+        weights, gram = [sampled(weight, context) for weight in group], statistics.gram(name)
+        quick = [replace(weight, method="absmax") for weight in weights]
         factors = search(quick, statistics.mean(name), gram)[0]
         better = total_error(weights, gram, factors) < total_error(weights, gram, ONE)
         return factors if better else np.ones_like(factors)

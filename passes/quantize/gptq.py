@@ -77,7 +77,9 @@ def gptq(
     """Codes, of the dtype `codes`, of weights [N, K] with a scale, and zero point, each."""
     upper = by.upper
     # a row of these is an input: a column of the weights
-    left, scales = (np.ascontiguousarray(each.T[by.order], np.float32) for each in (weights, steps))
+    left, scales = (
+        np.ascontiguousarray(array.T[by.order], np.float32) for array in (weights, steps)
+    )
     starts = None if zeros is None else as_f32(zeros.T[by.order])
     for begin in range(0, len(left), BLOCK):
         end = min(begin + BLOCK, len(left))
@@ -121,7 +123,7 @@ def _compute(assigned: Assignment, context: Context) -> dict[str, Array]:
             zeros = as_rows(spread(parts["zeros"], site.shape, ranges), site)
         codes = gptq(weights, by, assigned.format.codes, scales, zeros)
         as_rows(parts["codes"][tuple(slice(*span) for span in ranges)], site)[...] = codes
-    small = {part for part, (each, _) in assigned.parts.items() if dtype(each).bits < 8}
+    small = {part for part, (kind, _) in assigned.parts.items() if dtype(kind).bits < 8}
     return {part: packed(values) if part in small else values for part, values in parts.items()}
 
 

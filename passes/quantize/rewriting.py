@@ -27,8 +27,8 @@ from .assignment import Assignment
 def quantize_weights(assigned: Sequence[Assignment], context: Context) -> None:
     """Quantize the weights of all sites; those that share a weight use the same codes."""
     groups: dict[Weight, list[Assignment]] = {}
-    for each in assigned:
-        groups.setdefault(each.site.weight, []).append(each)
+    for assignment in assigned:
+        groups.setdefault(assignment.site.weight, []).append(assignment)
     parts = {old: _quantized(group, context) for old, group in groups.items()}
     replace_weights(context.module, parts)
 
@@ -38,11 +38,11 @@ def _quantized(assigned: Sequence[Assignment], context: Context) -> list[Weight]
     first = assigned[0]
     parts = ENCODE.get(first.scheme.algorithm, _round)(first, context)
     weights = _new_weights(context.module, first, parts)
-    for each in assigned:
-        value = _dequantized(weights, first, each.site.op)
-        name = each.site.name.rpartition(".")[2]
+    for assignment in assigned:
+        value = _dequantized(weights, first, assignment.site.op)
+        name = assignment.site.name.rpartition(".")[2]
         value.name = f"_{name}_weight" if name[:1].isdigit() else f"{name}_weight"
-        use_weight(each.site, value)
+        use_weight(assignment.site, value)
     return list(weights.values())
 
 
@@ -138,8 +138,8 @@ def quantize_input(
     x = first.operands[0]
     limit = _limit(group, activation, factors, context)
     new = _rounding(activation, limit).apply(x, first)
-    for each in group:
-        op = each.site.op
+    for assignment in group:
+        op = assignment.site.op
         op.set_operands((new, *op.operands[1:]))
 
 

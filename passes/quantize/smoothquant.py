@@ -30,7 +30,7 @@ def _rescale(group: Sequence[Assignment], context: Context) -> Array | None:
     statistics = context.calibrated(group[0].scheme.name)
 
     def find() -> Array:
-        columns = [largest_weights(context.reader, each.site) for each in group]
+        columns = [largest_weights(context.reader, assignment.site) for assignment in group]
         return smooth(statistics.largest(group[0].site.name), np.max(columns, axis=0))
 
     return rescale(group, context, ALPHA, find)

@@ -109,8 +109,8 @@ def _substitute_attributes(op: Op, sizes: dict[str, DimLike]) -> None:
 def _substituted(type: TensorType, sizes: dict[str, DimLike]) -> TensorType:
     """A local type with other dimensions, in its global type too."""
     own, whole = (
-        each.replace(shape=tuple(replaced(dim, sizes) for dim in each.shape))
-        for each in (type, type.global_type)
+        old.replace(shape=tuple(replaced(dim, sizes) for dim in old.shape))
+        for old in (type, type.global_type)
     )
     return own.part_of(whole)
 

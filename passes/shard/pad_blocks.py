@@ -56,8 +56,8 @@ def _pad(function: Function, product: Product, dim: int, group_size: int, stats:
         return
     more = -size % (lcm(*features.blocks) * group_size)
     features.pad(more)
-    for each in function:
-        retype(each)
+    for op in function:
+        retype(op)
     stats.count("blocks")
     why = "no padding is masked behind" if whole else f"no block of {block} is cut over"
     what = "rounded values" if whole else f"{group_size} ranks"

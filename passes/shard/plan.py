@@ -124,7 +124,7 @@ def megatron() -> list[Row]:
     rows += _named(EMBEDDING, "0@tp", "replicated", "vocabulary-parallel")
     tables = _named(POSITION, "replicated", "replicated", "positions, on every rank")
     tables.append(row("* 0@tp", "megatron: vocabulary-parallel, as only lookups use it"))
-    return [*rows, *(replace(each, tables=True) for each in tables)]
+    return [*rows, *(replace(row, tables=True) for row in tables)]
 
 
 def _named(modules: str, weight: str, bias: str, source: str) -> list[Row]:

@@ -120,7 +120,7 @@ def insert_functions(module: Module, new: Iterable[Function], before: Function) 
     at = functions.index(before)
     ordered = [*functions[:at], *new, *functions[at:]]
     module.functions.clear()
-    module.functions.update((each.name, each) for each in ordered)
+    module.functions.update((function.name, function) for function in ordered)
 
 
 def free_name(name: str, taken: Container[str]) -> str:

@@ -67,16 +67,16 @@ def method_of(config: Mapping[str, Any]) -> Method | None:
     title = "quantization_config"
     values.setdefault("quant_method", "modelopt" if "quant_algo" in values else None)
     name = ConfigReader(values, title).word("quant_method")
-    known = ", ".join(METHODS)
+    methods = ", ".join(METHODS)
     if name == "bitsandbytes":
         raise Error(
             f"{title} sets quant_method='bitsandbytes', whose codes are indices into tables that "
             f"irc has no operation for; compile the original checkpoint with --quantize, or one of "
-            f"{known}"
+            f"{methods}"
         )
     if name not in METHODS:
         hint = did_you_mean(str(name), METHODS)
-        raise Error(f"{title} sets quant_method={name!r}{hint}; irc reads {known}")
+        raise Error(f"{title} sets quant_method={name!r}{hint}; irc reads {methods}")
     return METHODS[name](ConfigReader(values, title))
 
 
@@ -91,7 +91,7 @@ def find_layers(
     module: Module, refs: Mapping[str, Ref], tensors: Tensors, method: Method | None
 ) -> dict[str, Layer]:
     """Weight -> the tensors of its layer, for the weights that a checkpoint has quantized."""
-    found: dict[str, Layer] = {}
+    by_name: dict[str, Layer] = {}
     for name, ref in refs.items():
         sources = [source for source in ref.sources() if isinstance(source, UnboundRef)]
         quantized = [source for source in sources if _is_quantized(source.key, tensors, method)]
@@ -105,20 +105,20 @@ def find_layers(
             )
         shape = tuple(size for size in module.weights[name].type.shape if isinstance(size, int))
         layers = [method.layer(_layer_name(s.key), tensors, shape[-2:]) for s in quantized]
-        found[name] = stacked(layers) if isinstance(ref, ConcatRef) else layers[0]
-    return found
+        by_name[name] = stacked(layers) if isinstance(ref, ConcatRef) else layers[0]
+    return by_name
 
 
 def cache_keys(checkpoint: Checkpoint) -> list[str]:
     """The scales of quantized KV caches, with a warning that the caches are floats."""
-    found = [key for key in checkpoint if key.endswith(_CACHE)]
-    if found:
+    scales = [key for key in checkpoint if key.endswith(_CACHE)]
+    if scales:
         warnings.warn(
-            f"{checkpoint.folder}: {found[0]} is the scale of a quantized KV cache; the caches "
+            f"{checkpoint.folder}: {scales[0]} is the scale of a quantized KV cache; the caches "
             "stay in the compute dtype, unless --kv-cache fp8 (or int8) stores them with it",
             stacklevel=4,
         )
-    return found
+    return scales
 
 
 def cache_scales(folder: str | os.PathLike[str], kind: str) -> dict[str, float]:

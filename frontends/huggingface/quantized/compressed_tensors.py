@@ -36,7 +36,7 @@ class CompressedTensors(Method):
             raise group.error("output_activations", "irc does not quantize outputs of layers")
         weights = ConfigReader(group.inner("weights"), f"{name}: weights")
         unread = ("weight_shape", "weight_zero_point", "input_zero_point")  # where symmetric
-        tensors.used.update(f"{name}.{each}" for each in unread)
+        tensors.used.update(f"{name}.{key}" for key in unread)
         activation = _activation(name, tensors, group.inner("input_activations"))
         if f"{name}.weight_packed" not in tensors:
             return _plain(name, tensors, shape, weights, activation)
@@ -48,10 +48,10 @@ class CompressedTensors(Method):
         """The group whose targets name a layer, or else its class."""
         targets = [(group, group.words("targets")) for group in self.groups]
         named = [group for group, words in targets if any(names(word, name) for word in words)]
-        found = named or [group for group, words in targets if "Linear" in words]
-        if not found:
+        groups = named or [group for group, words in targets if "Linear" in words]
+        if not groups:
             raise Error(f"config_groups of the quantization_config have no target for {name}")
-        return found[0]
+        return groups[0]
 
 
 def _plain(

@@ -41,7 +41,7 @@ def insert(module: Module, layers: Mapping[str, Layer]) -> None:
     for site in sites:
         x = _input(site, layers[site.weight.name], inputs, new[site.weight.name])
         site.op.set_operands((x, *site.op.operands[1:]))
-    weights = [each for w in module.weights.values() for each in new.get(w.name, [w])]
+    weights = [part for w in module.weights.values() for part in new.get(w.name, [w])]
     module.weights.clear()
     for weight in weights:
         module.add_weight(weight)

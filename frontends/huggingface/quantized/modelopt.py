@@ -44,9 +44,9 @@ class ModelOpt(Method):
         self.clamp = config.numbers("clamp_val")
         if len(self.clamp) not in (0, 2):
             raise config.error("clamp_val", "expected the lowest and the highest input")
-        for name, each in self.layers.items():
-            if not isinstance(each, dict):
-                why = f"{name} is {each!r}; expected an object with quant_algo"
+        for name, layer in self.layers.items():
+            if not isinstance(layer, dict):
+                why = f"{name} is {layer!r}; expected an object with quant_algo"
                 raise config.error("quantized_layers", why)
         if not self.layers and self.algorithm not in ALGORITHMS:
             raise config.error("quant_algo", f"irc reads {', '.join(ALGORITHMS)}")

@@ -43,10 +43,10 @@ class Part:
 
     def of_rank(self, ndim: int) -> Part:
         """The tensor with dimensions of size 1 in front."""
-        found = self
-        while len(found.shape) < ndim:
-            found = replace(found, ref=found.ref.then(Unsqueeze(0)), shape=(1, *found.shape))
-        return found
+        part = self
+        while len(part.shape) < ndim:
+            part = replace(part, ref=part.ref.then(Unsqueeze(0)), shape=(1, *part.shape))
+        return part
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,12 @@ def stacked(layers: Sequence[Layer]) -> Layer:
     columns = zip(*(layer.parts().values() for layer in layers), strict=True)
     codes, scales, zeros, tensor_scale = map(_stack, columns)
     assert codes is not None and scales is not None
-    largest = max(inputs, key=lambda each: (each and (each.scale or each.tensor_scale)) or 0.0)
+    largest = max(
+        inputs,
+        key=lambda activation: (
+            (activation and (activation.scale or activation.tensor_scale)) or 0.0
+        ),
+    )
     return Layer(codes, scales, zeros, tensor_scale, largest)
 
 
@@ -122,23 +127,23 @@ class Tensors:
 
     def take(self, key: str, *dtypes: str) -> Part:
         """A tensor as it is; an Error where it has none of the dtypes."""
-        found = self.info(key)
-        if found.dtype not in dtypes:
-            raise Error(f"{key} is {_shown(found)}; expected {' or '.join(dtypes)}")
-        return self._part(key, found)
+        tensor = self.info(key)
+        if tensor.dtype not in dtypes:
+            raise Error(f"{key} is {_shown(tensor)}; expected {' or '.join(dtypes)}")
+        return self._part(key, tensor)
 
-    def _part(self, key: str, found: Tensor) -> Part:
-        return Part(FileRef(self._file(key), key), found.dtype, found.shape)
+    def _part(self, key: str, tensor: Tensor) -> Part:
+        return Part(FileRef(self._file(key), key), tensor.dtype, tensor.shape)
 
     def view(self, key: str, dtype: str, shape: Sizes) -> Part:
         """The bytes of a tensor as another type, also with other dimensions of size 1."""
-        found = self.info(key)
-        if (found.dtype, found.shape) == (dtype, shape):
+        tensor = self.info(key)
+        if (tensor.dtype, tensor.shape) == (dtype, shape):
             return self.take(key, dtype)
-        outer, wanted = ([n for n in sizes if n != 1][:-1] for sizes in (found.shape, shape))
-        if found.nbytes != dtype_called(dtype).nbytes(prod(shape)) or outer != wanted:
+        outer, wanted = ([n for n in sizes if n != 1][:-1] for sizes in (tensor.shape, shape))
+        if tensor.nbytes != dtype_called(dtype).nbytes(prod(shape)) or outer != wanted:
             type = TensorType(dtype, shape)
-            raise Error(f"{key} is {_shown(found)}; expected the bytes of {type}")
+            raise Error(f"{key} is {_shown(tensor)}; expected the bytes of {type}")
         return self.bytes(key, dtype, shape)
 
     def bytes(self, key: str, dtype: str, shape: Sizes) -> Part:
@@ -148,9 +153,9 @@ class Tensors:
 
     def number(self, key: str) -> float:
         """The number in a tensor of one positive element."""
-        found = self.info(key)
-        if prod(found.shape) != 1 or found.dtype not in FLOATS:
-            raise Error(f"{key} is {_shown(found)}; expected one number")
+        tensor = self.info(key)
+        if prod(tensor.shape) != 1 or tensor.dtype not in FLOATS:
+            raise Error(f"{key} is {_shown(tensor)}; expected one number")
         value = float(self.read(key).reshape(()))
         if not 0 < value < inf:
             raise Error(f"{key} is {value}; a scale is positive and finite")
@@ -183,12 +188,12 @@ class Tensors:
 
     def read(self, key: str) -> Any:
         """The values of a small tensor."""
-        found = self.info(key)
+        tensor = self.info(key)
         with open_file(self.checkpoint.folder / self.checkpoint.file(key)) as file:
-            file.seek(found.offset)
-            values = np.frombuffer(file.read(found.nbytes), numpy_dtype(found.dtype))
-        return values.reshape(found.shape)
+            file.seek(tensor.offset)
+            values = np.frombuffer(file.read(tensor.nbytes), numpy_dtype(tensor.dtype))
+        return values.reshape(tensor.shape)
 
 
-def _shown(found: Tensor) -> str:
-    return f"{found.dtype}[{', '.join(map(str, found.shape))}]"
+def _shown(tensor: Tensor) -> str:
+    return f"{tensor.dtype}[{', '.join(map(str, tensor.shape))}]"

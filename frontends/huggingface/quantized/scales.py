@@ -19,16 +19,16 @@ def take_scales(tensors: Tensors, key: str, shape: Sizes, block: Sizes | None = 
     `block` is the size of a block, which need not divide the codes; without it the scales are one,
     one per row, or groups that divide a row. Scales in bytes are powers of two.
     """
-    found = tensors.info(key)
-    kind = "f8e8m0" if found.dtype == "u8" else found.dtype
+    tensor = tensors.info(key)
+    kind = "f8e8m0" if tensor.dtype == "u8" else tensor.dtype
     if kind not in SCALES:
-        raise Error(f"{key} has scales of {found.dtype}; expected {', '.join(SCALES)}")
+        raise Error(f"{key} has scales of {tensor.dtype}; expected {', '.join(SCALES)}")
     tensors.check_scales(key)
-    count, rows = prod(found.shape), shape[0]
+    count, rows = prod(tensor.shape), shape[0]
     if count == 1:
         return tensors.view(key, kind, (1, 1))
     if block is not None:
-        blocks = tuple(-(-size // each) for size, each in zip(shape, block, strict=True))
+        blocks = tuple(-(-size // length) for size, length in zip(shape, block, strict=True))
         return spread(tensors.view(key, kind, blocks), shape, block)
     if count % rows or shape[1] % (count // rows):
         raise Error(f"{key} has {count} scales, which do not divide {[*shape]} into blocks")
@@ -38,10 +38,10 @@ def take_scales(tensors: Tensors, key: str, shape: Sizes, block: Sizes | None = 
 def spread(part: Part, shape: Sizes, block: Sizes) -> Part:
     """Scales whose last block may be cut off, as scales of smaller blocks that divide the codes."""
     wanted, counts = list[int](), list[int]()
-    for blocks, size, each in zip(part.shape, shape, block, strict=True):
-        common = each if blocks == 1 or size % each == 0 else gcd(size, each)
-        counts.append(each // common)
-        wanted.append(blocks if common == each else size // common)
+    for blocks, size, length in zip(part.shape, shape, block, strict=True):
+        common = length if blocks == 1 or size % length == 0 else gcd(size, length)
+        counts.append(length // common)
+        wanted.append(blocks if common == length else size // common)
     if tuple(wanted) == part.shape:
         return part
     ref = RepeatedRef(part.ref, tuple(counts), tuple(wanted))
@@ -64,6 +64,6 @@ def in_groups(tensors: Tensors, key: str, codes: Part, size: int) -> tuple[Part,
             f"{key} has groups of unequal sizes, expected {size} input features in each; irc reads "
             "an order of activations only where group_size divides the input features"
         )
-    found = Part(SortingRef(tensors.take(key, "i32").ref), "i32", (k,))
-    order = tensors.shared(key, found)
+    order_part = Part(SortingRef(tensors.take(key, "i32").ref), "i32", (k,))
+    order = tensors.shared(key, order_part)
     return replace(codes, ref=TakenRef(codes.ref, order.ref, 1)), order
