@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
@@ -227,18 +226,13 @@ def _reports(folder: Path) -> Iterator[tuple[str, BuildReport]]:
 
 def _driver() -> Finding:
     """Whether engines can run here. Building them for TensorRT-RTX needs no GPU."""
-    from irc.backends.cuda.runtime import device_count
-    from irc.backends.tensorrt.builder.library import NVIDIA_DRIVER
+    from irc.backends.cuda.runtime import device_count, driver_version
 
-    try:
-        driver = ctypes.CDLL(NVIDIA_DRIVER)
-    except OSError:
+    version, count = driver_version(), device_count()
+    if version is None:
         without = "none: programs for GPUs are compiled here, but not run"
         return Finding("gpu driver", None, without)
-    version = ctypes.c_int(0)
-    driver.cuDriverGetVersion(ctypes.byref(version))
-    cuda = f"CUDA {version.value // 1000}.{version.value % 1000 // 10}"
-    count = device_count()
+    cuda = f"CUDA {version // 1000}.{version % 1000 // 10}"
     return Finding("gpu driver", True if count else None, f"{cuda}, {count} GPUs")
 
 
@@ -259,8 +253,12 @@ def page(spec: PluginSpec) -> str:
     return "\n\n".join(parts) + "\n"
 
 
+def _default(field: Field) -> str | None:
+    return None if field.default is None else str(field.parsed(field.default))
+
+
 def _details(field: Field) -> tuple[str, str]:
-    default = "required" if field.default is None else f"`{field.encode(field.default)}`"
+    default = "required" if field.default is None else f"`{_default(field)}`"
     return default, field.doc + (f" ({', '.join(field.choices)})" if field.choices else "")
 
 
@@ -285,7 +283,7 @@ def _facts(spec: PluginSpec) -> dict[str, Any]:
             {
                 "name": field.name,
                 "type": field.type,
-                "default": None if field.default is None else field.encode(field.default),
+                "default": _default(field),
                 "choices": list(field.choices),
                 "what": field.doc,
             }

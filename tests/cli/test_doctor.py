@@ -70,7 +70,7 @@ def test_the_libraries_of_engines(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_machine_without_a_driver(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(library, "NVIDIA_DRIVER", "libnone.so.1")
+    monkeypatch.setattr("irc.backends.cuda.runtime.driver_version", lambda: None)
     ok, detail = findings()["gpu driver"]
     assert ok is None
     assert detail.startswith("none: programs for GPUs are compiled here, but not run")

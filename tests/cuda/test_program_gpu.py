@@ -7,21 +7,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.process import start_ranks
 from irc.backends.cuda.execute.load import program_of
-from irc.backends.cuda.runtime import device_count
 from irc.backends.reference import ReferenceProgram
 from irc.ir.mesh import Mesh
 from tests.cuda.gpu_rank import conversation
 from tests.cuda.test_program import compiled
 from tests.fresh import fresh
+from tests.gpu_ranks import needs_gpus, ran
 
 pytestmark = pytest.mark.gpu
-
-
-def needs_gpus(count: int) -> None:
-    if device_count() < count:
-        pytest.skip(f"needs {count} GPUs")
 
 
 @pytest.mark.parametrize("programmatic", [True, False])
@@ -40,44 +34,27 @@ def test_several_gpus(mesh: str, tmp_path: Path) -> None:
     ranks = Mesh.parse(mesh).ranks
     needs_gpus(ranks)
     wanted = conversation(ReferenceProgram(compiled("tied", "")))
-    with (tmp_path / "err").open("wb") as errors:
-        arguments = str(tmp_path), "tied", mesh
-        started = start_ranks(ranks, "tests.cuda.gpu_rank", *arguments, stderr=errors)
-        try:
-            status = started.wait(240)
-        finally:
-            started.kill()
-    assert status == 0, (tmp_path / "err").read_text()[-3000:]
+    status, err = ran(ranks, "tests.cuda.gpu_rank", tmp_path, "tied", mesh)
+    assert status == 0, err
     for rank in range(ranks):
         found = np.load(tmp_path / f"logits{rank}.npy")
         np.testing.assert_allclose(found, wanted, rtol=1e-3, atol=1e-4)
-
-
-def ran(ranks: int, folder: Path, *arguments: str) -> int:
-    """The exit status of ranks of gpu_peer_memory.py; their errors go into FOLDER/err."""
-    with (folder / "err").open("wb") as errors:
-        started = start_ranks(
-            ranks, "tests.cuda.gpu_peer_memory", str(folder), *arguments, stderr=errors
-        )
-        try:
-            return started.wait(240)
-        finally:
-            started.kill()
 
 
 @pytest.mark.parametrize("ranks", [2, 4, 8])
 def test_sums_over_ranks(ranks: int, tmp_path: Path) -> None:
     needs_gpus(ranks)
     (tmp_path / "seed").write_text(str(fresh().integers(1 << 30)))
-    status = ran(ranks, tmp_path, "sums")
-    assert status == 0, (tmp_path / "err").read_text()[-3000:]
+    status, err = ran(ranks, "tests.cuda.gpu_peer_memory", tmp_path, "sums")
+    assert status == 0, err
 
 
 @pytest.mark.parametrize("how", ["SIGSTOP", "SIGKILL"])
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_a_lost_rank_ends_the_others(ranks: int, how: str, tmp_path: Path) -> None:
     needs_gpus(ranks)
-    assert ran(ranks, tmp_path, how)
+    status, _ = ran(ranks, "tests.cuda.gpu_peer_memory", tmp_path, how)
+    assert status
     for rank in range(ranks - 1):
         seconds, _, message = (tmp_path / f"lost{rank}").read_text().partition(" ")
         assert float(seconds) < 10

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from enum import IntEnum
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -18,7 +18,7 @@ from irc.backends.reference.inputs import bind_inputs
 from irc.backends.reference.weights import Weights
 from irc.backends.tensorrt.plugins import communicators
 from irc.backends.tensorrt.plugins.adapter import DATA_TYPES
-from irc.backends.tensorrt.runtime.engine import Shape, Tensor
+from irc.backends.tensorrt.runtime.engine import Shape
 from irc.errors import Error
 from irc.ir.core import Function, Value, Weight
 from irc.ir.dims import Dim
@@ -114,6 +114,14 @@ class FakeTensorRT:
         return Engine(self, json.loads(data.partition(MARK)[2]))
 
 
+class Tensor(NamedTuple):
+    """An input or output of an engine; a dynamic dimension is -1."""
+
+    dtype: str
+    shape: Shape
+    output: bool
+
+
 class Engine:
     """An ICudaEngine: a stage of the module. `own` is the content of the engine's file."""
 
@@ -138,7 +146,7 @@ class Engine:
 
     def _add(self, name: str, dtype: str, shape: Sequence[Any], output: bool) -> None:
         dims = tuple(-1 if isinstance(dim, Dim) else int(dim) for dim in shape)
-        self.tensors[name] = Tensor(name, dtype, dims, output)
+        self.tensors[name] = Tensor(dtype, dims, output)
 
     def get_tensor_name(self, index: int) -> str:
         return list(self.tensors)[index]

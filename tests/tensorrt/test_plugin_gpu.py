@@ -19,7 +19,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks.process import start_ranks
 from irc.backends.cuda.device import CudaDriver
 from irc.backends.cuda.group import Group, open_group
 from irc.backends.cuda.runtime import call, device_count
@@ -29,6 +28,7 @@ from irc.backends.ranks.threads import ThreadWorld
 from irc.backends.tensorrt.plugins import Instance, TensorDesc, find, load
 from irc.ir.dtypes import numpy_dtype
 from tests.fresh import fresh
+from tests.gpu_ranks import ran
 from tests.layout import ROOT
 from tests.tensorrt.plugin_cases import (
     MORE_DTYPES,
@@ -47,7 +47,6 @@ pytestmark = [
     pytest.mark.skipif(device_count() < 2, reason="collectives need two GPUs"),
 ]
 MEETING = 40.0  # seconds: the first processes on a machine start slowly
-SECONDS = 120.0  # in which the ranks end
 STEPS = 30.0  # seconds in which a loss is noticed, or never
 LIMIT = 10.0  # seconds in which a loss has to be noticed
 
@@ -219,29 +218,24 @@ LOSSES: dict[str, Callable[[Rank, Path], None]] = {
 }
 
 
-def ran(processes: int, name: str, folder: Path) -> tuple[int, dict[int, Any], str]:
+def written(processes: int, name: str, folder: Path) -> tuple[int, dict[int, Any], str]:
     """(exit status, what each rank wrote, standard error) of a run."""
-    words = str(folder), str(fresh().integers(1 << 30)), name
-    with (folder / "err").open("wb") as errors:
-        started = start_ranks(processes, "tests.tensorrt.test_plugin_gpu", *words, stderr=errors)
-        try:
-            status = started.wait(SECONDS)
-        finally:
-            started.kill()
+    seed = str(fresh().integers(1 << 30))
+    status, err = ran(processes, "tests.tensorrt.test_plugin_gpu", folder, seed, name)
     found = {int(f.stem[4:]): json.loads(f.read_text()) for f in folder.glob("rank*.json")}
-    return status, found, (folder / "err").read_text()[-3000:]
+    return status, found, err
 
 
 @pytest.mark.parametrize("name", NUMBERS)
 def test_results_are_those_of_numpy(name: str, tmp_path: Path) -> None:
     processes = 1 if name == "threads" else device_count()
-    status, found, err = ran(processes, name, tmp_path)
+    status, found, err = written(processes, name, tmp_path)
     assert (status, found) == (0, {rank: [] for rank in range(processes)}), err
 
 
 @pytest.mark.parametrize("name", LOSSES)
 def test_a_lost_rank_is_noticed_by_all_others(name: str, tmp_path: Path) -> None:
     last = device_count() - 1
-    status, found, err = ran(last + 1, name, tmp_path)
+    status, found, err = written(last + 1, name, tmp_path)
     assert status and sorted(set(found) - {last}) == list(range(last)), err
     assert all(found[rank][0] < LIMIT for rank in range(last)), found

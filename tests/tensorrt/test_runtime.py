@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from irc.backends.base import Arrays, Program
-from irc.backends.cuda.execute.weights import FileWeights
 from irc.backends.reference import ReferenceProgram
 from irc.errors import Error
 from irc.generation.greedy import Summary, greedy
@@ -151,17 +150,6 @@ def test_every_range_of_bytes_is_uploaded_once(tmp_path: Path) -> None:
     uploads = [size for call, _, size in world.gpus[0].calls if call == "upload"]
     assert len(uploads) == len(addresses) - 1
     assert sum(-(-size // 256) * 256 for size in uploads) == rank.weights.bytes
-    world.close()
-
-
-def test_weights_are_uploaded_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    facts = write(tmp_path, MODELS["gqa"](), "tp=2")
-    monkeypatch.setattr(FileWeights.__init__, "__defaults__", (1000,))
-    world = World(tmp_path, facts, self_test=False)
-    uploads = [call for call in world.gpus[0].calls if call[0] == "upload"]
-    assert max(size for _, _, size in uploads) == 1000
-    wanted = continued(reference(tmp_path), facts).tokens
-    assert world.of_all(lambda p: continued(p, facts))[1].tokens == wanted
     world.close()
 
 

@@ -8,14 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.process import start_ranks
 from irc.backends.cuda.device import CudaDriver
 from irc.backends.cuda.execute.upload import Range
 from irc.backends.cuda.execute.weights import FileWeights
-from irc.backends.cuda.runtime import device_count
 from irc.backends.tensorrt.runtime import load
 from irc.errors import Error
 from tests.fresh import fresh
+from tests.gpu_ranks import needs_gpus, ran
 from tests.sharded.models import MODELS
 from tests.tensorrt.gpu_rank import FACTS, half_gpu
 from tests.tensorrt.runtime_engine import Artifact
@@ -25,11 +24,6 @@ from tests.tensorrt.test_runtime import NEW, continued, reference, step_of
 pytestmark = pytest.mark.gpu
 
 
-def needs_gpus(count: int) -> None:
-    if device_count() < count:
-        pytest.skip(f"needs {count} GPUs")
-
-
 @pytest.mark.parametrize("mesh", ["", "tp=2", "pp=2", "dp=2", "tp=2,pp=2", "tp=4"])
 def test_generation_with_engines_of_numpy(mesh: str, tmp_path: Path) -> None:
     facts = write(tmp_path, MODELS["tied"](), mesh, weights="outside")
@@ -37,13 +31,8 @@ def test_generation_with_engines_of_numpy(mesh: str, tmp_path: Path) -> None:
     needs_gpus(ranks)
     wanted = continued(reference(tmp_path), facts).tokens
     (tmp_path / FACTS).write_text(json.dumps(facts))
-    with (tmp_path / "err").open("wb") as errors:
-        started = start_ranks(ranks, "tests.tensorrt.gpu_rank", str(tmp_path), stderr=errors)
-        try:
-            status = started.wait(240)
-        finally:
-            started.kill()
-    assert status == 0, (tmp_path / "err").read_text()[-3000:]
+    status, err = ran(ranks, "tests.tensorrt.gpu_rank", tmp_path)
+    assert status == 0, err
     found = [json.loads((tmp_path / f"tokens{rank}.json").read_text()) for rank in range(ranks)]
     assert found == [list(wanted)] * ranks
     assert len(wanted) == NEW

@@ -7,8 +7,7 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from irc.backends.cuda.calls import Library as Nccl
-from irc.backends.cuda.driver import Driver, Gpu, Stream
-from irc.backends.cuda.execute.peers import Peers
+from irc.backends.cuda.driver import Driver, Gpu
 from irc.backends.cuda.group import TIMEOUT, Group, open_group
 from irc.backends.cuda.runtime import device_count, driver_version
 from irc.backends.ranks.communicator import Communicator
@@ -31,12 +30,6 @@ class RankGpu:
         """The group of these ranks; all of them call this at once. `label` names it in errors."""
         options = {"label": label, "timeout": self._timeout, "meeting": self._timeout + 1}
         return open_group(host, ranks, self.driver, library=self._nccl, **options)
-
-    def peers(
-        self, host: Communicator, ranks: Sequence[int], group: Group, stream: Stream
-    ) -> Peers:
-        """The memory of these ranks that all of them write to; see Peers."""
-        return Peers(host, ranks, group, self.driver, stream)
 
     def close(self) -> None:
         """Forget the groups, which their ranks close together."""

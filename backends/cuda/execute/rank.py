@@ -129,7 +129,7 @@ class CudaRank(GpuRank[PlanStage]):
             return
         group, ranks = self.group(axes), self.facts.members(axes)
         try:
-            self._peers.append(self.gpu.peers(host, ranks, group, self.stream))
+            self._peers.append(Peers(host, ranks, group, self.driver, self.stream))
             self.tables[f"%peers.{axis}"] = self._peers[-1].table
         except PeerError:
             raise

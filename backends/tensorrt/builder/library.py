@@ -18,7 +18,6 @@ from typing import Any
 from irc.backends.tensorrt.target import OLDEST, Flavour, release_of
 from irc.errors import Error, installs
 
-NVIDIA_DRIVER = "libcuda.so.1"
 _DRIVER_MISSING = re.compile(r"cudaError 35\b")  # repeated after other errors without a GPU
 _SOURCE = re.compile(r"\s+In \w+ at /_src/\S*")
 

@@ -152,7 +152,7 @@ class _Creator:
             texts = field_texts(field_collection)
             for own in ("plugin_version", "plugin_namespace"):
                 texts.pop(own, None)
-            return plugin_class(self.library.trt)(Instance.from_texts(self.spec, texts), name)
+            return plugin_class(self.library.trt)(Instance(self.spec, texts), name)
         except Exception as error:
             raise kept(name, error) from None
 

@@ -13,11 +13,11 @@ from .spec import Launch, PluginSpec, Shape, Tensor, TensorDesc, Tensors, Values
 
 
 class Instance:
-    """One plugin of a network or an engine. `values` are its fields."""
+    """One plugin of a network or an engine. `values` are its fields, as values or as strings."""
 
     def __init__(self, spec: PluginSpec, values: Values) -> None:
         self.spec = spec
-        self.values = spec.decode(spec.encode(values))
+        self.values = spec.parsed(values)
         spec.check(self.values)
         self.inputs, self.outputs = self._tensors(spec.inputs), self._tensors(spec.outputs)
         self._launch: Launch | None = None
@@ -25,14 +25,9 @@ class Instance:
     def _tensors(self, tensors: Tensors) -> tuple[Tensor, ...]:
         return tensors(self.values) if callable(tensors) else tensors
 
-    @classmethod
-    def from_texts(cls, spec: PluginSpec, texts: Mapping[str, str]) -> Instance:
-        """The plugin with the fields of a node or an engine."""
-        return cls(spec, spec.decode(texts))
-
     def texts(self) -> dict[str, str]:
         """All fields as strings."""
-        return self.spec.encode(self.values)
+        return {name: str(value) for name, value in self.values.items()}
 
     def clone(self) -> Instance:
         """An equal plugin, not prepared for any shapes."""
@@ -83,7 +78,7 @@ class Instance:
 
 def fields_of(spec: PluginSpec, version: str, texts: Mapping[str, str]) -> dict[str, Any]:
     """The fields of a node of that version by name; an Error where the strings do not fit."""
-    return Instance.from_texts(find(spec.name, version, spec.namespace), texts).values
+    return Instance(find(spec.name, version, spec.namespace), texts).values
 
 
 def attributes_of(name: str, values: Values, namespace: str = NAMESPACE) -> dict[str, str]:

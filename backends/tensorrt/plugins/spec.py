@@ -34,28 +34,22 @@ class Field:
     choices: tuple[str, ...] = ()
     doc: str = ""
 
-    def encode(self, value: Any) -> str:
-        """The string for a value; an Error where it has another type."""
+    def parsed(self, given: Any) -> Any:
+        """The value of a string, or a checked value; an Error where it has another type."""
         try:
-            text = {"text": str, "int": _integer, "float": float}[self.type](value)
+            value = {"text": _text, "int": _integer, "float": float}[self.type](given)
         except (TypeError, ValueError, OverflowError):
-            raise self._error(value) from None
-        if self.type == "text" and (not isinstance(value, str) or "\0" in value):
-            raise self._error(value)
-        return str(text)
+            raise Error(f"{self.name} is {given!r}; expected {_EXPECTED[self.type]}") from None
+        if self.choices and value not in self.choices:
+            near = did_you_mean(value, self.choices)
+            raise Error(f"{self.name} is {value!r}; expected {', '.join(self.choices)}{near}")
+        return value
 
-    def decode(self, text: str) -> Any:
-        """The value of a string; an Error where it has none."""
-        if self.choices and text not in self.choices:
-            near = did_you_mean(text, self.choices)
-            raise Error(f"{self.name} is {text!r}; expected {', '.join(self.choices)}{near}")
-        try:
-            return {"text": str, "int": _integer, "float": float}[self.type](text)
-        except ValueError:
-            raise self._error(text) from None
 
-    def _error(self, found: object) -> Error:
-        return Error(f"{self.name} is {found!r}; expected {_EXPECTED[self.type]}")
+def _text(value: Any) -> str:
+    if not isinstance(value, str) or "\0" in value:
+        raise ValueError(value)
+    return value
 
 
 def _integer(value: Any) -> int:
@@ -136,40 +130,23 @@ class PluginSpec:
         """(namespace, name), which identifies the plugin."""
         return self.namespace, self.name
 
-    def decode(self, texts: Mapping[str, str]) -> dict[str, Any]:
-        """The values of all fields, with defaults; an Error names the plugin and the field."""
-        self._refuse_unknown(texts)
-        values: dict[str, Any] = {}
-        for each in self.fields:
-            if each.name not in texts and each.default is None:
-                raise Error(f"{self.name} needs the field {each.name!r}: {each.doc}")
-            text = texts.get(each.name)
-            values[each.name] = each.default if text is None else self._named(each.decode, text)
-        return values
-
-    def encode(self, values: Values) -> dict[str, str]:
-        """The strings of all fields in their order, defaults included; the inverse of decode."""
-        self._refuse_unknown(values)
-        present = {each: values.get(each.name, each.default) for each in self.fields}
-        texts = {
-            each.name: self._named(each.encode, value)
-            for each, value in present.items()
-            if value is not None
-        }
-        self.decode(texts)
-        return texts
-
-    def _refuse_unknown(self, names: Mapping[str, Any]) -> None:
+    def parsed(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """The values of all fields, with defaults, from strings or values; an Error names the
+        plugin and the field."""
         known = [each.name for each in self.fields]
-        for name in names:
+        for name in given:
             if name not in known:
                 raise Error(f"{self.name} has no field {name!r}{did_you_mean(name, known)}")
-
-    def _named(self, convert: Callable[[Any], Any], value: Any) -> Any:
-        try:
-            return convert(value)
-        except Error as error:
-            raise Error(f"{self.name}: {error.message}") from None
+        values: dict[str, Any] = {}
+        for each in self.fields:
+            value = given.get(each.name, each.default)
+            if value is None:
+                raise Error(f"{self.name} needs the field {each.name!r}: {each.doc}")
+            try:
+                values[each.name] = each.parsed(value)
+            except Error as error:
+                raise Error(f"{self.name}: {error.message}") from None
+        return values
 
 
 SPECS: dict[tuple[str, str], PluginSpec] = {}

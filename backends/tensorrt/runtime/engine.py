@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import mmap
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -18,19 +17,6 @@ from irc.errors import Error
 
 Shape: TypeAlias = tuple[int, ...]
 _DTYPES = {name: kind for kind, name in DATA_TYPES.items()}
-
-
-@dataclass(frozen=True)
-class Tensor:
-    """An input or output of an engine; a dynamic dimension is -1."""
-
-    name: str
-    dtype: str
-    shape: Shape
-    output: bool
-
-    def __str__(self) -> str:
-        return f"{'output' if self.output else 'input'} {self.dtype}{list(self.shape)}"
 
 
 class Engine:
@@ -65,9 +51,10 @@ class Engine:
             engine.weight_streaming_budget_v2 = engine.get_weight_streaming_automatic_budget()
         self.profiles: int = engine.num_optimization_profiles
         names = [engine.get_tensor_name(i) for i in range(engine.num_io_tensors)]
-        self.tensors = {name: self._tensor(name) for name in names}
+        self.tensors = {name: self._described(name) for name in names}
 
-    def _tensor(self, name: str) -> Tensor:
+    def _described(self, name: str) -> str:
+        """An input or output, as in "input bf16[-1, 8]", where a dynamic dimension is -1."""
         trt, engine = self.library.module, self._engine
         kind = str(engine.get_tensor_dtype(name).name)
         if engine.get_tensor_location(name) != trt.TensorLocation.DEVICE:
@@ -75,9 +62,9 @@ class Engine:
                 f"{self.path} reads {name} on the CPU, to compute shapes from its values; irc "
                 "cannot bind it: let shapes depend on the shapes of inputs alone"
             )
-        output = engine.get_tensor_mode(name) == trt.TensorIOMode.OUTPUT
-        shape = tuple(int(n) for n in engine.get_tensor_shape(name))
-        return Tensor(name, _DTYPES.get(kind, kind), shape, output)
+        is_output = engine.get_tensor_mode(name) == trt.TensorIOMode.OUTPUT
+        shape = [int(n) for n in engine.get_tensor_shape(name)]
+        return f"{'output' if is_output else 'input'} {_DTYPES.get(kind, kind)}{shape}"
 
     def aliased(self, output: str) -> str | None:
         """The input whose memory an output must share."""
@@ -146,7 +133,7 @@ def check_engine(plan: RankPlan, engine: Engine) -> None:
     expected |= {name: f"input {port.dtype}[" for name, port in stage.inputs.items()}
     expected |= dict.fromkeys(stage.scalars, "input i32[]")
     expected |= dict.fromkeys(stage.outputs.values(), "output ")
-    found = {name: str(tensor) for name, tensor in engine.tensors.items()}
+    found = dict(engine.tensors)
     for state, result in stage.states.items():
         if aliased := engine.aliased(stage.outputs[result]):
             expected[f"the memory of {stage.outputs[result]}"] = state
