@@ -26,7 +26,9 @@ from irc.ir.verify import verify
 from irc.text import parse_module
 from irc.weights import Cyclic, Shard, Slice
 from tests.analysis.local_samples import Sample, block_sample, decoder_sample, matrix_sample
-from tests.fresh import session_seed
+from tests.fresh import fresh, session_seed
+from tests.matrix.checking import Wanted
+from tests.passes.embedding_lab import Lab, distinct, drawn, localized, looked_up
 
 COUNT = 8  # modules of the matrix, and of blocks, in a session
 EACH = 30  # mutants of a sample
@@ -292,3 +294,24 @@ def test_mutants_of_blocks_are_equal_or_refused(seed: int) -> None:
 @pytest.mark.parametrize("seed", range(SEED, SEED + 3))
 def test_mutants_of_a_decoder_are_equal_or_refused(seed: int) -> None:
     assert check_mutants(decoder_sample(seed), seed)["refused"]
+
+
+@pytest.mark.parametrize("ids, scheme", [("scattered", "KS"), ("sharded", "KD")])
+@pytest.mark.parametrize("group_size", [2, 3])
+def test_mutants_of_exchanges_of_rows_are_equal_or_refused(
+    ids: str, scheme: str, group_size: int, tmp_path: Path
+) -> None:
+    lab = Lab(tmp_path, distinct(13, 6), (2 * group_size, 4 * group_size), ids, group_size)
+    arrays = drawn(fresh(SEED), 13, lab.shape)
+    wanted = Wanted({"y": looked_up(lab.table, arrays)}, {"y": 0.0})
+    module = localized(lab.rewritten(scheme)[0])
+    sample = Sample(scheme, str(module), {"ids": arrays}, wanted)
+    counts: Counter[str] = Counter()
+    for what, change in of_collectives(module):
+        mutant = parse_module(sample.text)
+        try:
+            change(mutant)
+        except Error:
+            continue
+        counts[outcome(sample, what, mutant)] += 1
+    assert counts["refused"] and not counts["another"], counts
