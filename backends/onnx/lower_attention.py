@@ -93,12 +93,17 @@ def _f32(e: Emitter, value: float) -> str:
     return e.number(value, "f32")
 
 
-def fixed_groups(op: Op) -> str | None:
-    """Refuses what Attention-24 cannot express."""
+def symbolic_heads(op: Op) -> str | None:
+    """Refuses attention whose heads cannot be counted now."""
     assert isinstance(op, ops.Attention)
     if isinstance(op.key_heads, Dim) or isinstance(op.q.type.shape[2], Dim):
         return "has a symbolic number of heads"
-    return needs_f32(op)
+    return None
+
+
+def fixed_groups(op: Op) -> str | None:
+    """Refuses what Attention-24 cannot express."""
+    return symbolic_heads(op) or needs_f32(op)
 
 
 @TABLE.lower(ops.Attention, unless=fixed_groups)
@@ -119,9 +124,7 @@ def attention(e: Emitter, op: ops.Attention) -> Lowered:
         return e.add("Attention", *operands, **attributes)
     q = by_head(e, op.q, heads, op.head_dim)
     out = e.add("Attention", q, e.get(op.k), e.get(op.v), scores, "", "", valid, **attributes)
-    out = e.add("Transpose", out, perm=[0, 2, 1, 3])
-    batch, tokens, features = op.result.type.shape
-    return Flat(e.reshape(out, (product((batch, tokens)), features)))
+    return joined_heads(e, op, out)
 
 
 def by_head(e: Emitter, x: Value, heads: DimLike, width: DimLike) -> str:
@@ -130,6 +133,13 @@ def by_head(e: Emitter, x: Value, heads: DimLike, width: DimLike) -> str:
     name = e.flat(x) if e.is_flat(x) else e.get(x)
     split = e.reshape(name, (batch, tokens, heads, width))
     return e.add("Transpose", split, perm=[0, 2, 1, 3])
+
+
+def joined_heads(e: Emitter, op: ops.Attention, out: str) -> Flat:
+    """[B, H, S, D] as the matrix [B * S, H * D]."""
+    out = e.add("Transpose", out, perm=[0, 2, 1, 3])
+    batch, tokens, features = op.result.type.shape
+    return Flat(e.reshape(out, (product((batch, tokens)), features)))
 
 
 def _keys(op: ops.Attention) -> DimLike:
@@ -154,18 +164,15 @@ def _valid_keys(e: Emitter, op: ops.Attention) -> str:
 
 def _scores(e: Emitter, op: ops.Attention) -> str:
     """The operand attn_mask: what the other operands and attributes do not express."""
-    mask = "" if op.mask is None else e.get(op.mask)
-    window = near_keys(e, op, causal=False)
     # under causality nonpad_kv_seqlen is past + S, so that lengths are part of the mask
-    for part in (window, unpadded_keys(e, op) if op.causal else ""):
-        mask = e.add("And", mask, part) if mask and part else mask or part
+    mask = visible_keys(e, op, causal=False, padded=op.causal)
     if op.bias is not None:
         hidden = e.number(-np.inf, "f32")
         bias = e.cached(("bias", e.root(op.bias)), lambda: _above_lowest(e, op.bias))
         mask = e.add("Where", mask, bias, hidden) if mask else bias
     tokens = op.q.type.shape[1]
     given = [v.type.shape[2] for v in (op.mask, op.bias) if v is not None]
-    if not mask or window or tokens in given:
+    if not mask or op.window or tokens in given:
         return mask
     # the operator broadcasts every dimension but that of the queries
     return e.add("Expand", mask, e.sizes((1, 1, tokens, 1)))
@@ -180,6 +187,15 @@ def _above_lowest(e: Emitter, bias: Value | None) -> str:
     least, above = (e.number(float(n), "f32") for n in numbers)
     name = e.get(bias)
     return e.add("Where", e.add("Equal", name, least), above, name)
+
+
+def visible_keys(e: Emitter, op: ops.Attention, causal: bool, padded: bool = True) -> str:
+    """The keys that a query sees by mask and window, and by causality and lengths where `causal`
+    and `padded`: bool [B|1, H|1, S|1, T], "" if all."""
+    mask = "" if op.mask is None else e.get(op.mask)
+    for part in (near_keys(e, op, causal), unpadded_keys(e, op) if padded else ""):
+        mask = e.add("And", mask, part) if mask and part else mask or part
+    return mask
 
 
 def near_keys(e: Emitter, op: ops.Attention, causal: bool) -> str:

@@ -90,17 +90,17 @@ class Emission:
         storage.reader.check_copied(weights)
         findings: dict[str, list[Finding]] = {}
         graphs = self._graphs(storage)
-        found = storage.write(self.folder, self.progress)
+        locations = storage.write(self.folder, self.progress)
         emitters = [graph.emitter for graph in graphs]
         profiles = [graph.profiles for graph in graphs]
         stages = [graph.stage for graph in graphs]
-        facts = base_facts(self.module, stages, emitters, found, profiles)
+        facts = base_facts(self.module, stages, emitters, locations, profiles)
         self.progress("checking the graphs", 0.0)
         for graph in graphs:
             for name, model in self._models(graph):
                 findings[name] = self._lint(name, model)
                 write_model(self.folder / name, model)
-            self._add_ranks(facts, graph, found)
+            self._add_ranks(facts, graph, locations)
         facts |= {
             "target": str(self.target),
             "weights": "outside" if self._outside else "inside",
@@ -111,11 +111,11 @@ class Emission:
         notes = [self.target.note, *map(_collectives_note, graphs), *_notes(findings)]
         if is_left_out(self.module, self.options.self_test):
             notes.append(_UNTESTED)
-        built = self._build_all(facts, profiles, found.base) if self.options.build else {}
-        for name, each in built.items():
-            notes += [f"{name}: {warning}" for warning in each.warnings]
-            notes += [f"{name}: found in the cache"] if each.cached else []
-        hashes = {**found.hashes} | {name: each.hash for name, each in built.items() if each.hash}
+        built = self._build_all(facts, profiles, locations.base) if self.options.build else {}
+        for name, engine in built.items():
+            notes += [f"{name}: {warning}" for warning in engine.warnings]
+            notes += [f"{name}: found in the cache"] if engine.cached else []
+        hashes = {**locations.hashes} | {name: x.hash for name, x in built.items() if x.hash}
         return Emitted(facts, [*filter(None, notes)], hashes)
 
     @property
@@ -131,8 +131,8 @@ class Emission:
         emitters = [self._emitter(stage, storage) for stage in stages]
         parts = zip(stages, emitters, profiles, strict=True)
         return [
-            _Graph(i, stage, emitter, Template(emitter, storage), each)
-            for i, (stage, emitter, each) in enumerate(parts)
+            _Graph(i, stage, emitter, Template(emitter, storage), profile)
+            for i, (stage, emitter, profile) in enumerate(parts)
         ]
 
     def _emitter(self, stage: Stage, storage: Storage) -> TensorRTEmitter:
@@ -154,16 +154,16 @@ class Emission:
         """The linter's warnings about a model; its errors are one Error."""
         from irc.backends.tensorrt.lint import lint
 
-        found = lint(model)
-        errors = [each for each in found if each.severity == "error"]
+        findings = lint(model)
+        errors = [finding for finding in findings if finding.severity == "error"]
         if not errors:
-            return found
+            return findings
         error = Error(f"TensorRT would miscompute {name}")
-        for each in errors:
-            error.add_note(str(each))
+        for finding in errors:
+            error.add_note(str(finding))
         raise error
 
-    def _add_ranks(self, facts: dict[str, Any], graph: _Graph, found: Locations) -> None:
+    def _add_ranks(self, facts: dict[str, Any], graph: _Graph, locations: Locations) -> None:
         """Write the bindings of a stage's ranks, and add the names of their files to the facts."""
         dtypes = {name: form.dtype for name, form in graph.emitter.forms.items()}
         for rank in graph.stage.ranks:
@@ -171,7 +171,7 @@ class Emission:
             entry["model"] = self._model_name(graph.number, rank)
             if self._outside:
                 weights = graph.template.placed(rank)
-                files = found.files[rank]
+                files = locations.files[rank]
                 entry["bindings"] = write_bindings(self.folder, rank, weights, dtypes, files)
 
     def _build_all(
@@ -179,18 +179,18 @@ class Emission:
     ) -> dict[str, Built]:
         """Build the engine of every model, each once, and add them to the facts; `base` is the
         folder of the checkpoint's files."""
-        found: dict[str, Built] = {}
+        engines: dict[str, Built] = {}
         for entry in facts["ranks"]:
             stage = facts["stages"][entry["stage"]]
             name = entry["model"].removesuffix(".onnx")
             entry["engine"] = f"{name}.engine"
-            if entry["engine"] not in found:
+            if entry["engine"] not in engines:
                 built = self._build(name, facts, profiles[entry["stage"]], base)
-                found[entry["engine"]] = built
+                engines[entry["engine"]] = built
                 text = json.dumps(built.report.to_json(), indent=1) + "\n"
                 (self.folder / f"{name}.report.json").write_text(text, encoding="utf-8")
                 stage["report"] = stage["report"] or f"{name}.report.json"
-        return found
+        return engines
 
     def _build(
         self, name: str, facts: dict[str, Any], profiles: tuple[Profile, ...], base: str | None
@@ -226,5 +226,5 @@ def _plugin_versions(emitters: list[TensorRTEmitter]) -> dict[str, str]:
     from irc.backends.tensorrt import plugins
 
     used = {node.kind for emitter in emitters for node in emitter.graph.nodes}
-    known = plugins.versions()
-    return {name: known[name] for name in known if name.rpartition("::")[2] in used}
+    versions = plugins.versions().items()
+    return {name: version for name, version in versions if name.rpartition("::")[2] in used}

@@ -81,18 +81,18 @@ class Cache:
         """Put the engine of a key at `engine`, and return what is known of it; None if there is
         none, or a damaged one or one that other users can write, which is deleted."""
         kept, entry = self._paths(key)
-        known: Kept | None = None
+        intact: Kept | None = None
         with suppress(OSError, Error):
             facts = read_json(entry, Kept)
             advance = advancing(f"reading {engine.name} from the cache", [kept], progress)
             if sha256(kept, advance) == facts["engine"] and not sharing_problem(entry):
-                known = facts
-        if known is None:
+                intact = facts
+        if intact is None:
             self._drop(key)
             return None
         _link_or_copy(kept, engine)
         os.utime(entry)  # the least recently used ones are deleted first
-        return known
+        return intact
 
     def store(self, key: str, engine: Path, report: Report, progress: Progress) -> str:
         """Keep an engine and return its `sha256:...`; the least recently used ones beyond the limit

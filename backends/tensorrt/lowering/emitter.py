@@ -176,13 +176,13 @@ class TensorRTEmitter(Emitter):
 
     def position(self, axes: Axes) -> str:
         """The input with a rank's position along mesh axes, i32[]."""
-        known = {each: name for name, each in self.scalars.items()}
-        if axes not in known:
-            name = known[axes] = self.graph.fresh("rank." + ".".join(axes))
+        names = {positions: name for name, positions in self.scalars.items()}
+        if axes not in names:
+            name = names[axes] = self.graph.fresh("rank." + ".".join(axes))
             self.graph.inputs.append(value_info(name, "i32", ()))
             self._fixed.add(name)
             self.scalars[name] = axes
-        return known[axes]
+        return names[axes]
 
     def collective(self, op: Op, operation: str, group_size: int, x: str) -> str:
         """A node that communicates `x` along dimension 0, of the plugin."""

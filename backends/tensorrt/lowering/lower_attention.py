@@ -7,20 +7,21 @@ last valid key, which `key_value_lengths` counts: that is causal attention over 
 from __future__ import annotations
 
 from irc import ops
-from irc.backends.onnx.emitter import Flat, Lowered
+from irc.backends.onnx.emitter import Lowered
 from irc.backends.onnx.lower_attention import (
     by_head,
     cos_sin,
     fixed_heads,
-    near_keys,
+    joined_heads,
     rotated,
-    unpadded_keys,
+    symbolic_heads,
+    visible_keys,
 )
 from irc.backends.tensorrt.lowering.emitter import TensorRTEmitter
 from irc.backends.tensorrt.lowering.table import CHOICES
 from irc.backends.tensorrt.nodes import ATTENTION, CACHE_UPDATE
-from irc.ir.core import Function, Op, Value
-from irc.ir.dims import Dim, DimLike, Shape, exact_divide, product
+from irc.ir.core import Function, Value
+from irc.ir.dims import Dim, DimLike, Shape, exact_divide
 
 _ALIGNED, _WIDEST = 8, 256  # what the head sizes of fused kernels are a multiple of; the largest
 _LOWEST = {"f16": -3e4, "bf16": -1e38, "f32": -1e38}  # exp of it is 0; finite with scores added
@@ -36,15 +37,8 @@ _LOWEST = {"f16": -3e4, "bf16": -1e38, "f32": -1e38}  # exp of it is 0; finite w
 def rope(e: TensorRTEmitter, op: ops.Rope) -> Lowered:
     """`x` rotated by the angles of its positions."""
     kind = e.dtype(op.x)
-    cos, sin = (e.cast(each, kind) if kind != "f32" else each for each in cos_sin(e, op))
+    cos, sin = (e.cast(x, kind) if kind != "f32" else x for x in cos_sin(e, op))
     return rotated(e, op, cos, sin)
-
-
-def _symbolic_heads(op: Op) -> str | None:
-    assert isinstance(op, ops.Attention)
-    if isinstance(op.key_heads, Dim) or isinstance(op.q.type.shape[2], Dim):
-        return "has a symbolic number of heads"
-    return None
 
 
 def _sizes(op: ops.Attention) -> tuple[DimLike, int, DimLike, DimLike]:
@@ -61,25 +55,20 @@ def _sizes(op: ops.Attention) -> tuple[DimLike, int, DimLike, DimLike]:
     reason="ONNX Attention drops nonpad_kv_seqlen and aligns causal masks to the first key; a "
     "softcap or values of another width become products and a softmax",
     source="parsed networks and layer dumps of TensorRT-RTX 1.7.1.116; TRT_custom_ops.md",
-    unless=_symbolic_heads,
+    unless=symbolic_heads,
 )
 def attention(e: TensorRTEmitter, op: ops.Attention) -> Lowered:
     """The weighted sums of values as a matrix [B * S, H * Dv]."""
     heads = _sizes(op)[1]
-    batch, tokens, features = op.result.type.shape
-    width = exact_divide(features, heads)
+    width = exact_divide(op.result.type.shape[2], heads)
     assert width is not None
     q = by_head(e, op.q, heads, op.head_dim)
     q = e.add("Mul", q, e.number(op.score_scale, op.q.type.dtype))
     k, v = _keys(e, op.k, op, op.head_dim), _keys(e, op.v, op, width)
     is_own = not op.softcap and width == op.head_dim and _is_taken(op)
-    out = (
-        _fused(e, op, q, k, v)
-        if is_own and not e.avoids(ATTENTION)
-        else _in_parts(e, op, q, k, v, width)
-    )
-    out = e.add("Transpose", out, perm=[0, 2, 1, 3])
-    return Flat(e.reshape(out, (product((batch, tokens)), features)))
+    if is_own and not e.avoids(ATTENTION):
+        return joined_heads(e, op, _fused(e, op, q, k, v))
+    return joined_heads(e, op, _in_parts(e, op, q, k, v, width))
 
 
 def _keys(e: TensorRTEmitter, x: Value, op: ops.Attention, width: DimLike) -> str:
@@ -116,7 +105,7 @@ def _without_keys(e: TensorRTEmitter, op: ops.Attention, out: str) -> str:
     if op.mask is None and op.lengths is None:
         return out
     kind = op.q.type.dtype
-    some = e.add("ReduceMax", e.cast(_mask(e, op), kind), e.ints(-1), keepdims=1)
+    some = e.add("ReduceMax", e.cast(visible_keys(e, op, op.causal), kind), e.ints(-1), keepdims=1)
     zero = e.number(0, kind)
     return e.add("Where", e.add("Greater", some, zero), out, zero)
 
@@ -137,25 +126,15 @@ def _valid(e: TensorRTEmitter, op: ops.Attention) -> str:
 
 def _scores(e: TensorRTEmitter, op: ops.Attention) -> str:
     """What is added to the scores, or a mask of them: [B|1, H|1, S, T] with S and T expanded."""
-    mask = _mask(e, op)
-    kind = op.q.type.dtype
-    found = mask
+    mask = scores = visible_keys(e, op, op.causal)
+    kind, sizes = op.q.type.dtype, _sizes(op)[2:]
     if op.bias is not None:
-        found = e.converted(op.bias, kind)
-        found = e.add("Where", mask, found, e.number(_LOWEST[kind], kind)) if mask else found
-    wanted = _sizes(op)[2:]
-    known = [value.type.shape[2:] for value in (op.mask, op.bias) if value is not None]
-    if op.causal or op.window or wanted in known:
-        return found  # an Expand to the shape it has would cost kernels in every layer
-    return e.cached(("scores", found), lambda: e.add("Expand", found, e.sizes((1, 1, *wanted))))
-
-
-def _mask(e: TensorRTEmitter, op: ops.Attention) -> str:
-    """Which keys a query sees, bool [B|1, H|1, S|1, T]; "" if all."""
-    mask = "" if op.mask is None else e.get(op.mask)
-    for part in (near_keys(e, op, op.causal), unpadded_keys(e, op)):
-        mask = e.add("And", mask, part) if mask and part else mask or part
-    return mask
+        scores = e.converted(op.bias, kind)
+        scores = e.add("Where", mask, scores, e.number(_LOWEST[kind], kind)) if mask else scores
+    shapes = [x.type.shape[2:] for x in (op.mask, op.bias) if x is not None]
+    if op.causal or op.window or sizes in shapes:
+        return scores  # an Expand to the shape it has would cost kernels in every layer
+    return e.cached(("scores", scores), lambda: e.add("Expand", scores, e.sizes((1, 1, *sizes))))
 
 
 def _in_parts(e: TensorRTEmitter, op: ops.Attention, q: str, k: str, v: str, width: DimLike) -> str:
@@ -165,7 +144,7 @@ def _in_parts(e: TensorRTEmitter, op: ops.Attention, q: str, k: str, v: str, wid
     assert isinstance(op.key_heads, int)
     grouped: Shape = (batch, op.key_heads, heads // op.key_heads)
     q = e.reshape(q, (*grouped, tokens, op.head_dim))
-    k, v = (e.add("Unsqueeze", each, e.ints(2)) for each in (k, v))
+    k, v = (e.add("Unsqueeze", x, e.ints(2)) for x in (k, v))
     scores = e.add("MatMul", q, e.add("Transpose", k, perm=[0, 1, 2, 4, 3]))
     scores = e.cast(scores, "f32") if kind != "f32" else scores
     if op.softcap:
@@ -174,7 +153,7 @@ def _in_parts(e: TensorRTEmitter, op: ops.Attention, q: str, k: str, v: str, wid
     scores = e.reshape(scores, (batch, heads, tokens, keys))
     if op.bias is not None:
         scores = e.add("Add", scores, e.converted(op.bias, "f32"))
-    mask = _mask(e, op)
+    mask = visible_keys(e, op, op.causal)
     scores = e.add("Where", mask, scores, e.number(_LOWEST["f32"], "f32")) if mask else scores
     weights = e.add("Softmax", scores, axis=-1)
     if mask:  # a query that sees no key gives 0

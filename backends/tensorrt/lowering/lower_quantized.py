@@ -33,24 +33,24 @@ def _dynamic_node(op: Op | None) -> tuple[str, int] | None:
     """The node that computes scales and codes at once."""
     if not isinstance(op, ops.DynamicScale):
         return None
-    found = _DYNAMIC.get((op.scale, op.dtype))
-    return found if found is not None and found[1] == op.block else None
+    node = _DYNAMIC.get((op.scale, op.dtype))
+    return node if node is not None and node[1] == op.block else None
 
 
 def _source(scale: Value) -> Op | None:
     """What computes scales, behind the second level that multiplies them."""
-    made = scale.producer
-    if isinstance(made, ops.Dequantize) and made.x.type.dtype == "f8e4m3":
-        made = made.x.producer
-    return made
+    producer = scale.producer
+    if isinstance(producer, ops.Dequantize) and producer.x.type.dtype == "f8e4m3":
+        producer = producer.x.producer
+    return producer
 
 
 def _quantizer(codes: Value) -> Op | None:
     """What computes codes, which may have come from other ranks."""
-    made = codes.producer
-    while isinstance(made, ops.AllGather):
-        made = made.x.producer
-    return made
+    producer = codes.producer
+    while isinstance(producer, ops.AllGather):
+        producer = producer.x.producer
+    return producer
 
 
 def _is_number(value: Value) -> bool:
@@ -62,13 +62,13 @@ def _is_number(value: Value) -> bool:
 def _number(e: TensorRTEmitter, value: Value, dtype: str) -> str:
     """One number as a constant of the graph."""
     root = e.root(value)
-    made = root.producer
+    producer = root.producer
     if isinstance(root, Weight):
-        found = e.storage.reader.read(root)
+        numbers = e.storage.reader.read(root)
     else:
-        assert isinstance(made, (ops.Full, ops.Constant))
-        found = made.evaluate()
-    number = float(np.asarray(found).astype(np.float32).reshape(-1)[0])
+        assert isinstance(producer, (ops.Full, ops.Constant))
+        numbers = producer.evaluate()
+    number = float(np.asarray(numbers).astype(np.float32).reshape(-1)[0])
     if dtype == "f16" and number < 2.0**-14:
         raise Error(f"the scale {number:.3g} is too small for f16; compile with --dtype bf16")
     return e.graph.constant(np.asarray(number).astype(numpy_dtype(dtype)))
@@ -99,9 +99,9 @@ def _quantize_refusal(op: Op) -> str | None:
 )
 def dynamic_scale(e: TensorRTEmitter, op: ops.DynamicScale) -> Lowered:
     """The scales; the codes that belong to them are kept for `quantize`."""
-    found = _dynamic_node(op)
-    assert found is not None
-    kind, block = found
+    node = _dynamic_node(op)
+    assert node is not None
+    kind, block = node
     inputs = [e.flat(op.x)]
     if op.tensor_scale is not None:
         inputs.append(_number(e, op.tensor_scale, "f32"))
@@ -122,9 +122,9 @@ def dynamic_scale(e: TensorRTEmitter, op: ops.DynamicScale) -> Lowered:
 )
 def quantize(e: TensorRTEmitter, op: ops.Quantize) -> Lowered:
     """The codes of x as a matrix."""
-    made = _source(op.scale)
-    if _dynamic_node(made) is not None and made in e.codes:
-        return Flat(e.codes[made])
+    producer = _source(op.scale)
+    if _dynamic_node(producer) is not None and producer in e.codes:
+        return Flat(e.codes[producer])
     to, dtype = {"output_dtype": DTYPES[op.dtype]}, op.x.type.dtype
     if _is_number(op.scale):
         return Flat(e.add("QuantizeLinear", e.flat(op.x), _number(e, op.scale, dtype), **to))
@@ -152,12 +152,12 @@ def _apart(size: object, scales: object) -> tuple[Shape, Shape]:
 def _refusal(op: Op) -> str | None:
     """Refuses zero points, and narrow codes that are no constants."""
     assert isinstance(op, ops.Dequantize)
-    kind, made = op.x.type.dtype, _quantizer(op.x)
+    kind, producer = op.x.type.dtype, _quantizer(op.x)
     if op.zero is not None:
         return "has zero points, and TensorRT's scales are symmetric; center the values at 0"
     if kind == "i4" and not isinstance(op.x, Weight):
         return "takes i4 that is no weight, and TensorRT has i4 in constants only"
-    if isinstance(made, (ops.Quantize, ops.DynamicScale)) or _in_squares(op):
+    if isinstance(producer, (ops.Quantize, ops.DynamicScale)) or _in_squares(op):
         return None
     return scales_refusal(op)
 
@@ -187,13 +187,13 @@ def _cannot_cast(op: Op) -> bool:
 )
 def dequantize(e: TensorRTEmitter, op: ops.Dequantize) -> Lowered:
     """The numbers; nothing where all that follows reads codes and scales."""
-    made = _quantizer(op.x)
+    producer = _quantizer(op.x)
     if any(isinstance(user, QuantizedOp) and user.scale is op.result for user in op.result.users):
         return Later(lambda: _level(e, op, op.result.type.dtype))
     if _is_transposed(op):
         return Later(lambda: dequantized(e, op))
-    if isinstance(made, ops.Quantize):
-        return Later(lambda: e.reshape(_activation(e, op, made), op.x.type.shape))
+    if isinstance(producer, ops.Quantize):
+        return Later(lambda: e.reshape(_activation(e, op, producer), op.x.type.shape))
     if _blocks_of_columns(op):
         return _turned(e, op, op.result.type.dtype)
     if op.scale.type.dtype == "f8e8m0" and op.x.type.dtype == "f8e4m3":
@@ -245,17 +245,17 @@ def _turned(e: TensorRTEmitter, op: ops.Dequantize, dtype: str) -> str:
 
 def _scales(e: TensorRTEmitter, op: QuantizedOp, dtype: str) -> str:
     """Scales in the dtype of the numbers, which is what TensorRT takes."""
-    made = op.scale.producer
-    if isinstance(made, ops.Dequantize):
-        return _level(e, made, dtype)
+    producer = op.scale.producer
+    if isinstance(producer, ops.Dequantize):
+        return _level(e, producer, dtype)
     weight = e.weight(op.scale)
     return e.converted(op.scale, dtype) if weight is None else e.stored_as(weight, dtype)
 
 
 def _level(e: TensorRTEmitter, op: ops.Dequantize, dtype: str) -> str:
     """Scales of f8e4m3 times their own scale, in a dtype."""
-    made = op.x.producer
-    x = e.flat(op.x) if isinstance(made, ops.DynamicScale) else e.get(op.x)
+    producer = op.x.producer
+    x = e.flat(op.x) if isinstance(producer, ops.DynamicScale) else e.get(op.x)
     factor = _number(e, op.scale, "f32") if _is_number(op.scale) else e.get(op.scale)
     return e.add("DequantizeLinear", x, factor, output_dtype=DTYPES[dtype])
 
@@ -271,10 +271,12 @@ def _mxfp8(e: TensorRTEmitter, dtype: str, x: str, scales: str) -> str:
     return e.add(kind, x, scales, axis=-1, block_size=32, output_dtype=to)
 
 
-def _activation(e: TensorRTEmitter, op: ops.Dequantize, made: ops.Quantize, dtype: str = "") -> str:
+def _activation(
+    e: TensorRTEmitter, op: ops.Dequantize, producer: ops.Quantize, dtype: str = ""
+) -> str:
     """A quantized value as numbers in a matrix, by default in the dtype of the result."""
     dtype, x = dtype or op.result.type.dtype, e.flat(op.x)
-    node = _dynamic_node(_source(made.scale))
+    node = _dynamic_node(_source(producer.scale))
     if node is not None and op.scale.type.dtype == "f8e8m0":
         return _mxfp8(e, dtype, x, _exponents(e, op.scale))
     if node is not None:
@@ -282,8 +284,8 @@ def _activation(e: TensorRTEmitter, op: ops.Dequantize, made: ops.Quantize, dtyp
         return e.add("DequantizeLinear", x, scales, axis=-1, block_size=node[1])
     if _is_number(op.scale):
         return e.add("DequantizeLinear", x, _number(e, op.scale, dtype))
-    found = _scaled(e, "Mul", op, e.add("DequantizeLinear", x, e.number(1, "f32")), "f32")
-    return found if dtype == "f32" else e.cast(found, dtype)
+    numbers = _scaled(e, "Mul", op, e.add("DequantizeLinear", x, e.number(1, "f32")), "f32")
+    return numbers if dtype == "f32" else e.cast(numbers, dtype)
 
 
 def _is_transposed(op: Op | None) -> bool:
@@ -291,8 +293,8 @@ def _is_transposed(op: Op | None) -> bool:
     if not isinstance(op, ops.Dequantize) or not isinstance(op.x, Weight):
         return False
     same = op.scale.type.dtype == op.result.type.dtype and isinstance(op.scale, Weight)
-    found = in_blocks(op) if op.x.type.ndim == 2 and same else None
-    return op.x.type.dtype == "i4" and found is not None and found[0] == 1
+    blocks = in_blocks(op) if op.x.type.ndim == 2 and same else None
+    return op.x.type.dtype == "i4" and blocks is not None and blocks[0] == 1
 
 
 def transposed_weight(e: TensorRTEmitter, weight: Value) -> str | None:
@@ -317,39 +319,39 @@ def product_input(e: TensorRTEmitter, x: Value, weight: Value) -> tuple[str, Val
     row: the builder has no kernel for both and fails.
     """
     op = e.root(x).producer
-    made = _quantizer(op.x) if isinstance(op, ops.Dequantize) else None
-    if not isinstance(op, ops.Dequantize) or not isinstance(made, ops.Quantize):
+    producer = _quantizer(op.x) if isinstance(op, ops.Dequantize) else None
+    if not isinstance(op, ops.Dequantize) or not isinstance(producer, ops.Quantize):
         return e.flat(x), None
     codes = e.root(weight).producer
-    if not isinstance(codes, ops.Dequantize) or _differ(codes, op, made):
-        return e.cached(("wide", op), lambda: _widened(e, op, made)), None
-    if _is_number(op.scale) or _dynamic_node(_source(made.scale)) or not _per_token(op):
-        return e.cached(("numbers", op), lambda: _activation(e, op, made)), None
+    if not isinstance(codes, ops.Dequantize) or _differ(codes, op, producer):
+        return e.cached(("wide", op), lambda: _widened(e, op, producer)), None
+    if _is_number(op.scale) or _dynamic_node(_source(producer.scale)) or not _per_token(op):
+        return e.cached(("numbers", op), lambda: _activation(e, op, producer)), None
     one = e.number(1, x.type.dtype)
     numbers = e.cached(("codes", op), lambda: e.add("DequantizeLinear", e.flat(op.x), one))
     return numbers, op.scale
 
 
-def _differ(weight: ops.Dequantize, x: ops.Dequantize, made: ops.Quantize) -> bool:
+def _differ(weight: ops.Dequantize, x: ops.Dequantize, producer: ops.Quantize) -> bool:
     """Whether codes of a weight have another dtype than those of x, or blocks where x has none."""
     has_blocks = per_index(weight) is None and not _in_squares(weight)
     is_whole = x.scale.type.shape[-1] == 1
-    eight_bits = made.dtype in ("i8", "f8e4m3")
-    return weight.x.type.dtype != made.dtype or (eight_bits and has_blocks and is_whole)
+    eight_bits = producer.dtype in ("i8", "f8e4m3")
+    return weight.x.type.dtype != producer.dtype or (eight_bits and has_blocks and is_whole)
 
 
-def _widened(e: TensorRTEmitter, op: ops.Dequantize, made: ops.Quantize) -> str:
+def _widened(e: TensorRTEmitter, op: ops.Dequantize, producer: ops.Quantize) -> str:
     """A quantized value as numbers that do not fuse with a product, because of the Max."""
     lowest = e.number(-1e38 if op.result.type.dtype != "f16" else -65504.0, op.result.type.dtype)
-    return e.add("Max", _activation(e, op, made), lowest)
+    return e.add("Max", _activation(e, op, producer), lowest)
 
 
 def scaled_rows(e: TensorRTEmitter, y: str, scale: Value, dtype: str) -> str:
     """A product of codes, times the scales of its rows."""
     wide = y if dtype == "f32" else e.cast(y, "f32")
     factors = e.reshape(e.converted(scale, "f32"), (product(scale.type.shape), 1))
-    found = e.add("Mul", wide, factors)
-    return found if dtype == "f32" else e.cast(found, dtype)
+    y = e.add("Mul", wide, factors)
+    return y if dtype == "f32" else e.cast(y, dtype)
 
 
 def _padded(e: TensorRTEmitter, op: ops.Dequantize) -> str:

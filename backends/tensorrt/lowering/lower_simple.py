@@ -54,14 +54,14 @@ def linear(e: TensorRTEmitter, op: ops.Linear) -> Lowered:
     """Gemm on matrices, times the scales of its rows where they are per token; with a padded weight
     between Pad and Slice of the other operands."""
     x, scale = product_input(e, op.x, op.weight)
-    found = _padded_weight(e, op)
-    other = transposed_weight(e, op.weight) if found is None else None
-    weight, rows = other or (e.get(op.weight) if found is None else found[0]), None
-    if found is not None:
+    padded = _padded_weight(e, op)
+    other = transposed_weight(e, op.weight) if padded is None else None
+    weight, rows = other or (e.get(op.weight) if padded is None else padded[0]), None
+    if padded is not None:
         sizes = [int(str(size)) for size in op.weight.type.shape]
-        rows = sizes[0] if sizes[0] != found[1][0] else None
-        if sizes[1] != found[1][1]:
-            more = e.ints(0, 0, 0, found[1][1] - sizes[1])
+        rows = sizes[0] if sizes[0] != padded[1][0] else None
+        if sizes[1] != padded[1][1]:
+            more = e.ints(0, 0, 0, padded[1][1] - sizes[1])
             x = e.add("Pad", x, more, e.number(0, op.x.type.dtype))
     bias, way = [e.get(op.bias)] if op.bias is not None else [], {} if other else {"transB": 1}
     if rows is None and scale is None:

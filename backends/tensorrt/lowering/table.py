@@ -69,22 +69,22 @@ class Choices:
         """Register a rule for operations, classes or names; `fields` are those of Choice."""
 
         def register(rule: Writes) -> Writes:
-            made = Choice(rule=rule, **fields)
-            for each in operations:
-                if isinstance(each, str) or is_users(defining_modules(rule)):
-                    name = each if isinstance(each, str) else each.opname
-                    self.users[name, 1 + max((n for _, n in self.users), default=0)] = made
+            choice = Choice(rule=rule, **fields)
+            for op in operations:
+                if isinstance(op, str) or is_users(defining_modules(rule)):
+                    name = op if isinstance(op, str) else op.opname
+                    self.users[name, 1 + max((n for _, n in self.users), default=0)] = choice
                 else:
-                    self.table.setdefault(each, []).append(made)
+                    self.table.setdefault(op, []).append(choice)
             return rule
 
         return register
 
     def find(self, cls: type[Op], target: Target) -> Choice | None:
         """The choice for a class of operations and a target, if there is one."""
-        users = (made for (name, _), made in self.users.items() if name == cls.opname)
+        users = (choice for (name, _), choice in self.users.items() if name == cls.opname)
         choices = (*users, *self.table.get(cls, ()))
-        return next((each for each in choices if each.includes(target)), None)
+        return next((choice for choice in choices if choice.includes(target)), None)
 
 
 CHOICES = Choices()
@@ -136,30 +136,30 @@ def lowerings(target: Target) -> Lowering[Rule]:
     """The lowerings for a target, including those of users' files loaded so far."""
     for name in ("attention", "quantized", "simple"):  # fill CHOICES
         import_module(f"irc.backends.tensorrt.lowering.lower_{name}")
-    users = ((REGISTRY.get(name), made) for (name, _), made in CHOICES.users.items())
-    return _lowerings(target, tuple((cls, made) for cls, made in users if cls is not None))
+    users = ((REGISTRY.get(name), choice) for (name, _), choice in CHOICES.users.items())
+    return _lowerings(target, tuple((cls, choice) for cls, choice in users if cls is not None))
 
 
 @cache
 def _lowerings(target: Target, users: tuple[tuple[type[Op], Choice], ...]) -> Lowering[Rule]:
-    made: Lowering[Rule] = Lowering("tensorrt")
+    lowering: Lowering[Rule] = Lowering("tensorrt")
     base = TABLE.entries()
     for cls in dict.fromkeys((*base, *CHOICES.table, *(cls for cls, _ in users))):
         chosen = CHOICES.find(cls, target)
         if chosen is not None:
             unless = _refusal_of(target, chosen.takes, chosen.unless)
-            made.lower(cls, unless=unless, alone=chosen.alone)(chosen.rule)
+            lowering.lower(cls, unless=unless, alone=chosen.alone)(chosen.rule)
         elif cls in base:
             rule, unless = base[cls]
-            made.lower(cls, unless=_refusal_of(target, (), unless))(rule)
-    return made
+            lowering.lower(cls, unless=_refusal_of(target, (), unless))(rule)
+    return lowering
 
 
 def rows(target: Target) -> list[Row]:
     """The table for a target, sorted by operation."""
-    known = lowerings(target)
+    lowering = lowerings(target)
     return [
-        _row(name, cls, CHOICES.find(cls, target), known.covers(cls))
+        _row(name, cls, CHOICES.find(cls, target), lowering.covers(cls))
         for name, cls in sorted(REGISTRY.items())
     ]
 
