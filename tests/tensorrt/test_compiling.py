@@ -10,6 +10,10 @@ import onnx
 import pytest
 
 import irc
+from irc.artifact.manifest import Progress
+from irc.backends.tensorrt.builder import build as builder
+from irc.backends.tensorrt.builder.report import Report
+from irc.backends.tensorrt.builder.request import BuildRequest, Built
 from irc.backends.tensorrt.options import EngineOptions
 from irc.backends.tensorrt.ranges import profiles_of
 from irc.driver import Artifact
@@ -21,6 +25,7 @@ from tests.layout import ROOT
 from tests.tiny_checkpoint import write_checkpoint
 from tests.user_code import restored_registries
 
+WAITING = "waiting for another process that builds"
 DIMS = {"B": (1, 1, 2), "S": (1, 8, 24), "T": (1, 1, 2), "C": (24, 24, 24)}
 
 
@@ -147,11 +152,9 @@ def test_a_plugin_lowers_an_operation_of_the_model(tmp_path: Path) -> None:
         ({"weight": "inside"}, "no option weight; did you mean 'weights'"),
         ({"weights": "here"}, "weights is 'here'; it can be inside or outside"),
         ({"workspace": "x"}, "workspace is 'x'; give a whole number"),
-        ({"workspace": True}, "workspace is True; give a whole number"),
         ({"workspace": -5}, "workspace is -5; give a whole number of at least 1"),
         ({"plugins": 5}, "plugins is 5; give the path of a file, or a list of paths"),
         ({"plugins": [5]}, "give the path of a file"),
-        ({"target": 5}, "target is 5; give text"),
         ({"self_test": "always"}, "self_test is 'always'; give True or False"),
         ({"cache": "x", "caching": False}, "a cache is named, and caching is off"),
     ],
@@ -258,3 +261,41 @@ def test_all_symbols_without_a_range_are_named() -> None:
         profiles_of(functions, {"S": (1, 2, 4), "B": (1, 1, 1)})
     profiles = profiles_of(functions, dict.fromkeys("BST", (1, 2, 4)))
     assert profiles[1][0].shapes == {"x": ((1,), (2,), (4,)), "y": ((2,), (4,), (8,))}
+
+
+@pytest.mark.needs_rtx
+def test_steps_and_fractions(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[tuple[str, float]] = []
+
+    def build(request: BuildRequest, tell: Progress) -> Built:
+        name = request.engine.name
+        tell(f"waiting for another process that builds {name}", 0.0)
+        tell(f"building {name}", 0.0)
+        tell(f"building {name}", 1.0)
+        request.engine.write_bytes(b"")
+        if name == "stage1.engine":
+            raise Error("stop here")
+        return Built(request.engine, Report("", "", (), (), ()), cached=False)
+
+    monkeypatch.setattr(builder, "build", build)
+    engine = {"build": True, "self_test": None}
+    with pytest.raises(Error, match="stop here"):
+        compiled(
+            checkpoint, tmp_path / "out", mesh="pp=2", dtype="bf16", engine=engine,
+            progress=lambda *step: told.append(step),
+        )  # fmt: skip
+    stages = list(dict.fromkeys(stage for stage, _ in told))
+    assert stages == [
+        "reading the model",
+        "running passes",
+        "writing the program",
+        "writing the weights",
+        "checking the graphs",
+        "running the reference for the self-test",
+        *(f"{step} stage{i}.engine" for i in (0, 1) for step in (WAITING, "building")),
+    ]
+    for name in stages:
+        fractions = [fraction for stage, fraction in told if stage == name]
+        assert fractions == sorted(fractions)

@@ -5,8 +5,8 @@
 It is a process of its own because the library may crash. It ends when its standard input closes,
 which also happens when the parent process dies. The current folder holds the model, the path of the
 engine, and the weights (see `build.py`). Events are {fraction} while it builds, and at the end
-{report}, or {step, errors} or {text} that say why there is no engine; an error is {node, input,
-text}, where node is an ONNX node and input one of the network, or "".
+{report}, or {step, errors}, {text} or {text, errno} that say why there is no engine; an error is
+{node, input, text}, where node is an ONNX node and input one of the network, or "".
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ class Builder:
         except Refused as refused:
             return {"step": refused.step, "errors": refused.errors}
         except OSError as error:
-            return {"text": error.strerror or str(error)}
+            return {"text": error.strerror or str(error), "errno": error.errno}
 
     def _parse(self) -> Any:
         strict = getattr(self.trt.NetworkDefinitionCreationFlag, "STRONGLY_TYPED", None)

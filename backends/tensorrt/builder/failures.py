@@ -37,8 +37,12 @@ class Ended:
     line: str
 
 
-def failure_of(model: Model, library: str, engine: str, limited: bool, ended: Ended) -> Error:
+def failure_of(
+    model: Model, library: str, engine: str, limited: bool, ended: Ended
+) -> Error | OSError:
     """Why there is no engine; `limited`: whether the user limited the workspace."""
+    if "errno" in ended.event:
+        return OSError(ended.event["errno"], ended.event["text"])
     if "text" in ended.event:
         return Error(f"cannot build {engine}: {ended.event['text']}")
     if not ended.event:
