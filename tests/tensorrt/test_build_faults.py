@@ -124,7 +124,8 @@ def with_plugin(folder: Path, configure: str = "pass", shapes: str = "pass") -> 
     file = folder / "own.py"
     file.write_text(PLUGIN.replace("{configure}", configure).replace("{shapes}", shapes))
     own = {"plugin_version": "1", "plugin_namespace": "own"}
-    nodes = [at("m/relu", 40, node("Relu", "x", "a")), at("m/own", 41, node("Own", "a", **own))]
+    nodes = [node("Relu", "x", "a"), at("m/own", 41, node("Own", "a", **own))]
+    nodes[0].name = "Own.y"  # a part of the other name
     return asked(saved(folder, nodes, *HALF), plugins=(str(file),))
 
 

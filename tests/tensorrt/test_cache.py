@@ -69,7 +69,7 @@ def test_a_damaged_entry_is_deleted(text: str, tmp_path: Path, cache: Cache) -> 
 
 def test_the_least_recently_used_engines_are_deleted(tmp_path: Path, cache: Cache) -> None:
     a, b, c = (letter * 64 for letter in "abc")
-    for age, key in ((30, a), (20, b)):
+    for age, key in ((20, a), (30, b)):
         cache.store(key, engine_of(tmp_path, 100), REPORT, silent)
         (tmp_path / "rank0.engine").unlink()
         os.utime(cache.folder / f"{key}.json", (age, age))

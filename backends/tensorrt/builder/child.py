@@ -15,7 +15,6 @@ import _thread
 import gc
 import json
 import os
-import signal
 import sys
 import threading
 import traceback
@@ -45,7 +44,6 @@ class Refused(Exception):
 
 def main() -> None:
     """Build what standard input describes."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles it
     send = _make_sender()
     request: Request = json.loads(sys.stdin.buffer.readline())
     try:

@@ -49,10 +49,11 @@ def failure_of(
         return _crash(model, library, engine, ended)
     errors = ended.event["errors"]
     nodes = list(dict.fromkeys(node for error in errors for node in _nodes(model, error)))
-    texts = dict.fromkeys(error["text"] for error in errors) or [ended.line or "it gives no reason"]
+    texts = dict.fromkeys(error["text"] for error in errors if error["text"])
+    reason = "; ".join(texts) or ended.line or "the library gives no reason"
     node = nodes[0] if len(nodes) == 1 else None
     what = str(node) if node else f"{engine} ({ended.event['step']})"
-    message = f"{library} cannot build {what}: {'; '.join(texts)}"
+    message = f"{library} cannot build {what}: {reason}"
     if len(nodes) > 1:
         more = f" and {len(nodes) - _SHOWN} more" if len(nodes) > _SHOWN else ""
         message += f"; it may be about {', '.join(map(_place, nodes[:_SHOWN]))}{more}"

@@ -95,8 +95,8 @@ class Node(model.Node):
 
 @dataclass
 class Graph:
-    """The main graph of a model, or one inside a node; local functions are inlined. `trouble` of
-    the main one is why type inference failed, "" if it did not."""
+    """The main graph of a model, or one inside a node; local functions are inlined. `trouble` is
+    why type inference failed, "" if it did not."""
 
     proto: GraphProto
     tensors: Mapping[str, Tensor]
@@ -112,7 +112,7 @@ class Graph:
         for node in self.nodes:
             for proto in inner_graphs(node.proto):
                 tensors = {**self.tensors, **next(types)}
-                inner = replace(self, proto=proto, tensors=tensors, trouble="")
+                inner = replace(self, proto=proto, tensors=tensors)
                 yield from inner.all(types)
 
     def of_kind(self, *kinds: str) -> Iterator[Node]:
