@@ -17,6 +17,7 @@ from irc.backends.tensorrt.builder import build as building
 from irc.backends.tensorrt.builder.build import build
 from irc.backends.tensorrt.builder.request import BuildRequest, Built, Profile
 from irc.errors import Error
+from tests.layout import ROOT
 from tests.tensorrt.graphs import HALF, asked, at, external, gemm, node, profile, relu, saved
 
 pytestmark = pytest.mark.needs_rtx
@@ -195,14 +196,9 @@ def running(pid: int) -> bool:
 BUILDER = """
 from pathlib import Path
 from irc.backends.tensorrt.builder.build import build
-from irc.backends.tensorrt.builder.request import BuildRequest
-from irc.backends.tensorrt.options import EngineOptions
-from irc.pipeline.options import options_of
-from irc.backends.tensorrt.target import Target
+from tests.tensorrt.graphs import asked
 folder = Path({folder!r})
-options = options_of(EngineOptions, {{"plugins": str(folder / "own.py"), "caching": False}})
-build(BuildRequest(folder / "m.onnx", folder / "m.engine",
-                   Target.parse("tensorrt-rtx-1.7/sm_80"), options=options))
+build(asked(folder / "m.onnx", plugins=(str(folder / "own.py"),)))
 """
 
 
@@ -213,7 +209,9 @@ def test_a_parent_that_ends_leaves_no_process_and_no_file(
 ) -> None:
     folder = slow(tmp_path).model.parent
     command = [sys.executable, "-c", BUILDER.format(folder=str(folder))]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, start_new_session=True) as parent:
+    with subprocess.Popen(
+        command, cwd=ROOT, stderr=subprocess.PIPE, start_new_session=True
+    ) as parent:
         wait_for((tmp_path / "there").exists)
         (builder,) = children(parent.pid)
         assert any(path.suffix == ".part" for path in folder.iterdir())

@@ -42,13 +42,13 @@ def engine_of(folder: Path, size: int = LARGE) -> Path:
 
 
 def test_one_changed_byte_is_detected(tmp_path: Path, cache: Cache) -> None:
-    reported: list[tuple[str, float]] = []
+    told: list[tuple[str, float]] = []
     engine, again = engine_of(tmp_path), tmp_path / "again.engine"
-    assert cache.store("key", engine, REPORT, lambda *each: reported.append(each)) == sha256(engine)
-    assert reported[-1] == ("writing rank0.engine to the cache", 1.0)
-    kept = cache.fetch("key", again, lambda *each: reported.append(each))
+    assert cache.store("key", engine, REPORT, lambda *step: told.append(step)) == sha256(engine)
+    assert told[-1] == ("writing rank0.engine to the cache", 1.0)
+    kept = cache.fetch("key", again, lambda *step: told.append(step))
     assert kept == {"engine": sha256(again), "report": REPORT}
-    assert reported[-1] == ("reading again.engine from the cache", 1.0)
+    assert told[-1] == ("reading again.engine from the cache", 1.0)
     before = sampled(engine)
     with engine.open("r+b") as file:  # a hard link: one file with the one in the cache
         file.seek(LARGE // 63 // 2)
