@@ -167,11 +167,12 @@ SINGLE: dict[str, tuple[str, str, str, dict[str, np.ndarray]]] = {
     ),
     **{
         f"attention over a cache, {attributes}{operands}, {tokens} tokens": (
-            "%q: f32[B, S, 16], %k: f32[B, 2, T, 4], %p: i32[B], %n: i32[B], %m: bool[B, 1, 1, T]",
-            f"%1 = attention %q, %k, %k, {operands} {{head_dim=4, {attributes}}} : f32[B, S, 16]; "
+            "%q: f32[B, S, 16], %k: f32[B, 2, T, 4], %v: f32[B, 2, T, 4], %p: i32[B], %n: i32[B], "
+            "%m: bool[B, 1, 1, T]",
+            f"%1 = attention %q, %k, %v, {operands} {{head_dim=4, {attributes}}} : f32[B, S, 16]; "
             "return %1",
             "f32[B, S, 16]",
-            {"q": floats(2, tokens, 16), "k": floats(2, 2, 9, 4)} | PLACES,
+            {"q": floats(2, tokens, 16), "k": floats(2, 2, 9, 4), "v": floats(2, 2, 9, 4)} | PLACES,
         )
         for attributes in ("causal", "causal, window=3", "window=3")
         for operands in ("past=%p", "past=%p, lengths=%n", "mask=%m, past=%p")

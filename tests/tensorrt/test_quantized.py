@@ -221,7 +221,7 @@ def test_products_of_one_input_are_one_kernel(tmp_path: Path) -> None:
 @pytest.mark.needs_rtx
 @pytest.mark.parametrize("inputs", ["tensor", "token"])
 def test_codes_from_other_ranks_are_multiplied(inputs: str, tmp_path: Path) -> None:
-    module = test_fusions.block("i8", 0, "silu", inputs)
+    module = test_fusions.block(inputs)
     artifact = compiled(module, tmp_path / "out", mesh="tp=2", sequence=True)
     assert ("gemm", "i8") in products(emission.layers(artifact))
 
