@@ -56,6 +56,10 @@ def model(
     return made
 
 
+def i64(*values: int) -> np.ndarray[Any, Any]:
+    return np.array(values, np.int64)
+
+
 def kind_of(array: np.ndarray[Any, Any]) -> str:
     """irc's name of the dtype of an array."""
     number = helper.np_dtype_to_tensor_dtype(array.dtype)

@@ -25,7 +25,7 @@ from onnx.reference import ReferenceEvaluator
 from irc.backends.reference import evaluate
 from irc.errors import Error
 from tests.fresh import fresh
-from tests.frontends.onnx_models import kind_of, model, on_emitted, on_ort, read, saved
+from tests.frontends.onnx_models import i64, kind_of, model, on_emitted, on_ort, read, saved
 
 pytestmark = pytest.mark.slow
 SECONDS = 12.0
@@ -81,10 +81,6 @@ def whole(rng: Rng, sizes: tuple[int, ...], kinds: str = "i64 i64 i32 u8 i8") ->
 
 def numbers(rng: Rng, sizes: tuple[int, ...]) -> Array:
     return floats(rng, sizes) if rng.random() < 0.6 else whole(rng, sizes)
-
-
-def i64(*values: int) -> Array:
-    return np.array(values, np.int64)
 
 
 def pick(rng: Rng, *choices: Any) -> Any:

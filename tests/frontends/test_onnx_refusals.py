@@ -16,7 +16,7 @@ from irc.frontends.onnx import import_onnx
 from irc.frontends.onnx.builder import Node
 from irc.frontends.onnx.rules import TABLE, ImportRule, mesh_of
 from tests.fresh import fresh
-from tests.frontends.onnx_models import OPSET, compared, model, read, saved
+from tests.frontends.onnx_models import OPSET, compared, i64, model, read, saved
 
 X = {"x": ("f32", ("batch", 8))}
 INPUTS: dict[str, Any] = X | {
@@ -30,10 +30,6 @@ INPUTS: dict[str, Any] = X | {
     "short": ("f32", (4, 3, 6)),
 }
 SHAPE = np.array([3, -1], np.int64)
-
-
-def i64(*values: int) -> np.ndarray[Any, Any]:
-    return np.array(values, np.int64)
 
 
 def f32(*values: float) -> np.ndarray[Any, Any]:
