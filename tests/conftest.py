@@ -1,9 +1,10 @@
-"""Hooks for all tests: seeds, an engine cache, and skipping of oracle, gpu and needs_rtx tests."""
+"""Hooks for all tests: seeds, an engine cache, skipped tests; a checkpoint and its artifacts."""
 
 import ctypes
 import importlib.util
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -30,6 +31,40 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("IRC_CACHE", str(tmp_path_factory.mktemp("engines")))
         yield
+
+
+@pytest.fixture(scope="session")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A Llama of two layers with a tokenizer."""
+    from tests.tiny_checkpoint import write_checkpoint
+
+    return write_checkpoint(tmp_path_factory.mktemp("checkpoint") / "llama")
+
+
+@pytest.fixture(scope="session")
+def artifact(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The checkpoint compiled for ONNX."""
+    return _compiled(checkpoint, tmp_path_factory)
+
+
+@pytest.fixture(scope="session")
+def two_ranks(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The checkpoint compiled for the two ranks of tp=2."""
+    return _compiled(checkpoint, tmp_path_factory, mesh="tp=2")
+
+
+@pytest.fixture(scope="session")
+def bundle(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The checkpoint compiled into a bundle."""
+    return _compiled(checkpoint, tmp_path_factory, bundle=True)
+
+
+def _compiled(checkpoint: Path, factory: pytest.TempPathFactory, **options: Any) -> Path:
+    import irc
+
+    folder = factory.mktemp("artifact") / "llama"
+    irc.compile(checkpoint, folder, **options)
+    return folder
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:

@@ -165,11 +165,9 @@ def test_the_command_and_its_refusals(two: tuple[Path, Path, np.ndarray], tmp_pa
     module, data, _ = two
     words: list[str | Path] = ["compile", module, "--quantize", "fp8", "--calibration"]
     works(*words, data, "-o", tmp_path / "out")
-    assert Statistics(tmp_path / "out.calibration").sites() == ["a", "b"]
-    works(*words, tmp_path / "out.calibration", "--dry-run")
-    assert "give the folder of irc calibrate, or -o DIR without --dry-run" in refused(
-        *words, data, "--dry-run"
-    )
+    calibration = tmp_path / "out.calibration"
+    assert Statistics(calibration).sites() == ["a", "b"]
+    works(*words, calibration, "--dry-run")
     message = refused(*words, data, "--observer", "kl", "--dry-run")
     assert "no observer called 'kl'; there are min-max, percentile" in message
     assert "there is no" in refused(*words, tmp_path / "none.npz", "-o", tmp_path / "new")
@@ -177,19 +175,12 @@ def test_the_command_and_its_refusals(two: tuple[Path, Path, np.ndarray], tmp_pa
     assert "give int8 or fp8" in refused(*words, *new, "--kv-cache", "int4")
     assert "belong together" in refused(*words, *new, "--budget", "4 bits")
     assert not (tmp_path / "new.calibration").exists(), "wrong options are refused before the run"
-    other = TWO.replace("4]", "6]").replace("[5, 4", "[5, 6")
-    with pytest.raises(Error, match=r"statistics of 4 channels of a, not 6; .*calibrate this one"):
-        irc.compile(
-            irc.parse(other),
-            tmp_path / "x",
-            quantize="fp8",
-            calibration=tmp_path / "out.calibration",
-        )
+    wider = TWO.replace("4]", "6]").replace("[5, 4", "[5, 6")
     other = TWO.replace("@a.weight", "@c.weight").replace("@two", "@other")
-    with pytest.raises(Error, match=r"no statistics of c.*made from another model, two: calibrate"):
-        irc.compile(
-            irc.parse(other),
-            tmp_path / "x",
-            quantize="fp8",
-            calibration=tmp_path / "out.calibration",
-        )
+    for text, message in (
+        (wider, r"statistics of 4 channels of a, not 6; .*calibrate this one"),
+        (other, r"no statistics of c.*made from another model, two: calibrate"),
+    ):
+        options: dict[str, Any] = {"quantize": "fp8", "calibration": calibration}
+        with pytest.raises(Error, match=message):
+            irc.compile(irc.parse(text), tmp_path / "x", **options)

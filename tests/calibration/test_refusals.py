@@ -14,69 +14,77 @@ from irc.errors import Error
 from irc.generation.tokenizer import Tokenizer
 from irc.quantization.batches import token_windows
 from irc.quantization.statistics import Statistics
-from tests.calibration.test_calibrate import MASKED, TWO, files, saved
-from tests.cli.runner import refused, works
+from tests.calibration.test_calibrate import MASKED, TWO, saved
+from tests.cli.runner import works
 from tests.fresh import fresh
 from tests.sharded.models import tiny_llama
-from tests.tiny_checkpoint import write_checkpoint, write_tokenizer
+from tests.tiny_checkpoint import write_tokenizer
 
 SHARDED = TWO.replace("@two", "@two mesh(tp=2)").replace("f32[3", "f32[3@tp").replace("3]", "3@tp]")
 X, SHIFT = np.ones((4, 4)), np.zeros(4)
 
 
-@pytest.mark.parametrize(
-    ("arrays", "message"),
-    [
-        ({}, "has no arrays or an empty one; expected a row at least for each input"),
-        ({"x": X}, "batch 1: the inputs lack shift; the model takes x, shift"),
-        ({"x": X, "shift": SHIFT, "shfit": SHIFT}, "no input 'shfit'; did you mean 'shift'"),
-        (
-            {"x": X[:, :3], "shift": SHIFT},
-            r"batch 1: the input x has the shape \[2, 3\], but it must be",
-        ),
-        (
-            {"x": X[None, None], "shift": SHIFT},
-            r"batch 1: the input x has the shape \[1, 1, 4, 4\]",
-        ),
-        ({"x": X[:0], "shift": SHIFT}, "has no arrays or an empty one; expected a row at least"),
-        ({"x": X * [[1], [1], [np.nan], [1]], "shift": SHIFT}, "batch 2: x has NaN or infinity"),
-        ({"x": X, "shift": SHIFT + np.inf}, "batch 1: shift has NaN or infinity"),
-        ({"x": X.astype(str), "shift": SHIFT}, "x is an array of <U32; expected numbers"),
-        ({"x": np.asfortranarray(X), "shift": SHIFT}, "Fortran order; save numpy.ascontiguous"),
-        (
-            {"x": X * 3e38, "shift": SHIFT + 3e38},
-            "batch 1: the input of a has NaN or infinity; f16",
-        ),
-        ({"x": np.ones((600, 1, 4))[:, 0], "shift": SHIFT}, r"has B=600.*B=1 to 512"),
-    ],
-)
-def test_arrays_that_do_not_fit(arrays: Any, message: str, tmp_path: Path) -> None:
-    data = saved(tmp_path / "data.npz", **arrays)
-    size = 600 if "600" in message else 2
+EMPTY = "has no arrays or an empty one; expected a row at least for each input"
+NO_LINEAR = "module @m {\n  func @f(%x: f32[2]) -> (f32[2]) {\n    return %x\n  }\n}"
+# The text of a model ("" for a Llama), its data: arrays or the name of a file, and the message.
+BAD: list[tuple[str, Any, str]] = [
+    (TWO, {}, EMPTY),
+    (TWO, {"x": X[:0], "shift": SHIFT}, EMPTY),
+    (TWO, {"x": X}, "batch 1: the inputs lack shift; the model takes x, shift"),
+    (TWO, {"x": X, "shift": SHIFT, "shfit": SHIFT}, "no input 'shfit'; did you mean 'shift'"),
+    (TWO, {"x": X[:, :3], "shift": SHIFT}, r"batch 1: the input x has the shape \[2, 3\], but it"),
+    (TWO, {"x": X[None, None], "shift": SHIFT}, r"batch 1: the input x has the shape \[1, 1, 4, 4"),
+    (TWO, {"x": X * [[1], [1], [np.nan], [1]], "shift": SHIFT}, "batch 2: x has NaN or infinity"),
+    (TWO, {"x": X, "shift": SHIFT + np.inf}, "batch 1: shift has NaN or infinity"),
+    (TWO, {"x": X.astype(str), "shift": SHIFT}, "x is an array of <U32; expected numbers"),
+    (TWO, {"x": np.asfortranarray(X), "shift": SHIFT}, "Fortran order; save numpy.ascontiguous"),
+    (
+        TWO,
+        {"x": X * 3e38, "shift": SHIFT + 3e38},
+        "batch 1: the input of a has NaN or infinity; f16",
+    ),
+    (TWO, {"x": np.ones((600, 1, 4))[:, 0], "shift": SHIFT}, r"has B=600.*B=1 to 512"),
+    ("", {"input_ids": [[1, 36, 37]]}, "the token 37, but the model has 37 tokens"),
+    ("", {"input_ids": [[1, -1]]}, "the token -1, but the model has 37 tokens"),
+    ("", {"input_ids": [[1.5, 2]]}, "input_ids is float64, but it must be i32"),
+    ("", {"input_ids": [1, 2]}, r"input_ids has the shape \[2\], but it must be \[B, S\]"),
+    ("", {"input_ids": [[1] * 33]}, "33 tokens per row, but the cache of this model holds 32"),
+    ("", {"input_ids": [[1, 2]], "attention_mask": [[1, 1, 1]]}, r"the shape \[1, 3\]; expected"),
+    ("", {"input_ids": [[1, 2]], "attention_mask": [[0, 0]]}, "attention_mask is 0 everywhere"),
+    (
+        "",
+        {"input_ids": [[1]], "attention_mask": [[1]], "positions": [[0]]},
+        "ids alone, not with pos",
+    ),
+    (TWO, "a.txt", r"text needs a model with the input input_ids \[B, S\], .* x, shift"),
+    (MASKED, "a.txt", "text needs a tokenizer"),
+    (SHARDED, {"x": X}, "sharded already; calibrate the source that it was made from"),
+    (NO_LINEAR, {"x": X}, "no linear with a float weight and no cache of floats, so there is"),
+]
+
+
+@pytest.mark.parametrize(("text", "data", "message"), BAD)
+def test_data_that_does_not_fit(text: str, data: Any, message: str, tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("some text")
+    is_file = isinstance(data, str)
+    path = tmp_path / data if is_file else saved(tmp_path / "data.npz", **data)
+    module = irc.parse(text) if text else tiny_llama()
     with pytest.raises(Error, match=message):
-        calibrate(irc.parse(TWO), data, tmp_path / "out", batch_size=size)
+        calibrate(module, path, tmp_path / "out", batch_size=600 if "600" in message else 2)
     assert not (tmp_path / "out" / "calibration.json").exists()
 
 
 @pytest.mark.parametrize(
-    ("arrays", "message"),
+    ("options", "message"),
     [
-        ({"input_ids": [[1, 36, 37]]}, "the token 37, but the model has 37 tokens"),
-        ({"input_ids": [[1, -1]]}, "the token -1, but the model has 37 tokens"),
-        ({"input_ids": [[1.5, 2]]}, "input_ids is float64, but it must be i32"),
-        ({"input_ids": [1, 2]}, r"input_ids has the shape \[2\], but it must be \[B, S\]"),
-        ({"input_ids": [[1] * 33]}, "33 tokens per row, but the cache of this model holds 32"),
-        ({"input_ids": [[1, 2]], "attention_mask": [[1, 1, 1]]}, r"the shape \[1, 3\]; expected"),
-        ({"input_ids": [[1, 2]], "attention_mask": [[0, 0]]}, "attention_mask is 0 everywhere"),
-        (
-            {"input_ids": [[1]], "attention_mask": [[1]], "positions": [[0]]},
-            "goes with input_ids alone, not with positions",
-        ),
+        ({"length": 3}, "the length is for text"),
+        ({"batches": -1}, "batches is -1; give a whole number of at least 0"),
+        ({"memory": 0}, "memory is 0; give a whole number of at least 1"),
     ],
 )
-def test_tokens_that_do_not_fit(arrays: Any, message: str, tmp_path: Path) -> None:
+def test_wrong_options(options: Any, message: str, tmp_path: Path) -> None:
     with pytest.raises(Error, match=message):
-        calibrate(tiny_llama(), saved(tmp_path / "data.npz", **arrays), tmp_path / "out")
+        calibrate(irc.parse(TWO), saved(tmp_path / "a.npz", x=X), tmp_path / "out", **options)
 
 
 @pytest.mark.parametrize(
@@ -91,7 +99,9 @@ def test_tokens_that_do_not_fit(arrays: Any, message: str, tmp_path: Path) -> No
         ("empty", (), "is not data: expected"),
     ],
 )
-def test_files_that_are_no_data(name: str, content: Any, message: str, tmp_path: Path) -> None:
+def test_files_that_are_no_data(
+    name: str, content: Any, message: str, checkpoint: Path, tmp_path: Path
+) -> None:
     path = tmp_path / name
     if isinstance(content, bytes):
         path.write_bytes(content)
@@ -99,44 +109,8 @@ def test_files_that_are_no_data(name: str, content: Any, message: str, tmp_path:
         path.mkdir()
         for each in content:
             (path / each).write_text("a")
-    checkpoint = write_checkpoint(tmp_path / "model")
     with pytest.raises(Error, match=message):
         irc.calibrate(checkpoint, path, tmp_path / "out")
-
-
-@pytest.mark.parametrize(
-    ("text", "data", "options", "message"),
-    [
-        (TWO, "a.txt", {}, r"text needs a model with the input input_ids \[B, S\], .* x, shift"),
-        (MASKED, "a.txt", {}, "text needs a tokenizer"),
-        (TWO, "a.npz", {"length": 3}, "the length is for text"),
-        (TWO, "a.npz", {"batches": -1}, "batches is -1; give a whole number of at least 0"),
-        (TWO, "a.npz", {"memory": 0}, "memory is 0; give a whole number of at least 1"),
-        (SHARDED, "a.npz", {}, "sharded already; calibrate the source that it was made from"),
-        (
-            "module @m {\n  func @f(%x: f32[2]) -> (f32[2]) {\n    return %x\n  }\n}",
-            "a.npz",
-            {},
-            "no linear with a float weight and no cache of floats, so there is nothing",
-        ),
-    ],
-)
-def test_what_cannot_be_calibrated(
-    text: str, data: str, options: Any, message: str, tmp_path: Path
-) -> None:
-    (tmp_path / "a.txt").write_text("some text")
-    saved(tmp_path / "a.npz", x=np.ones(2))
-    with pytest.raises(Error, match=message):
-        calibrate(irc.parse(text), tmp_path / data, tmp_path / "out", **options)
-
-
-def test_a_folder_with_other_files_is_left_alone(tmp_path: Path) -> None:
-    data = saved(tmp_path / "data.npz", x=X, shift=SHIFT)
-    (tmp_path / "out").mkdir()
-    (tmp_path / "out" / "thesis.tex").write_text("")
-    with pytest.raises(Error, match="and no calibration, so it is left alone; choose another"):
-        calibrate(irc.parse(TWO), data, tmp_path / "out")
-    assert [*files(tmp_path / "out")] == ["thesis.tex"]
 
 
 def test_windows_are_the_tokens_of_the_text(tmp_path: Path) -> None:
@@ -187,12 +161,9 @@ def test_the_command(tmp_path: Path) -> None:
     assert Statistics(tmp_path / "a").sites() == ["a", "b"]
     shown = works(*words, tmp_path / "b", "--batches", "1", "--batch-size", "4").out
     assert re.match(r"two: 4 tokens in 1 batches, 2 sites; largest input \S+ at \w\nwrote", shown)
-    assert "choose another folder" in refused(*words, tmp_path)
-    assert "has no option --bach" in refused(*words, tmp_path, "--bach", "1", status=2)
 
 
-def test_a_checkpoint_folder_by_the_command(tmp_path: Path) -> None:
-    checkpoint = write_checkpoint(tmp_path / "model")
+def test_a_checkpoint_folder_by_the_command(checkpoint: Path, tmp_path: Path) -> None:
     (tmp_path / "data.txt").write_text("the other " * 300)
     words: list[str | Path] = ["calibrate", checkpoint, "--data", tmp_path / "data.txt"]
     facts = works(*words, "-o", tmp_path / "a", "--length", "50", "--json").json

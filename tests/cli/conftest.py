@@ -1,11 +1,8 @@
-"""A module, a script, and a checkpoint with its artifact, which is made once for all tests."""
+"""A module and a script."""
 
 from pathlib import Path
 
 import pytest
-
-from tests.cli.runner import works
-from tests.tiny_checkpoint import write_checkpoint
 
 MODULE = """\
 module @m dims(B=1:2:4) {
@@ -61,17 +58,3 @@ def script(tmp_path: Path) -> Path:
     path = tmp_path / "tiny.py"
     path.write_text(SCRIPT)
     return path
-
-
-@pytest.fixture(scope="session")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A Llama of two layers with a tokenizer."""
-    return write_checkpoint(tmp_path_factory.mktemp("checkpoint") / "llama")
-
-
-@pytest.fixture(scope="session")
-def artifact(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The checkpoint compiled for ONNX."""
-    folder = tmp_path_factory.mktemp("artifact") / "llama"
-    works("compile", checkpoint, "-o", folder)
-    return folder

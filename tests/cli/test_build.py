@@ -111,37 +111,29 @@ def test_every_other_flag(use: str, folder: Path) -> None:
         assert f"--{flag.name}" in found and flag.why in found, flag.name
 
 
-REFUSED = {
-    "no caches": (("--kv_cache_type", "disabled"), "always have caches"),
-    "too long": (("--max_seq_len", "65"), "more than max_position_embeddings=64"),
-    "a flag": (("--max_batchsize", "3"), "did you mean '--max_batch_size'?"),
-    "a value": (("--gemm_plugin", "float15"), "did you mean 'float16'?"),
-}
+# status, flags, what build.json holds where there is one, and a part of the message
+REFUSED: list[tuple[int, str, Any, str]] = [
+    (1, "--kv_cache_type disabled", None, "always have caches"),
+    (1, "--max_seq_len 65", None, "more than max_position_embeddings=64"),
+    (2, "--max_batchsize 3", None, "did you mean '--max_batch_size'?"),
+    (2, "--gemm_plugin float15", None, "did you mean 'float16'?"),
+    (1, "", {"max_batch_size": "eight"}, "max_batch_size is 'eight'; expected a whole number"),
+    (1, "", {"max_seq_len": -1}, "max_seq_len is -1; expected a whole number"),
+    (1, "", {"max_input_len": 0}, "--max_input_len is 0; expected 1 or more"),
+    (1, "", {"dry_run": "yes"}, "dry_run is 'yes'; expected true or false"),
+    (1, "", {"plugin_config": {"gemm_plugin": "half"}}, "gemm_plugin is 'half'; expected auto"),
+    (1, "", {"max_batchsize": 3}, "build.json: BuildConfig has no argument"),
+]
 
 
-@pytest.mark.parametrize("name", REFUSED)
-def test_refused(name: str, folder: Path) -> None:
-    flags, message = REFUSED[name]
-    status = 2 if name.startswith("a ") else 1
-    assert message in refused("build", "--checkpoint_dir", folder, *flags, status=status)
-
-
-BAD_CONFIGS: dict[str, Any] = {
-    "max_batch_size is 'eight'; expected a whole number": {"max_batch_size": "eight"},
-    "max_seq_len is -1; expected a whole number": {"max_seq_len": -1},
-    "--max_input_len is 0; expected 1 or more": {"max_input_len": 0},
-    "dry_run is 'yes'; expected true or false": {"dry_run": "yes"},
-    "gemm_plugin is 'half'; expected auto": {"plugin_config": {"gemm_plugin": "half"}},
-    "build.json: BuildConfig has no argument": {"max_batchsize": 3},
-}
-
-
-@pytest.mark.parametrize("message", BAD_CONFIGS)
-def test_wrong_values_in_a_build_config(message: str, folder: Path, tmp_path: Path) -> None:
-    path = tmp_path / "build.json"
-    path.write_text(json.dumps(BAD_CONFIGS[message]))
-    words = ("--build_config", path, "--output_dir", tmp_path / "out")
-    assert message in refused("build", "--checkpoint_dir", folder, *words)
+@pytest.mark.parametrize(("status", "flags", "config", "message"), REFUSED)
+def test_refused(
+    status: int, flags: str, config: Any, message: str, folder: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "build.json").write_text(json.dumps(config))
+    own = [] if config is None else ["--build_config", tmp_path / "build.json"]
+    words = ("--checkpoint_dir", folder, "--output_dir", tmp_path / "out", *flags.split(), *own)
+    assert message in refused("build", *words, status=status)
     assert not (tmp_path / "out").exists()
 
 
@@ -149,11 +141,8 @@ def test_wrong_values_in_a_build_config(message: str, folder: Path, tmp_path: Pa
 def test_a_config_that_is_wrong(key: str, folder: Path, tmp_path: Path) -> None:
     config = json.loads((folder / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(config | {key: "many"}))
-    found = refused("build", "--checkpoint_dir", tmp_path, "--dry_run")
-    assert f"config.json: {key} is 'many'; expected" in found
-
-
-def test_no_model() -> None:
+    told = refused("build", "--checkpoint_dir", tmp_path, "--dry_run")
+    assert f"config.json: {key} is 'many'; expected" in told
     assert "give --checkpoint_dir DIR" in refused("build", status=2)
 
 

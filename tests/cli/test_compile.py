@@ -1,4 +1,4 @@
-"""`irc compile`: outputs, errors, and no files after a failure."""
+"""`irc compile`: outputs, bundles, sources that were changed, and no files after a failure."""
 
 import json
 import os
@@ -9,8 +9,11 @@ import signal
 import subprocess
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import onnx
+import onnxruntime
 import pytest
 
 from irc.driver import load
@@ -20,119 +23,114 @@ from tests.layout import ROOT
 from tests.models.golden import write_safetensors
 from tests.tiny_checkpoint import CONFIG, write_checkpoint
 
+WEIGHTS = "model.safetensors"
+PROMPT = ["--prompt", "the", "--max-new-tokens", "8"]
+
+
+def manifest(folder: Path) -> dict[str, Any]:
+    """The object in config.json."""
+    return json.loads((folder / "config.json").read_text())
+
 
 def test_a_checkpoint_folder(artifact: Path, checkpoint: Path) -> None:
     files = ["config.json", "module.irc", "rank0.onnx", "report.html", "tokenizer.json"]
     assert entries(artifact) == files
-    manifest = json.loads((artifact / "config.json").read_text())
-    weights = str(checkpoint / "model.safetensors")
-    assert list(manifest["weights"]) == [weights]
-    assert manifest["weights"][weights]["size"] == Path(weights).stat().st_size
-    assert (manifest["dtype"], manifest["backend"]) == ("f32", "onnx")
-    assert manifest["end_tokens"] == [299]
-    assert manifest["dims"]["C"] == [1, 96, 96]
+    facts, weights = manifest(artifact), checkpoint / WEIGHTS
+    assert list(facts["weights"]) == [str(weights)]
+    assert facts["weights"][str(weights)]["size"] == weights.stat().st_size
+    assert (facts["dtype"], facts["backend"], facts["end_tokens"]) == ("f32", "onnx", [299])
+    assert facts["dims"]["C"] == [1, 96, 96]
     assert "gated_mlp" in (artifact / "module.irc").read_text()
 
 
 def test_what_is_printed(checkpoint: Path, tmp_path: Path) -> None:
-    answer = works("compile", checkpoint, "-o", tmp_path / "out")
-    assert re.search(r"^llama: \d+ operations, 34,720 parameters, 138.9 kB$", answer.out, re.M)
-    fused = r"^  fuse-gated-mlp\S* +43 -> 37 ops +[\d.]+ ms +gated_mlp: 2$"
-    assert re.search(fused, answer.out, re.M)
-    assert re.search(rf"^wrote {tmp_path}/out for onnx: [\d.]+ kB in [\d.]+ s$", answer.out, re.M)
+    out = works("compile", checkpoint, "-o", tmp_path / "out").out
+    for line in (
+        r"llama: \d+ operations, 34,720 parameters, 138.9 kB",
+        r"  fuse-gated-mlp\S* +43 -> 37 ops +[\d.]+ ms +gated_mlp: 2",
+        rf"wrote {tmp_path}/out for onnx: [\d.]+ kB in [\d.]+ s",
+    ):
+        assert re.search(f"^{line}$", out, re.MULTILINE), line
     facts = works("compile", checkpoint, "-o", tmp_path / "out", "--json").json
     assert facts["artifact"] == str(tmp_path / "out")
     assert facts["passes"][0]["pass"] == "inline"
+    for output in (["-o", tmp_path / "none"], []):
+        assert "nothing written" in works("compile", checkpoint, *output, "--dry-run").out
+    assert entries(tmp_path) == ["out"]
 
 
 @pytest.mark.parametrize("source", ["folder", "script"])
 def test_what_a_checkpoint_has_and_irc_ignores_is_said(tmp_path: Path, source: str) -> None:
     folder = write_checkpoint(tmp_path / "model")
-    words = ["-o", tmp_path / "out"]
-    words += (
-        [folder] if source == "folder" else [ROOT / "examples" / "llama.py", "--checkpoint", folder]
-    )
-    plain = works("compile", *words).out
+    words = ["compile", "--dry-run"]
+    words += [str(folder)] if source == "folder" else [f"{ROOT}/examples/llama.py"]
+    words += [] if source == "folder" else ["--checkpoint", str(folder)]
+    plain = works(*words).out
     assert "ignored" not in plain and "max_position" not in plain
     (folder / "adapter_config.json").write_text("{}")
     config = {"do_sample": True, "num_beams": 1, "repetition_penalty": 1.1, "temperature": 0.6}
     (folder / "generation_config.json").write_text(json.dumps(config))
-    said = works("compile", *words, "--dims", "C=1:96:500").out
+    said = works(*words, "--dims", "C=1:96:500").out
     assert "C=500 is beyond max_position_embeddings=96 of config.json" in said
     assert "adapter_config.json is ignored: to use the adapter, merge it" in said
     assert "do_sample, repetition_penalty of the checkpoint: ignored, irc generate chooses" in said
-    assert "do_sample" in works("compile", *words, "--dry-run").out
 
 
 def test_a_script_with_settings(script: Path, tmp_path: Path) -> None:
     words = ["-o", tmp_path / "out", "--random-weights", "3"]
-    works("compile", script, *words, "--set", "width=5")
-    assert "f32[5, 4] = random(" in works("show", tmp_path / "out").out
-    works("compile", f"{script}:other", *words)
-    assert "f32[3, 4] = random(" in works("show", tmp_path / "out").out
-    works("compile", script, *words, "--dtype", "bf16")
-    assert "bf16[8, 4] = random(" in works("show", tmp_path / "out").out
+    for source, more, weight in (
+        (script, ["--set", "width=5"], "f32[5, 4] = random("),
+        (f"{script}:other", [], "f32[3, 4] = random("),
+        (script, ["--dtype", "bf16"], "bf16[8, 4] = random("),
+    ):
+        works("compile", source, *words, *more)
+        assert weight in works("show", tmp_path / "out").out
 
 
-def test_a_module_and_an_artifact_compile_again(artifact: Path, tmp_path: Path) -> None:
+def test_a_module_and_an_artifact_compile_again(
+    artifact: Path, two_ranks: Path, checkpoint: Path, tmp_path: Path
+) -> None:
     works("compile", artifact / "module.irc", "-o", tmp_path / "a")
     works("compile", artifact, "-o", tmp_path / "b")
     for name in "ab":
         written = (tmp_path / name / "rank0.onnx").read_bytes()
         assert written == (artifact / "rank0.onnx").read_bytes()
     assert (tmp_path / "b" / "tokenizer.json").exists()
-    assert json.loads((tmp_path / "b" / "config.json").read_text())["end_tokens"] == [299]
+    assert manifest(tmp_path / "b")["end_tokens"] == [299]
+    works("compile", two_ranks, "-o", tmp_path / "c", "--checkpoint", checkpoint)
+    text = (tmp_path / "c" / "module.irc").read_text()
+    assert text == (two_ranks / "module.irc").read_text()
 
 
-def test_relative_weights_of_a_module_start_at_its_file(checkpoint: Path, tmp_path: Path) -> None:
-    works("compile", checkpoint, "-o", tmp_path / "a", "--pipeline", "")
-    text = (tmp_path / "a" / "module.irc").read_text()
-    (checkpoint / "model.irc").write_text(text.replace(f"{checkpoint}/", ""))
-    try:
-        works("compile", checkpoint / "model.irc", "-o", tmp_path / "b", "--pipeline", "")
-    finally:
-        (checkpoint / "model.irc").unlink()
+def test_relative_weights_of_a_module_start_at_its_file(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(checkpoint, "model")
+    works("compile", "model", "-o", "a", "--pipeline", "")
+    assert list(manifest(tmp_path / "a")["weights"]) == [str(tmp_path / "model" / WEIGHTS)]
+    text = Path("a/module.irc").read_text()
+    Path("model/model.irc").write_text(text.replace(f"{tmp_path}/model/", ""))
+    monkeypatch.chdir("/")
+    works("compile", tmp_path / "model/model.irc", "-o", tmp_path / "b", "--pipeline", "")
     assert (tmp_path / "b" / "module.irc").read_text() == text
+    for more in ([], ["--backend", "reference"]):
+        works("generate", tmp_path / "a", *PROMPT, *more)
 
 
 def test_random_weights_of_a_config_alone(tmp_path: Path) -> None:
-    (tmp_path / "model").mkdir()
-    (tmp_path / "model" / "config.json").write_text(json.dumps(CONFIG))
-    works("compile", tmp_path / "model", "--random-weights", "7", "-o", tmp_path / "out")
-    assert "has no weights" in refused("compile", tmp_path / "model", "-o", tmp_path / "no")
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    works("compile", tmp_path, "--random-weights", "7", "-o", tmp_path / "out")
+    assert "has no weights" in refused("compile", tmp_path, "-o", tmp_path / "no")
 
 
-def test_dims_are_replaced(checkpoint: Path, tmp_path: Path) -> None:
-    works("compile", checkpoint, "-o", tmp_path / "out", "--dims", "B=1,C=1:32:64")
-    manifest = json.loads((tmp_path / "out" / "config.json").read_text())
-    assert manifest["dims"]["B"] == [1, 1, 1]
-    assert manifest["dims"]["C"] == [1, 32, 64]
-
-
-def test_the_pipeline_is_replaced(checkpoint: Path, tmp_path: Path) -> None:
+def test_dims_and_the_pipeline_are_replaced(checkpoint: Path, tmp_path: Path) -> None:
     words = ["compile", checkpoint, "-o", tmp_path / "out", "--pipeline", "dce"]
-    works(*words, "--dump-dir", tmp_path / "dumps")
+    works(*words, "--dump-dir", tmp_path / "dumps", "--dims", "B=1,C=1:32:64")
     assert "gated_mlp" not in (tmp_path / "out" / "module.irc").read_text()
     assert entries(tmp_path / "dumps") == ["000-input.irc", "001-dce.irc"]
-
-
-def test_a_dry_run_writes_nothing(checkpoint: Path, tmp_path: Path) -> None:
-    answer = works("compile", checkpoint, "-o", tmp_path / "out", "--dry-run")
-    assert "nothing written (dry run)" in answer.out
-    assert "nothing written" in works("compile", checkpoint, "--dry-run").out
-    assert entries(tmp_path) == []
-
-
-def test_weights_are_found_from_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write_checkpoint(tmp_path / "model")
-    monkeypatch.chdir(tmp_path)
-    works("compile", "model", "-o", "out")
-    manifest = json.loads((tmp_path / "out" / "config.json").read_text())
-    assert list(manifest["weights"]) == [str(tmp_path / "model" / "model.safetensors")]
-    monkeypatch.chdir("/")
-    words = ["--prompt", "1 2", "--raw-ids", "--max-new-tokens", "3"]
-    works("generate", tmp_path / "out", *words)
-    works("generate", tmp_path / "out", *words, "--backend", "reference")
+    dims = manifest(tmp_path / "out")["dims"]
+    assert (dims["B"], dims["C"]) == ([1, 1, 1], [1, 32, 64])
 
 
 def test_a_path_that_is_not_utf_8_is_refused(checkpoint: Path, tmp_path: Path) -> None:
@@ -142,6 +140,94 @@ def test_a_path_that_is_not_utf_8_is_refused(checkpoint: Path, tmp_path: Path) -
     assert "odd \\udcff/model.safetensors is not UTF-8; rename it, or give a link to it" in err
     (tmp_path / "link").symlink_to(odd)
     works("compile", tmp_path / "link", "-o", tmp_path / "out", "--bundle")
+
+
+def test_the_same_input_gives_the_same_bytes(checkpoint: Path, tmp_path: Path) -> None:
+    first, second = tmp_path / "1" / "out", tmp_path / "2" / "out"
+    for output in (first, second):
+        subprocess.run(
+            [*PROGRAM, "compile", str(checkpoint), "-o", str(output)],
+            cwd=ROOT,
+            env=os.environ | {"PYTHONHASHSEED": output.parent.name},
+            capture_output=True,
+            check=True,
+        )
+    assert entries(first) == entries(second)
+    for name in entries(first):
+        assert (first / name).read_bytes() == (second / name).read_bytes(), name
+
+
+def test_tensors_that_no_weight_needs_are_left_out_on_request(
+    checkpoint: Path, tmp_path: Path
+) -> None:
+    folder = Path(shutil.copytree(checkpoint, tmp_path / "model"))
+    write_safetensors(folder / "more.safetensors", {"extra.a": np.ones(1, np.float32)})
+    files = {"extra.a": "more.safetensors"}
+    files |= dict.fromkeys(read_header(folder / WEIGHTS), WEIGHTS)
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": files}))
+    words = ("compile", folder, "--dry-run")
+    assert "leave tensors out with --set ignore=lm_head.*" in refused(*words)
+    works(*words, "--set", "ignore=extra.*")
+
+
+# ------------------------------------------------------------------ bundles
+
+
+def test_a_bundle_needs_nothing_else(tmp_path: Path) -> None:
+    folder = write_checkpoint(tmp_path / "model")
+    works("compile", folder, "-o", tmp_path / "near")
+    works("compile", folder, "-o", tmp_path / "out", "--bundle")
+    text = works("generate", tmp_path / "near", *PROMPT).out
+    shutil.rmtree(folder)
+    (tmp_path / "moved").mkdir()
+    moved = Path(shutil.move(tmp_path / "out", tmp_path / "moved" / "here"))
+    assert works("generate", moved, *PROMPT).out == text
+    for place in (moved, moved / "module.irc"):
+        assert works("generate", place, *PROMPT, "--backend", "reference").out == text
+    assert 'file @weights = "rank0.safetensors"' in works("show", moved).out
+    assert works("doctor", moved)
+    err = refused("generate", tmp_path / "near", *PROMPT)
+    assert f"the weight file {folder}/model.safetensors is gone; put it back, or compile" in err
+    assert "--bundle" in err
+
+
+@pytest.mark.parametrize("source", [".", "module.irc"])
+def test_a_bundle_is_a_source(bundle: Path, tmp_path: Path, source: str) -> None:
+    copy = Path(shutil.copytree(bundle, tmp_path / "a bundle é"))
+    text = works("generate", copy, *PROMPT).out
+    works("compile", copy / source, "-o", tmp_path / "by reference")
+    assert works("generate", tmp_path / "by reference", *PROMPT).out == text
+    assert manifest(tmp_path / "by reference")["end_tokens"] == manifest(copy)["end_tokens"]
+    before = entries(copy)
+    err = refused("compile", copy / source, "-o", copy)
+    assert "would be replaced, and with it the weights in" in err and "--bundle" in err
+    assert entries(copy) == before
+    works("compile", copy / source, "-o", copy, "--bundle")
+    assert works("generate", copy, *PROMPT).out == text
+
+
+@pytest.mark.parametrize(
+    ("words", "says", "opens"),
+    [
+        ([], "irc opens it; rank0.onnx opens in plain ONNX Runtime if compiled with", False),
+        (["--bundle"], "irc opens it, and plain ONNX Runtime opens rank0.onnx", True),
+        (["--bundle", "--mesh", "tp=2"], "irc runs its ranks; ONNX Runtime has no", False),
+    ],
+)
+def test_the_last_line_says_what_opens_a_model(
+    checkpoint: Path, tmp_path: Path, words: list[str], says: str, opens: bool
+) -> None:
+    answer = works("compile", checkpoint, "-o", tmp_path / "out", *words)
+    assert answer.out.splitlines()[-1].startswith(says)
+    path = str(tmp_path / "out" / "rank0.onnx")
+    if words:
+        onnx.checker.check_model(path, full_check=True)
+    try:
+        onnxruntime.InferenceSession(path)
+    except Exception:
+        assert not opens
+    else:
+        assert opens
 
 
 def test_random_weights_are_bundled_too(script: Path, tmp_path: Path) -> None:
@@ -155,45 +241,69 @@ def test_random_weights_are_bundled_too(script: Path, tmp_path: Path) -> None:
     np.testing.assert_array_equal(near, out)
 
 
-def test_the_same_input_gives_the_same_bytes(checkpoint: Path, tmp_path: Path) -> None:
-    for seed in ("1", "2"):
-        output = tmp_path / seed / "out"
-        subprocess.run(
-            [*PROGRAM, "compile", str(checkpoint), "-o", str(output)],
-            cwd=ROOT,
-            env=os.environ | {"PYTHONHASHSEED": seed},
-            capture_output=True,
-            check=True,
-        )
-    first, second = tmp_path / "1" / "out", tmp_path / "2" / "out"
-    assert entries(first) == entries(second)
-    for name in entries(first):
-        assert (first / name).read_bytes() == (second / name).read_bytes(), name
+# ------------------------------------------------------------------ sources that were changed
 
 
-def test_tensors_that_no_weight_needs_are_left_out_on_request(
-    checkpoint: Path, tmp_path: Path
-) -> None:
-    folder = Path(shutil.copytree(checkpoint, tmp_path / "model"))
-    write_safetensors(folder / "more.safetensors", {"extra.a": np.ones(1, np.float32)})
-    files = {"extra.a": "more.safetensors"}
-    files |= dict.fromkeys(read_header(folder / "model.safetensors"), "model.safetensors")
-    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": files}))
-    words = ("compile", folder, "--dry-run")
-    assert "leave tensors out with --set ignore=lm_head.*" in refused(*words)
-    works(*words, "--set", "ignore=extra.*")
+@pytest.fixture
+def near(tmp_path: Path) -> Path:
+    """An artifact, its checkpoint beside it."""
+    write_checkpoint(tmp_path / "checkpoint")
+    works("compile", tmp_path / "checkpoint", "-o", tmp_path / "near")
+    return tmp_path / "near"
 
 
-def test_unsupported_operations_are_one_error(tmp_path: Path) -> None:
-    path = tmp_path / "m.irc"
-    path.write_text(
-        "module @m mesh(tp=2) {\n  func @f(%x: f32[4]) -> (f32[4@tp]) {\n"
-        '    %a = shard_slice %x {axis="tp", dim=0} : f32[4@tp] loc("model.py":3)\n'
-        "    return %a\n  }\n}\n"
-    )
-    err = refused("compile", path, "--dry-run", "--pipeline", "")
-    assert "the backend onnx cannot run this module" in err
-    assert "model.py:3: shard_slice" in err
+def flip(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize("inside", ["", "module.irc", "rank0.onnx"])
+def test_weights_that_were_changed(near: Path, tmp_path: Path, inside: str) -> None:
+    trust = ["--trust"] if inside.endswith(".onnx") else []
+    again = ("compile", near / inside, "-o", tmp_path / "again", *trust)
+    works(*again)
+    weights = tmp_path / "checkpoint" / WEIGHTS
+    flip(weights)
+    works("forecast", near)  # which reads no weights
+    says = f"the weight file {weights} differs from that of the compilation"
+    assert says in refused("generate", near, "--prompt", "a")
+    (tmp_path / "again").rename(tmp_path / "first")
+    err = refused(*again)
+    assert says in err
+    assert f"{near} is the source here: put the file back as it was" in err
+    assert not (tmp_path / "again").exists()
+    flip(weights)
+    works(*again)
+
+
+def test_another_checkpoint_of_the_same_size(near: Path, tmp_path: Path) -> None:
+    again = ("compile", near, "-o", tmp_path / "again", "--checkpoint")
+    other = write_checkpoint(tmp_path / "other", seed=8)
+    assert (other / WEIGHTS).stat().st_size == (tmp_path / "checkpoint" / WEIGHTS).stat().st_size
+    err = refused(*again, other)
+    assert f"the weight file {other / WEIGHTS} differs from that of the compilation" in err
+    assert "give the checkpoint that the model was compiled with" in err
+    (tmp_path / "checkpoint").rename(tmp_path / "moved")
+    works(*again, tmp_path / "moved")
+
+
+def test_files_of_an_artifact_that_were_changed(near: Path, tmp_path: Path) -> None:
+    """The text may be edited; no other file may."""
+    text = (near / "module.irc").read_text()
+    (near / "module.irc").write_text(text.replace("module @", "module @edited_", 1))
+    for source in (near, near / "module.irc"):
+        works("compile", source, "-o", tmp_path / "again")
+        assert "module @edited_" in (tmp_path / "again" / "module.irc").read_text()
+    flip(near / "rank0.onnx")
+    says = f"{near / 'rank0.onnx'} was changed after it was compiled"
+    assert says in refused("compile", near, "-o", tmp_path / "again")
+    (tmp_path / "checkpoint").rename(tmp_path / "moved")
+    words = ["--checkpoint", tmp_path / "moved"]
+    assert says in refused("compile", near, "-o", tmp_path / "again", *words)
+
+
+# ------------------------------------------------------------------ failures
 
 
 def test_a_folder_of_others_is_left_alone(checkpoint: Path, tmp_path: Path) -> None:
@@ -210,12 +320,6 @@ def test_a_folder_of_others_is_left_alone(checkpoint: Path, tmp_path: Path) -> N
     before, err = entries(out), refused("compile", checkpoint, "-o", out)
     assert "would be replaced, and with it my.txt and 1 more, which irc did not write" in err
     assert entries(out) == before and (out / "runs" / "y.npz").read_text() == "my own"
-    err = refused("compile", checkpoint, "-o", checkpoint)
-    assert "would be replaced, and with it the weights in" in err
-
-
-def limited(size: int) -> None:
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
 
 
 @pytest.mark.parametrize("size", [0, 1000, 20_000, 100_000])
@@ -225,7 +329,7 @@ def test_a_disk_that_fills_leaves_nothing(checkpoint: Path, tmp_path: Path, size
     done = subprocess.run(
         [*PROGRAM, "compile", str(checkpoint), "-o", str(output), "--bundle"],
         cwd=ROOT,
-        preexec_fn=lambda: limited(size),
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (size, size)),
         capture_output=True,
         text=True,
         check=False,

@@ -13,7 +13,6 @@ from types import ModuleType, SimpleNamespace
 import pytest
 
 from irc import __version__, backends
-from irc.argument_checks import MOST_THREADS
 from irc.cli.main import COMMANDS
 from irc.cli.ranks import Process
 from irc.errors import Error
@@ -27,18 +26,14 @@ from tests.layout import ROOT, project
 BUFFERED = {key: value for key, value in os.environ.items() if key != "PYTHONUNBUFFERED"}
 
 
-def test_the_help_names_every_backend() -> None:
-    for words in (["--help"], ["compile", "--help"]):
-        text = works(*words).out
-        assert all(re.search(rf"\b{name}\b", text) for name in backends.names()), words
-
-
-@pytest.mark.parametrize("word", ["--help", "-h", "help"])
-def test_help_lists_every_command_with_a_line(word: str) -> None:
-    answer = works(word)
+def test_the_help_lists_commands_and_backends() -> None:
+    text = works("--help").out
+    assert works("-h").out == works("help").out == text
     for name, summary in COMMANDS.items():
-        assert re.search(rf"^  {name} +{re.escape(summary)}$", answer.out, re.MULTILINE), name
-    assert answer.err == ""
+        assert re.search(rf"^  {name} +{re.escape(summary)}$", text, re.MULTILINE), name
+    for each in (text, works("compile", "--help").out):
+        assert all(re.search(rf"\b{name}\b", each) for name in backends.names())
+    assert "usage: irc COMMAND" in refused(status=2)
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -60,50 +55,6 @@ def test_the_version() -> None:
     assert project()["project"]["version"] == __version__
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["compil"], "no command called 'compil'; did you mean 'compile'?"),
-        (["foretell"], "no command called 'foretell'"),
-        (["--bogus"], "no option called '--bogus'"),
-        (["show", "m.irc", "--stat"], "irc show has no option --stat; did you mean '--stats'?"),
-        (["show", "m.irc", "--stat=1"], "irc show has no option --stat; did you mean '--stats'?"),
-        (["compile", "m.irc", "--serve"], "irc compile has no option --serve\n"),
-        (
-            ["run", "m.irc", "--outptus"],
-            "irc run has no option --outptus; did you mean '--outputs'",
-        ),
-        (["show"], "the following arguments are required: FILE|DIR"),
-        (["show", "a", "b"], "one argument too many: 'b'"),
-        (["compile", "x", "-o", "y", "--dtype", "fp16"], "'fp16' is none of f32, f16, bf16"),
-        (["compile", "x", "-o", "y", "--dtype", "bf32"], "did you mean 'f32'?"),
-        (["compile", "x", "-o", "y", "--dims", "B=1:2"], "'B=1:2' is not name=min:typical:max"),
-        (["compile", "x", "-o", "y", "--dims", "B=1,B=2"], "B is given twice"),
-        (["compile", "x", "-o", "y", "--dims", "B=1", "--dims", "B=2"], "B is given twice"),
-        (["compile", "x", "-o", "y", "--set", "layers"], "'layers' is not key=value"),
-        (["show", "x", "--set", "a=1", "--set", "a=2"], "--set: a is given twice"),
-        (["compile", "x", "-o", "y", "--output", "z"], "-o/--output: given twice"),
-        (["compile", "x", "-o", "y", "--refit", "--no-refit"], "given in both forms"),
-        (["opt", "x", "--limit", "cse=1", "--limit", "cse=2"], "--limit: cse is given twice"),
-        (["generate", "x", "--prompt", "a", "--prompt", "b"], "--prompt: given twice"),
-        (["compile", "x", "-o", "y", "--random-weights", "-1"], "-1 is less than 0"),
-        (["compile", "x"], "no artifact folder: give -o DIR, or --dry-run"),
-        (["generate", "x"], "the following arguments are required: --prompt"),
-        (["generate", "x", "--prompt", "a", "--max-new-tokens", "0"], "0 is less than 1"),
-        (["run", "x", "--random", "0", "--threads", "1024"], f"1024 is more than {MOST_THREADS}"),
-        (["generate", "x", "--prompt", "a", "--max-new-tokens", "x"], "'x' is not a whole number"),
-        (["run", "x", "--outputs", "a"], "one of the arguments --inputs --random is required"),
-        (["run", "x", "--inputs", "a", "--random", "1"], "not allowed with argument --inputs"),
-        (["run", "x", "--random", "1", "--rtol", "1"], "--rtol and --atol are for --compare B"),
-        (["run", "x", "--random", "1", "--compare", "b", "--atol", "nan"], "not a number of at"),
-    ],
-)
-def test_wrong_usage(words: list[str], message: str) -> None:
-    err = refused(*words, status=2)
-    assert message in err
-    assert "--help" in err
-
-
 def test_a_repeated_option_adds_to_the_first(
     module: Path, checkpoint: Path, tmp_path: Path
 ) -> None:
@@ -119,81 +70,53 @@ def test_a_repeated_option_adds_to_the_first(
     assert manifest["mesh"] == "dp=1, tp=2"
 
 
-@pytest.mark.parametrize(
-    ("message", "lines"),
-    [
-        ("give --mesh tp=4", ["--mesh is an option of irc compile, irc build, irc forecast"]),
-        ("give --mesh tp=4 to irc forecast", []),
-        ("give --locs, or use pip install --upgrade", []),
-    ],
-)
-def test_options_of_other_commands_are_named(
-    message: str, lines: list[str], module: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def broken(place: str) -> None:
-        raise Error(message)
+def failing(monkeypatch: pytest.MonkeyPatch, failure: BaseException) -> None:
+    """Let `irc show` fail."""
 
-    monkeypatch.setattr("irc.cli.show.read_module", broken)
-    assert refused("show", module).splitlines() == [f"error: {message}", *lines]
+    def read(place: str) -> None:
+        raise failure
 
-
-def test_no_command_and_no_file(tmp_path: Path) -> None:
-    assert "usage: irc COMMAND" in refused(status=2)
-    err = refused("show", tmp_path / "nowhere.irc")
-    assert err == f"error: cannot read {tmp_path}/nowhere.irc: No such file or directory\n"
-
-
-def test_an_error_in_a_text_has_its_place_and_a_caret(module: Path) -> None:
-    module.write_text(MODULE.replace("= add", "= addd"))
-    first, source, caret = refused("show", module).splitlines()
-    assert first.startswith(f"{module}:6:12: error: no operation called 'addd'; did you mean 'add'")
-    assert "load the file that declares it with --load" in first
-    assert source.index("addd ") == caret.index("^")
+    monkeypatch.setattr("irc.cli.show.read_module", read)
 
 
 def test_an_internal_failure_is_reported(
     module: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def broken(place: str) -> None:
-        raise KeyError("surprise")
-
-    monkeypatch.setattr("irc.cli.show.read_module", broken)
+    failing(monkeypatch, KeyError("surprise"))
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     answer = irc("show", module, "--locs")
-    assert answer.status == 70
     (line,) = answer.err.splitlines()
     assert line.startswith("error: irc failed because of a defect in irc (KeyError: 'surprise')")
-    assert "please report it" in line
+    assert answer.status == 70 and "please report it" in line
     report = Path(line.rpartition(" ")[2]).read_text()
     assert f"command: irc show {module} --locs" in report
-    assert f"irc {__version__}" in report
-    assert 'raise KeyError("surprise")' in report
+    assert f"irc {__version__}" in report and "raise failure" in report
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "missing"))
     answer = irc("show", module)
     assert answer.status == 70
-    assert "no report could be written" in answer.err
-    assert "--traceback" in answer.err
+    assert "no report could be written" in answer.err and "--traceback" in answer.err
+
+
+MESH = "--mesh is an option of irc compile, irc build, irc forecast\n"
+NO_ONNX = ModuleNotFoundError("No module named 'onnx'", name="onnx.helper")
 
 
 @pytest.mark.parametrize(
     ("failure", "status", "says"),
     [
-        (
-            ModuleNotFoundError("No module named 'onnx'", name="onnx.helper"),
-            1,
-            "error: the package onnx is not installed: pip install onnx\n",
-        ),
+        (NO_ONNX, 1, "error: the package onnx is not installed: pip install onnx\n"),
         (PermissionError(13, "Denied", "secret.irc"), 1, "error: secret.irc: Denied\n"),
         (KeyboardInterrupt(), 130, "\ninterrupted\n"),
+        (Error("give --mesh tp=4"), 1, f"error: give --mesh tp=4\n{MESH}"),
+        (Error("give --mesh to irc forecast"), 1, "error: give --mesh to irc forecast\n"),
+        (Error("give --locs, or pip --upgrade"), 1, "error: give --locs, or pip --upgrade\n"),
     ],
 )
 def test_other_failures(
     failure: BaseException, status: int, says: str, module: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def failing(place: str) -> None:
-        raise failure
-
-    monkeypatch.setattr("irc.cli.show.read_module", failing)
+    """Options that an Error advises and that the command lacks are named with their commands."""
+    failing(monkeypatch, failure)
     answer = irc("show", module)
     assert (answer.status, answer.out, answer.err) == (status, "", says)
 

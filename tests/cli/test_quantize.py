@@ -80,6 +80,8 @@ def test_options_of_the_command(folder: Path, tmp_path: Path) -> None:
     assert found["weight_bytes"] < 0.5 * plain["weight_bytes"]
     every = irc(*words, "--quantize", "w8a16", "--exclude", "").json
     assert any("exclude=[]" in row["pass"] for row in every["passes"])
+    # a group of more inputs than there are
+    assert irc(*words, "--quantize", "w4a16", "--group", "9999999999").status == 0
 
 
 def test_a_table_in_python(folder: Path, tmp_path: Path) -> None:
@@ -141,9 +143,3 @@ def test_an_artifact_is_not_quantized_again(folder: Path, tmp_path: Path) -> Non
 def test_wrong_types(folder: Path, option: Any, message: str, tmp_path: Path) -> None:
     with pytest.raises(api.Error, match=message):
         api.compile(folder, tmp_path / "out", **option)
-
-
-def test_schemes_are_listed() -> None:
-    found = irc("passes", "quantize")
-    assert "  w4a16  " in found.out and "4-bit weights in groups" in found.out
-    assert "nvfp4" in irc("passes", "quantize", "--json").json["values"]["scheme"]

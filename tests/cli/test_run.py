@@ -1,10 +1,9 @@
-"""`irc run` and `irc generate`: arrays in and out, text in and out."""
+"""`irc run`, `irc generate` and `irc quality`: arrays in and out, text in and out, figures."""
 
 import os
 import pty
 import re
 import subprocess
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -16,16 +15,15 @@ from irc.backends.onnxruntime import OnnxRuntimeStream
 from irc.cli.arrays import Difference, differences
 from irc.driver import load
 from irc.generation.random_inputs import random_inputs
-from irc.npz import Member
 from irc.text import parse_module
-from tests.cli.runner import PROGRAM, irc, npz_files, refused, run_arrays, works
+from tests.cli.runner import PROGRAM, entries, irc, npz_files, refused, run_arrays, works
 from tests.fresh import fresh
 from tests.layout import ROOT
 from tests.tiny_checkpoint import write_checkpoint
 
 PLAIN = """\
 module @m {
-  func @forward(%x: bf16[B]) -> (y: bf16[B], n: i32[B]) {
+  func @forward(%x: bf16[B]) -> (file: bf16[B], allow_pickle: i32[B]) {
     %y = add %x, %x : bf16[B]
     %n = cast %y {dtype="i32"} : i32[B]
     return %y, %n
@@ -79,68 +77,32 @@ def test_tokens_outside_the_vocabulary_are_noted(
     assert f"note: input_ids has the token {token}, but the model has 300 tokens" in answer.err
 
 
-@pytest.mark.parametrize("backend", ["onnx", "reference"])
-@pytest.mark.parametrize(("rows", "tokens"), [(9, 2), (2, 3)])
-def test_sizes_outside_the_compiled_range_are_refused(
-    rows: int, tokens: int, backend: str, checkpoint: Path, tmp_path: Path
-) -> None:
-    works("compile", checkpoint, "-o", tmp_path / "out", "--dims", "B=2:2:8,S=1:1:2")
-    words = npz_files(tmp_path, input_ids=np.ones((rows, tokens), int))
-    found = "B=9, but the model was compiled for B=2 to 8" if rows == 9 else "S=3, but the model"
-    answer = refused("run", tmp_path / "out", *words, "--backend", backend)
-    assert f"error: input_ids has {found}" in answer
+def test_sizes_outside_the_compiled_range_are_refused(checkpoint: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    works("compile", checkpoint, "-o", out, "--dims", "B=2:2:8,S=1:1:2")
+    for rows, tokens, size in ((9, 2, "B=9"), (1, 2, "B=1"), (2, 3, "S=3")):
+        words = npz_files(tmp_path, input_ids=np.ones((rows, tokens), int))
+        for backend in ("onnx", "reference"):
+            told = refused("run", out, *words, "--backend", backend)
+            assert f"error: input_ids has {size}, but the model was compiled for " in told
+    says = "input_ids has B=1, but the model was compiled for B=2 to 8"
+    assert says in irc("generate", out, "--prompt", "the").err
 
 
 def test_caches_are_returned_if_they_are_inputs(artifact: Path, tmp_path: Path) -> None:
-    arrays = {name: np.zeros((1, 2, 16, 8)) for name in load(artifact).manifest.get("states", {})}
-    found = run_arrays(artifact, tmp_path, "--json", input_ids=IDS[:1], **arrays)
-    assert list(found) == ["logits", "k0", "v0", "k1", "v1"]
-    assert found["k0"][:, :, :3].any()
-    assert not found["k0"][:, :, 3:].any()
+    arrays = {name: np.zeros((1, 2, 16, 8)) for name in ("k0", "v0", "k1", "v1")}
+    outputs = run_arrays(artifact, tmp_path, "--json", input_ids=IDS[:1], **arrays)
+    assert list(outputs) == ["logits", *arrays]
+    assert outputs["k0"][:, :, :3].any() and not outputs["k0"][:, :, 3:].any()
 
 
 def test_a_module_runs_on_the_reference(tmp_path: Path) -> None:
     (tmp_path / "m.irc").write_text(PLAIN)
     x = np.array([1, 2.5])
-    found = run_arrays(tmp_path / "m.irc", tmp_path, "--backend", "reference", x=x)
-    assert (found["y"].dtype, found["y"].tolist()) == (np.float32, [2, 5])
-    assert (found["n"].dtype, found["n"].tolist()) == (np.int32, [2, 5])
-    err = refused("run", tmp_path / "m.irc", *npz_files(tmp_path, x=x))
-    assert "is not compiled; compile it with irc compile" in err
-
-
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda path: path.write_bytes(b"nonsense"), "in.npz is no .npz archive of plain arrays"),
-        (lambda path: np.savez(path, ids=IDS), "no input 'ids'"),
-        (Path.mkdir, "cannot read"),
-        (lambda path: None, "No such file or directory"),
-    ],
-)
-def test_wrong_inputs(
-    artifact: Path, tmp_path: Path, make: Callable[[Path], object], message: str
-) -> None:
-    make(tmp_path / "in.npz")
-    words = ["--inputs", tmp_path / "in.npz", "--outputs", tmp_path / "out.npz"]
-    assert message in refused("run", artifact, *words)
-    assert [p.name for p in tmp_path.iterdir() if p.name != "in.npz"] == []
-
-
-@pytest.mark.parametrize(
-    ("arrays", "message"),
-    [
-        ({"input_ids": np.zeros((9, 3))}, "input_ids has B=9, but the model was compiled for B=1"),
-        ({"input_ids": np.zeros((1, 3, 2))}, "input_ids has the shape [1, 3, 2], but it must be i"),
-        ({"input_ids": IDS, "k0": np.zeros((2, 2, 9, 9))}, "k0 has the shape [2, 2, 9, 9], but it"),
-        ({"input_ids": IDS, "huge": np.zeros(9)}, "no input 'huge'"),
-    ],
-)
-def test_arrays_that_do_not_fit_are_not_read(
-    arrays: Any, message: str, artifact: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(Member, "read", lambda *_: pytest.fail("the array was read"))
-    assert message in refused("run", artifact, *npz_files(tmp_path, **arrays))
+    outputs = run_arrays(tmp_path / "m.irc", tmp_path, "--backend", "reference", x=x)
+    assert list(outputs) == ["file", "allow_pickle"], "any name is one of a result"
+    for array, dtype in zip(outputs.values(), (np.float32, np.int32), strict=True):
+        assert (array.dtype, array.tolist()) == (dtype, [2, 5])
 
 
 def test_outputs_that_cannot_be_written(artifact: Path, tmp_path: Path) -> None:
@@ -148,7 +110,7 @@ def test_outputs_that_cannot_be_written(artifact: Path, tmp_path: Path) -> None:
     assert "No such file or directory" in refused(*words, tmp_path / "none" / "out.npz")
     (tmp_path / "folder").mkdir()
     assert "cannot write" in refused(*words, tmp_path / "folder")
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["folder", "in.npz"]
+    assert entries(tmp_path) == ["folder", "in.npz"]
 
 
 # ------------------------------------------------------------------ random inputs, comparisons
@@ -187,11 +149,10 @@ def test_random_ids_are_rows_of_their_table() -> None:
     assert set(found["n"]) <= {0, 1}
 
 
-def test_results_are_compared(artifact: Path, checkpoint: Path, tmp_path: Path) -> None:
-    works("compile", checkpoint, "--mesh", "tp=2", "-o", tmp_path / "tp2")
+def test_results_are_compared(artifact: Path, two_ranks: Path, tmp_path: Path) -> None:
     seed = str(int(fresh().integers(1 << 30)))
     words = ["run", artifact, "--random", seed, "--outputs", tmp_path / "out.npz", "--compare"]
-    for other in (tmp_path / "tp2", artifact / "module.irc"):
+    for other in (two_ranks, artifact / "module.irc"):
         assert re.search(r"^logits +0 of 300 +.* ok$", works(*words, other).out, re.MULTILINE)
     logits = np.load(tmp_path / "out.npz")["logits"]
     wrong = logits.copy()
@@ -265,25 +226,6 @@ def test_the_summary(artifact: Path) -> None:
     assert answer.err.endswith("(the cache is full)\n")
 
 
-def test_generation_checks_ranges_as_a_run_does(checkpoint: Path, tmp_path: Path) -> None:
-    works("compile", checkpoint, "-o", tmp_path / "out", "--dims", "B=2:2:4")
-    np.savez(tmp_path / "in.npz", input_ids=IDS[:1])
-    says = "input_ids has B=1, but the model was compiled for B=2 to 4"
-    assert says in refused("run", tmp_path / "out", "--inputs", tmp_path / "in.npz")
-    assert says in irc("generate", tmp_path / "out", "--prompt", "the").err
-
-
-@pytest.mark.parametrize(
-    ("prompt", "words", "message"),
-    [
-        ("", [], "the prompt has no tokens; expected at least one"),
-        ("x" * 97, [], "the prompt has 97 tokens, but the cache of this model holds 96"),
-    ],
-)
-def test_wrong_prompts(artifact: Path, prompt: str, words: list[str], message: str) -> None:
-    assert message in irc("generate", artifact, f"--prompt={prompt}", *words).err
-
-
 def test_a_prompt_may_be_longer_than_a_call(checkpoint: Path, tmp_path: Path) -> None:
     words = ["--raw-ids", "--prompt", " ".join(map(str, range(1, 12))), "--max-new-tokens", "6"]
     found: list[str] = []
@@ -336,3 +278,22 @@ def test_a_terminal_shows_the_prompt_dim(artifact: Path) -> None:
     shown = data.decode("utf-8", "replace").rpartition("\r\x1b[K")[2]  # after the progress
     assert shown.startswith("\x1b[2mthe\x1b[0m")
     assert "tokens/s" in shown
+
+
+# ------------------------------------------------------------------ quality
+
+
+def test_a_model_against_itself(artifact: Path) -> None:
+    words = ["quality", artifact, "--against", artifact, "--text", ROOT / "README.md"]
+    words += ["--tokens", "300", "--length", "90"]
+    facts = works(*words, "--json").json
+    assert facts["tokens"] == 296
+    assert facts["perplexity"] == facts["reference_perplexity"] > 1
+    assert (facts["increase"], facts["kl"], facts["top1"]) == (0.0, 0.0, 1.0)
+    shown = works(*words).out
+    assert "same likeliest token" in shown and "100.00%" in shown
+
+
+def test_a_model_alone_on_the_help_of_python(artifact: Path) -> None:
+    shown = works("quality", artifact, "--tokens", "200").out
+    assert "perplexity" in shown and "KL" not in shown

@@ -1,16 +1,21 @@
-"""Greedy decoding: inputs of every step, and when it stops."""
+"""Decoding: inputs of every call, when it stops, and what is refused."""
 
 import dataclasses
+import re
 from collections.abc import Mapping
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 
 import irc
 from irc.backends.base import Port, Ports
 from irc.errors import Error
+from irc.generation.checks import checked
 from irc.generation.greedy import greedy
+from irc.generation.inputs import cache_range, complete, rounded
+from irc.generation.rows import Rows
 from irc.ir.dims import symbol
 
 B, S, T, C = map(symbol, "BSTC")
@@ -218,3 +223,192 @@ def test_a_model_may_choose_the_token() -> None:
         Error, match=r"indices from the input input_ids are out of range \(2 of them\)"
     ):
         greedy(Choosing(ports), [3, VOCAB, 4, 99], 3)
+
+
+# ------------------------------------------------------------------ networks of TensorRT-LLM
+
+VECTORS = ("last_token_ids", "sequence_length", "context_lengths", "host_request_types")
+NETWORK = Ports(
+    (
+        Port("input_ids", "i32", (B, S)),
+        Port("position_ids", "i32", (B, S)),
+        Port("host_past_key_value_lengths", "i32", (B,)),
+        *(Port(name, "i32", (B,)) for name in VECTORS),
+        Port("host_max_attention_window_sizes", "i32", (2,)),
+        Port("cache_indirection", "i32", (B, 1, C)),
+        Port("host_runtime_perf_knobs", "i64", (16,)),
+    ),
+    (Port("past_key_value_0", "f32", (B, 2, 3, C, 4), True),),
+    (Port("logits", "f32", (B, 9)),),
+)
+
+
+class Silent(Counting):
+    """A network of TensorRT-LLM that chooses no token."""
+
+    def step(self, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        self.steps.append({name: array.tolist() for name, array in inputs.items()})
+        return {"logits": np.zeros((len(inputs["input_ids"]), 9), np.float32)}
+
+
+def test_the_inputs_of_prompts_and_of_steps() -> None:
+    program = Silent(NETWORK)
+    rows = Rows(program, {}, [[5, 6, 7], [8]], 16)
+    rows.start()
+    rows.step([[1], [2]])
+    assert program.sizes == {"B": 2, "C": 16}
+    first, second = program.steps
+    assert first["input_ids"] == [[5, 6, 7], [8, 0, 0]]
+    assert first["position_ids"] == [[0, 1, 2], [0, 0, 0]], "padding adds no length"
+    assert first["host_past_key_value_lengths"] == [0, 0]
+    assert [first[name] for name in VECTORS] == [[3, 1], [3, 1], [3, 1], [0, 0]]
+    assert first["host_max_attention_window_sizes"] == [16, 16]
+    assert np.shape(first["cache_indirection"]) == (2, 1, 16)
+    assert second["position_ids"] == [[3], [1]]
+    assert second["host_past_key_value_lengths"] == [3, 1]
+    assert [second[name] for name in VECTORS] == [[1, 1], [4, 2], [3, 1], [1, 1]]
+
+
+# ------------------------------------------------------------------ inputs of any model
+
+CACHES = (Port("k0", "f32", (B, 2, C, 8), True), Port("v0", "bf16", (B, 2, C, 4), True))
+LANGUAGE = dataclasses.replace(PORTS, states=CACHES)
+PLAIN = Ports((Port("x", "f32", (B,)), Port("n", "i32", (B,))), (), ())
+
+
+def test_ids_alone_are_enough() -> None:
+    found = complete(LANGUAGE, {"input_ids": np.array([[1, 2, 3], [4, 5, 6]])})
+    assert list(found) == ["input_ids", "positions", "past_lengths", "logit_positions", "k0", "v0"]
+    assert found["input_ids"].dtype == np.int32
+    assert found["positions"].tolist() == [[0, 1, 2], [0, 1, 2]]
+    assert found["past_lengths"].tolist() == [0, 0]
+    assert found["logit_positions"].tolist() == [[0, 1, 2], [0, 1, 2]]
+    assert found["k0"].shape == (2, 2, 64, 8)
+    assert found["v0"].shape == (2, 2, 64, 4)
+    assert found["v0"].dtype == ml_dtypes.bfloat16
+    assert all(found[name].dtype == np.int32 for name in list(found)[:4])
+    assert not found["k0"].any()
+
+
+def test_provided_inputs_are_kept() -> None:
+    given = {
+        "input_ids": np.array([[7]]),
+        "past_lengths": np.array([5]),
+        "logit_positions": np.array([[0]]),
+        "k0": np.ones((1, 2, 9, 8), np.float32),
+        "v0": np.ones((1, 2, 9, 4), np.float32),
+    }
+    found = complete(LANGUAGE, given)
+    assert found["positions"].tolist() == [[5]]
+    assert found["past_lengths"].tolist() == [5]
+    assert found["k0"].shape == (1, 2, 9, 8)
+
+
+def test_wrong_past_lengths_are_refused() -> None:
+    with pytest.raises(Error, match="past_lengths is not 0, so the caches are required"):
+        complete(LANGUAGE, {"input_ids": np.array([[7]]), "past_lengths": np.array([5])})
+    message = re.escape("past_lengths has the shape [2], but it must be [1]")
+    with pytest.raises(Error, match=message):
+        complete(LANGUAGE, {"input_ids": np.array([[7]]), "past_lengths": np.array([0, 0])})
+
+
+def test_more_tokens_than_the_cache_holds_are_refused() -> None:
+    assert complete(LANGUAGE, {"input_ids": np.zeros((1, 20), int)}, (1, 20))["k0"].shape[2] == 20
+    assert complete(LANGUAGE, {"input_ids": [[7]]}, (80, 96))["k0"].shape[2] == 80
+    with pytest.raises(Error, match="has 21 tokens per row, but the cache of this model holds 20"):
+        complete(LANGUAGE, {"input_ids": np.zeros((1, 21), int)}, (1, 20))
+
+
+def test_unknown_and_missing_inputs_are_named() -> None:
+    x, n = np.zeros(2, np.float32), np.zeros(2, np.int32)
+    with pytest.raises(Error, match=r"no input 'xx'; did you mean 'x'\?; it has x, n"):
+        complete(PLAIN, {"xx": x, "n": n})
+    with pytest.raises(Error, match="the inputs lack n; the model takes x, n"):
+        complete(PLAIN, {"x": x})
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        *[("x", kind) for kind in (np.float64, np.float16, ml_dtypes.bfloat16, np.int64, np.uint8)],
+        *[("n", kind) for kind in (np.int64, np.uint8, np.int16)],
+    ],
+)
+def test_numbers_are_converted(name: str, kind: type) -> None:
+    given = {"x": np.zeros(2, np.float32), "n": np.zeros(2, np.int32)}
+    found = complete(PLAIN, given | {name: np.array([1, 2], kind)})[name]
+    assert found.dtype == given[name].dtype
+    assert found.tolist() == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("n", np.array([1.5, 2]), "the input n is float64, but it must be i32; convert it"),
+        ("n", np.array([2**40, 0]), "the input n has numbers outside the range of i32"),
+        ("x", np.array([True, False]), "the input x is bool, but it must be f32"),
+        ("x", np.array(["a", "b"]), "the input x is <U1, but it must be f32"),
+    ],
+)
+def test_other_conversions_are_refused(name: str, value: np.ndarray, message: str) -> None:
+    given = {"x": np.zeros(2, np.float32), "n": np.zeros(2, np.int32)} | {name: value}
+    with pytest.raises(Error, match=message):
+        complete(PLAIN, given)
+
+
+def test_the_capacity_of_caches() -> None:
+    assert cache_range(CACHES, {"C": [1, 8, 100]}) == (1, 100)
+    assert cache_range(CACHES, {}) == (0, 0)
+    assert cache_range((Port("k", "f32", (1, 2, 32, 8), True),), {}) == (32, 32)
+    assert [rounded(count, (0, 0)) for count in (1, 64, 65)] == [64, 64, 128]
+    assert (rounded(65, (1, 100)), rounded(1, (80, 96))) == (100, 80)
+
+
+@pytest.mark.parametrize("ids", [[1, 2, 3], [[[1]]], [[], []], np.zeros((0, 3), int)])
+def test_ids_are_rows_of_tokens(ids: object) -> None:
+    with pytest.raises(Error, match=r"input_ids has the shape .*, but it must be \[B, S\]"):
+        complete(LANGUAGE, {"input_ids": np.asarray(ids, np.int64)})
+
+
+@pytest.mark.parametrize("place", [-1, 3])
+def test_logit_positions_are_positions_of_tokens(place: int) -> None:
+    with pytest.raises(Error, match="logit_positions must lie between 0 and 2"):
+        complete(LANGUAGE, {"input_ids": [[1, 2, 3]], "logit_positions": [[place]]})
+
+
+# ------------------------------------------------------------------ results that count
+
+
+def counts(**numbers: Any) -> dict[str, np.ndarray]:
+    return {name: np.array(number, np.int32) for name, number in numbers.items()}
+
+
+def test_counts_of_zero_are_removed() -> None:
+    zeros = counts(ids_out_of_range=0, keys_out_of_range=0, capacity_overflow=0)
+    assert list(checked({"y": np.ones(3), **zeros}, ["ids", "keys"])) == ["y"]
+
+
+@pytest.mark.parametrize(
+    ("name", "number", "message"),
+    [
+        ("keys_out_of_range", 1, r"indices from the input keys are out of range \(1 of them\)"),
+        (
+            "computed_ids_out_of_range",
+            7,
+            r"indices from several inputs are out of range \(7 of them\)",
+        ),
+        ("capacity_overflow", 3, "need a capacity of 3; compile with capacity=3"),
+    ],
+)
+def test_counts_are_errors(name: str, number: int, message: str) -> None:
+    with pytest.raises(Error, match=message):
+        checked(counts(**{name: number}), ["keys"])
+
+
+def test_results_of_the_model_with_such_names_stay() -> None:
+    own = {
+        **counts(light_out_of_range=4),
+        "keys_out_of_range": np.ones((2, 3), np.int32),
+        "capacity_overflow": np.array(1.5, np.float32),
+    }
+    assert list(checked(own, ["keys"])) == list(own)

@@ -103,9 +103,8 @@ def test_batches_are_continued_as_by_transformers(
             assert len(result.log_probs) == len(result.tokens) - len(prompt)
 
 
-def test_hooks_of_a_batch(tmp_path: Path) -> None:
-    irc.compile(write_checkpoint(tmp_path / "checkpoint"), tmp_path / "m", backend="reference")
-    model, seen = irc.load(tmp_path / "m").model, list[list[list[int]]]()
+def test_hooks_of_a_batch(artifact: Path) -> None:
+    model, seen = irc.load(artifact).model, list[list[list[int]]]()
 
     def processor(step: int, ids: np.ndarray, logits: np.ndarray) -> np.ndarray:
         seen.append(ids.tolist())
