@@ -1,4 +1,4 @@
-"""Random-weight models of every family against transformers: prefill, decoding, greedy text."""
+"""Models of every family, of a user and with quantized weights against transformers."""
 
 from collections.abc import Callable
 from importlib import import_module
@@ -10,6 +10,12 @@ import pytest
 
 import irc
 from irc.frontends import huggingface, layers
+from irc.generation.greedy import greedy
+from irc.quantization.formats import decode, encode
+from tests.cli.runner import works
+from tests.fresh import fresh, session_seed
+from tests.layout import ROOT
+from tests.tiny_checkpoint import write_checkpoint
 
 from .runners import Runner, program, relative
 from .shapes import SHAPES
@@ -209,3 +215,71 @@ def test_mixture_of_experts_agrees_with_qwen2_moe() -> None:
     layer = layers.MixtureOfExperts(24, 10, 5, 3, normalize=False, shared_size=14, shared_gate=True)
     module = irc.trace(layer, {"x": irc.Spec("f32", x.shape)})
     assert relative(irc.evaluate(module, {"x": x}, weights=weights)["result0"], wanted) < 1e-5
+
+
+@pytest.mark.parametrize("mesh", ["tp=1", "tp=2", "tp=3,pp=2"])
+@pytest.mark.parametrize("parallel", [True, False])
+def test_the_example_of_a_custom_model(parallel: bool, mesh: str, tmp_path: Path) -> None:
+    """examples/custom_llm.py computes what GPT-NeoX computes, on any ranks."""
+    torch, transformers = oracle()
+    torch.manual_seed(session_seed())
+    config = transformers.GPTNeoXConfig(
+        vocab_size=97,
+        hidden_size=48,
+        intermediate_size=76,
+        num_hidden_layers=2,
+        num_attention_heads=3,
+        max_position_embeddings=64,
+        use_parallel_residual=parallel,
+    )
+    model = transformers.GPTNeoXForCausalLM(config).eval()
+    for name, parameter in model.named_parameters():
+        torch.nn.init.normal_(parameter, float("norm.w" in name), parameter.shape[-1] ** -0.5)
+    model.save_pretrained(tmp_path / "model")
+    words = ["--load", ROOT / "examples" / "custom_llm.py", "--mesh", mesh, "-o", tmp_path / "out"]
+    works("compile", tmp_path / "model", *words)
+    prompt = fresh().integers(0, 97, (1, 6))
+    chosen = greedy(irc.load(tmp_path / "out").program, prompt[0].tolist(), 20).tokens
+    assert list(chosen) == greedy_of(model, prompt, 20)[0].tolist()
+
+
+ROUNDING = {"w8a16": ("int8", (1, 0), "absmax"), "w4a16": ("int4", (1, 0), "mse")}
+
+
+def with_rounded_weights(folder: Path, scheme: str) -> Any:
+    """A model whose linears have the weights of codes and scales; the head has codes of 8 bits."""
+    torch, transformers = oracle()
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    for name, module in model.named_modules():
+        if isinstance(module, torch.nn.Linear):
+            kind, block, method = ROUNDING["w8a16" if name == "lm_head" else scheme]
+            weight = module.weight.detach().numpy()
+            values = decode(encode(weight, kind, block, method=method))
+            module.weight = torch.nn.Parameter(torch.tensor(values))
+    return model
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize(
+    ("scheme", "backend", "mesh"),
+    [
+        ("w4a16", "onnx", ""),
+        ("w4a16", "reference", ""),
+        ("w8a16", "onnx", "tp=2"),
+        ("w8a16", "onnx", "tp=3"),
+        ("w8a16", "reference", "tp=2"),
+    ],
+)
+def test_quantized_heads(scheme: str, backend: str, mesh: str, tied: bool, tmp_path: Path) -> None:
+    """Also where ranks hold uneven parts of the vocabulary of 301."""
+    sizes: dict[str, Any] = {"vocab_size": 301, "intermediate_size": 64}
+    folder = write_checkpoint(tmp_path / "model", tie_word_embeddings=tied, **sizes)
+    options: dict[str, Any] = {"mesh": mesh} if mesh else {}
+    artifact = irc.compile(folder, tmp_path / "a", backend=backend, quantize=scheme, **options)
+    types = {name: weight.type for name, weight in artifact.module.weights.items()}
+    head, scale = types["lm_head.weight"], types["lm_head.scale"]
+    assert (head.dtype, types["model.embed_tokens.weight"].dtype) == ("i8", "f32")
+    assert head.shape[0] == scale.shape[0] == -(-301 // int(mesh[-1:] or 1))
+    ids = fresh(2).integers(0, 300, (2, 7))
+    wanted = logits_of(with_rounded_weights(folder, scheme), ids)
+    assert relative(Runner(artifact.program, 2).step(ids), wanted) < 3e-4
