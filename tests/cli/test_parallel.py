@@ -171,18 +171,19 @@ def test_a_tp_plan_in_the_folder_is_read(checkpoint: Path, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
-    ("words", "wanted"),
+    ("words", "wanted", "why"),
     [
-        ("--outside clamp", "clamp: 1"),  # the cost model would replicate this table
-        ("--outside clamp --embedding auto", "clamp: 1, replicated: 1"),
-        ("--outside zero --embedding CA", "zero: 1, CA: 1"),
+        ("--outside clamp", "clamp: 1", ""),  # the cost model would replicate this table
+        ("--outside clamp --embedding auto", "clamp: 1, replicated: 1", ""),
+        ("--outside zero --embedding CA", "columns: 1", "is looked up by CA: it was requested"),
     ],
 )
-def test_embeddings_of_a_sharded_module(words: str, wanted: str, tmp_path: Path) -> None:
+def test_embeddings_of_a_sharded_module(words: str, wanted: str, why: str, tmp_path: Path) -> None:
     (tmp_path / "m.irc").write_text(LOOKUP)
-    facts = works("compile", tmp_path / "m.irc", "--dry-run", *words.split(), "--json").json
-    did = [each["did"] for each in facts["passes"] if each["pass"].startswith("rewrite-embed")]
-    assert did == [wanted]
+    command = ["compile", tmp_path / "m.irc", "--dry-run", "--explain", "--json", *words.split()]
+    steps = [each for each in works(*command).json["passes"] if "rewrite-embed" in each["pass"]]
+    assert [each["did"] for each in steps] == [wanted]
+    assert why in " ".join(steps[0]["notes"])
 
 
 @pytest.mark.parametrize("backend", ["onnx", "reference"])
