@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from irc.quantization.formats import tiles
 from irc.weights.checkpoint import streams
 from irc.weights.checkpoint.read_cache import ReadCache
 from irc.weights.checkpoint.streams import ahead, regions
@@ -32,6 +33,21 @@ def test_regions_cover_a_tensor_in_order() -> None:
                 assert not any(part.size % 2 for part in parts[:-1])
             else:
                 assert max(part.size for part in parts) <= limit
+
+
+def test_tiles_hold_whole_blocks_or_lie_in_one() -> None:
+    rng = fresh(1)
+    for _ in range(300):
+        grid = tuple(int(n) for n in rng.integers(1, 9, rng.integers(0, 4)))
+        sizes = rng.integers(1, 5, len(grid)).tolist()
+        seen = np.zeros([count * size for count, size in zip(grid, sizes, strict=True)], int)
+        for place, blocks in tiles(seen.shape, sizes, int(rng.choice([1, 2, 3, 7, 20, 1000]))):
+            seen[place] += 1
+            for part, block, size in zip(place, blocks, sizes, strict=True):
+                first, end = block.start * size, block.stop * size
+                inside = first <= part.start and part.stop <= end
+                assert inside and ((part.start, part.stop) == (first, end) or end - first == size)
+        assert (seen == 1).all()
 
 
 @pytest.fixture(params=[1, 2, 5])
