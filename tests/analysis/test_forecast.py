@@ -15,13 +15,17 @@ from irc.ir.core import Module
 from irc.pipeline import run_pipeline
 from irc.text import parse_module
 from tests.sharded.checking import plan_file
-from tests.sharded.models import MODELS
+from tests.sharded.models import tiny_llama
 
+HEADS = {"num_attention_heads": 8, "num_key_value_heads": 8}
+EVEN = HEADS | {"vocab_size": 48, "intermediate_size": 48}
 SIZES = {"B": 2, "S": 6, "T": 1, "C": 16}
 
 
-def prepared(model: str, mesh: str, *, stages: int = 0, sequence: bool = False) -> Module:
-    module = MODELS[model]()
+def prepared(
+    sizes: dict[str, int], mesh: str, *, stages: int = 0, sequence: bool = False
+) -> Module:
+    module = tiny_llama(head_dim=4, **sizes)
     options = f'mesh="{mesh}"' + (", sequence=true" if sequence else "")
     cut = f", pipeline{{stages={stages}}}" if stages else ""
     run_pipeline(module, f"inline, cse, shard{{{options}}}{cut}, localize, fold, dce")
@@ -29,7 +33,7 @@ def prepared(model: str, mesh: str, *, stages: int = 0, sequence: bool = False) 
 
 
 def test_a_phase_adds_up_its_operations() -> None:
-    module, topology = prepared("gqa", "tp=3"), default_topology()
+    module, topology = prepared({}, "tp=3"), default_topology()
     sizes = sizes_after(module, SIZES, past=3)
     found = phase("prefill", module, sizes, topology, tokens=12)
     times = [cost_of(op, sizes).time(topology.device) for op in operations(module.main)]
@@ -40,7 +44,7 @@ def test_a_phase_adds_up_its_operations() -> None:
 
 
 def test_stages_share_the_work_and_send_activations() -> None:
-    whole, cut = prepared("even", "tp=2"), prepared("even", "pp=3, tp=2", stages=3)
+    whole, cut = prepared(EVEN, "tp=2"), prepared(EVEN, "pp=3, tp=2", stages=3)
     topology = default_topology()
     assert [len(stage) for stage in Stages(whole.main).functions()] == [1]
     stages = Stages(cut.main).functions()
@@ -82,7 +86,7 @@ def test_only_values_used_by_another_stage_are_sent() -> None:
 
 
 def test_sizes_of_sharded_symbols() -> None:
-    module = prepared("even", "dp=2, tp=2", sequence=True)
+    module = prepared(EVEN, "dp=2, tp=2", sequence=True)
     assert set(module.dims) == {"B_dp", "S_tp", "T", "C"}
     sizes = sizes_after(module, SIZES)
     found = {name: sizes.symbols[name] for name in module.dims}
