@@ -97,7 +97,8 @@ def test_tokens_and_sizes(tmp_path: Path) -> None:
 def test_the_text(tmp_path: Path) -> None:
     folder = config_folder(tmp_path / "tiny", CONFIG)
     text = works("forecast", folder, "--mesh", "pp=2,tp=2").out
-    for words in ("4 ranks (pp=2, tp=2) of NVIDIA H200, nvlink", "stage 0", "stage 1", "x send"):
+    stages = ("4 ranks (pp=2, tp=2) of NVIDIA H200, nvlink", "stage 0", "stage 1", "x send")
+    for words in (*stages, "decode: 1 token after 95 others"):
         assert words in text
     note = "nothing is sharded over the mesh axis cp: its 2 ranks do the same"
     assert note in works("forecast", folder, "--mesh", "cp=2,tp=2").out
