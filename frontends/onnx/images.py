@@ -101,7 +101,8 @@ def conv_transpose(b: Builder, node: Node) -> Results:
     windows, count = _windows_of(node, weight.shape[2:], x.shape[2:]), weight.ndim - 2
     more = node.ints("output_padding") or [0] * count
     channels, out = weight.shape[:2]
-    if isinstance(channels, Dim) or isinstance(out, Dim) or channels % groups or len(more) != count:
+    is_known = not isinstance(channels, Dim) and not isinstance(out, Dim)
+    if not is_known or groups < 1 or channels % groups or len(more) != count:
         raise Error("ConvTranspose needs channels that its groups divide, and known sizes")
     reach = [(size - 1) * gap for size, gap in zip(windows[0], windows.dilations, strict=True)]
     before, after = list(windows.before), list(windows.after)

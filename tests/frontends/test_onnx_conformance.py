@@ -21,7 +21,6 @@ import irc
 from irc.backends.reference import evaluate
 from irc.errors import Error
 from irc.frontends.onnx import import_onnx
-from tests.fresh import fresh
 from tests.frontends.onnx_models import on_emitted, saved
 
 pytestmark = pytest.mark.slow
@@ -101,7 +100,7 @@ def damage(model: onnx.ModelProto, rng: np.random.Generator) -> None:
 
 
 def test_damaged_models_give_a_module_or_an_error(tmp_path: Path) -> None:
-    rng, read = fresh(91), 0
+    rng, read = np.random.default_rng(91), 0
     for _ in range(500):
         some = cases(rng.choice(["node", "pytorch-operator"]))
         model = model_of(some[int(rng.integers(len(some)))])

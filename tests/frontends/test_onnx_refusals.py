@@ -111,6 +111,8 @@ REFUSED: list[tuple[str, str, tuple[Any, ...], dict[str, Any], str]] = [
       for scale in (np.nan, np.inf, 0.0)),
     ("Resize", "image - s", (f32(1, 1),), {}, "has 2 scales or 2 sizes of 4 axes"),
     ("BitShift", "x x", (), {"direction": "UP"}, "direction=UP is not supported"),
+    ("ConvTranspose", "image w", (np.ones((4, 2, 3, 3), np.float32),), {"group": 0},
+     "ConvTranspose needs channels that its groups divide"),
     ("SpaceToDepth", "image", (), {"blocksize": 3}, "needs sizes that 3 divides; found 8, 8"),
     ("DepthToSpace", "image", (), {"blocksize": 3}, "needs sizes that 9 divides; found 4"),
     ("DepthToSpace", "image", (), {"blocksize": 0}, "blocksize=0, mode=DCR; expected 1 or more"),
