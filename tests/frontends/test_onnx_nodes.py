@@ -76,6 +76,18 @@ CASES = [
     Case("ReduceL2", X, attributes={"axes": [1], "keepdims": 0}, opset=13),
     Case("MaxPool", {"x": ("i8", (B, 3, 7, "2*seq"))},
          attributes={"kernel_shape": [3, 2], "strides": [1, 2], "auto_pad": "SAME_UPPER"}),
+    Case("LayerNormalization", {"x": ("f32", (2, 3, 8))}, {"s": f32(3, 8), "b": f32(8)},
+         {"axis": -2}),
+    *(Case(k, {"x": ("f32", (B, 3, 7, 8))},
+           attributes={"kernel_shape": [3, 2], "strides": [2, 3], **words})
+      for k in ("MaxPool", "AveragePool", "LpPool")
+      for words in ({"ceil_mode": 1, "pads": [1, 0, 1, 1]}, {"dilations": [2, 3]})),
+    *(Case("MaxPool", {"x": ("i8", (B, 3, 7, 8))}, outputs=2, attributes={
+        "kernel_shape": [3, 3], "pads": [1, 1, 1, 1], "storage_order": n}) for n in (0, 1)),
+    Case("GridSample", {"x": ("f32", (B, 2, 4, S)), "g": ("f32", (B, 2, 6, 2))}, opset=16),
+    *(Case("GridSample", {"x": ("f32", (B, 2, 4, 3)), "g": ("f32", (B, S, 6, 2))}, attributes={
+        "mode": m, "padding_mode": "reflection", "align_corners": n})
+      for m, n in (("nearest", 0), ("linear", 1), ("cubic", 0))),
 ]  # fmt: skip
 
 
