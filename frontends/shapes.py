@@ -60,7 +60,7 @@ def split_sizes(shape: Shape, sizes: int | Sequence[int], dim: int) -> tuple[int
     if not isinstance(total, int):
         raise Error(f"split: dimension {dim} is {total}; give the sizes of the pieces")
     if sizes < 1 or total % sizes:
-        raise Error(f"split: {total} is no multiple of {sizes}; give the sizes of the pieces")
+        raise Error(f"split: {total} is not a multiple of {sizes}; give the sizes of the pieces")
     return (sizes,) * (total // sizes)
 
 

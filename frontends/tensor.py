@@ -87,7 +87,9 @@ class Tensor:
     def named(self, name: str) -> Tensor:
         """This tensor, called `%name` in dumps."""
         if not name.isidentifier() or not name.isascii():
-            raise Error(f"{name!r} is no name for a tensor; use letters, digits, _", loc=here())
+            raise Error(
+                f"{name!r} is not a valid name for a tensor; use letters, digits, _", loc=here()
+            )
         value, tracer = self.value, current("a tensor")
         if value not in tracer.function.args and value.producer is not None:
             value.name = name
@@ -218,7 +220,7 @@ class Tensor:
         """Numbers, slices with a positive step, `...` and None, as in numpy."""
         parts = index if isinstance(index, tuple) else (index,)
         if any(isinstance(part, Tensor) for part in parts):
-            raise Error("a tensor is no index; use F.gather or F.embedding", loc=here())
+            raise Error("a tensor is not an index; use F.gather or F.embedding", loc=here())
         slices, dropped, added = located(plan_index, self.shape, index)
         tensor = self
         for dim, start, stop, step in slices:

@@ -110,7 +110,9 @@ def _check_call(model: Any, types: Mapping[str, TensorType]) -> None:
     function = getattr(model, "forward", None) if isinstance(model, Module) else model
     if not callable(function):
         what = f"{type(model).__name__} has no method called forward"
-        raise Error(what if isinstance(model, Module) else f"a {type(model).__name__} is no model")
+        raise Error(
+            what if isinstance(model, Module) else f"a {type(model).__name__} is not a model"
+        )
     parameters = inspect.signature(function).parameters.values()
     names = [p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
     needed = [p.name for p in parameters if p.name in names and p.default is p.empty]

@@ -16,7 +16,7 @@ def open_file(path: str | os.PathLike[str]) -> BinaryIO:
         raise OSError(errno.EINVAL, "the path has a NUL character", name)
     mode = os.stat(name).st_mode
     if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
-        raise OSError(errno.EINVAL, "it is no regular file", name)
+        raise OSError(errno.EINVAL, "it is not a regular file", name)
     return open(name, "rb")
 
 

@@ -100,7 +100,7 @@ def _damage_named(path: Path) -> Generator[None]:
         raise Error(f"cannot read {path}: {error.strerror or error}") from None
     except Exception as error:
         raise Error(
-            f"{path} is no .npz archive of plain arrays ({error}); write it with numpy.savez"
+            f"{path} is not an .npz archive of plain arrays ({error}); write it with numpy.savez"
         ) from None
 
 

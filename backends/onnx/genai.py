@@ -43,7 +43,8 @@ adapter (int32[B, S] input_ids, int32[B, L] attention_mask)
 def write_genai(folder: Path, facts: Mapping[str, Any]) -> None:
     """Write genai.onnx, whose weights are those of rank0.onnx, and genai_config.json.
 
-    An Error where the artifact, whose manifest has these `facts`, is no language model of one rank.
+    An Error where the artifact whose manifest has these `facts` is not a language model of one
+    rank.
     """
     import onnx
     from onnx import compose, parser

@@ -123,7 +123,7 @@ def _architectures(text: str, target: str, known: tuple[int, ...]) -> tuple[int,
     for each in re.split(r"[+,]", text):
         digits = each.strip().removeprefix("sm_").removeprefix("sm")
         if (number := whole_number_in(digits)) is None:
-            raise Error(f"{target}: {each!r} is no architecture; write sm_89, or sm_80+sm_89")
+            raise Error(f"{target}: {each!r} is not an architecture; write sm_89, or sm_80+sm_89")
         if number not in known:
             shown = ", ".join(f"sm_{one}" for one in known)
             raise Error(f"{target}: no engine is for sm_{digits}; there are {shown}")

@@ -52,7 +52,7 @@ def read_config(folder: str | os.PathLike[str]) -> dict[str, Any]:
     path = Path(folder) / "config.json"
     if not path.exists():
         hint = "" if Path(folder).is_dir() else "; there is no such folder"
-        raise Error(f"{folder} is no checkpoint folder: it has no config.json{hint}")
+        raise Error(f"{folder} is not a checkpoint folder: it has no config.json{hint}")
     return read_object(path)
 
 

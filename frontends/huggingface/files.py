@@ -114,12 +114,12 @@ class Checkpoint:
     def _check_name(self, path: Path, name: Any) -> None:
         """Raise an Error unless an index names an existing safetensors file below its folder."""
         if not isinstance(name, str) or not name:
-            raise Error(f"{path}: {name!r} is no file name")
+            raise Error(f"{path}: {name!r} is not a file name")
         parts = PurePosixPath(name.replace("\\", "/"))
         if parts.is_absolute() or ".." in parts.parts or ":" in name:
             raise Error(f"{path} names the file {name!r}, which is outside its folder")
         if not name.endswith(".safetensors"):
-            raise Error(f"{path} names the file {name!r}, which is no safetensors file")
+            raise Error(f"{path} names the file {name!r}, which is not a safetensors file")
         if not (self.folder / name).exists():
             raise Error(
                 f"{path} names {name!r}, which does not exist; download all files of the checkpoint"

@@ -162,6 +162,7 @@ class Attention(Module):
 def _divided(hidden_size: int, heads: int) -> int:
     if heads < 1 or hidden_size % heads:
         raise Error(
-            f"hidden_size {hidden_size} is no multiple of {heads} heads; give head_dim", loc=here()
+            f"hidden_size {hidden_size} is not a multiple of {heads} heads; give head_dim",
+            loc=here(),
         )
     return hidden_size // heads

@@ -26,7 +26,7 @@ class Heads:
     def of_rank(heads: int, kv_heads: int, head_size: int, rank: int, ranks: int) -> Heads:
         """The heads of one rank of `ranks`; fewer key-value heads than ranks are on several."""
         if heads < 1 or heads % ranks:
-            raise Error(f"{heads} heads are no multiple of {ranks} ranks", loc=here())
+            raise Error(f"{heads} heads are not a multiple of {ranks} ranks", loc=here())
         if kv_heads < 1 or heads % kv_heads or (kv_heads % ranks and ranks % kv_heads):
             raise Error(
                 f"expected key-value heads that divide {heads} heads, and a multiple or a divisor "

@@ -44,7 +44,7 @@ class Table:
 
     def __post_init__(self) -> None:
         if self.rows.ndim != 2 or self.keys.shape != self.rows.shape[:1]:
-            raise Error(f"keys {self.keys.shape} and rows {self.rows.shape} are no table")
+            raise Error(f"keys {self.keys.shape} and rows {self.rows.shape} are not a table")
         signed(self.keys, "the table")
 
 
@@ -148,14 +148,14 @@ def _loaded(path: Path) -> Array:
     try:
         return np.load(path, mmap_mode="r")
     except (ValueError, EOFError) as error:
-        raise Error(f"{path} is no array of numpy: {error}") from error
+        raise Error(f"{path} is not an array of numpy: {error}") from error
 
 
 def _mapped(path: Path, dtype: str, head: int) -> Array:
     """The numbers of a file behind its head."""
     size = path.stat().st_size - head
     if size < 0 or size % np.dtype(dtype).itemsize:
-        raise Error(f"{path} has {size} bytes behind its head, which is no array of {dtype}")
+        raise Error(f"{path} has {size} bytes behind its head, which is not an array of {dtype}")
     return np.memmap(path, dtype, "r", head) if size else np.zeros(0, dtype)
 
 
@@ -171,5 +171,5 @@ def _dtype(path: Path, what: int) -> str:
         head = file.read(_HEAD)
     kind, number = (int.from_bytes(head[at : at + 4], "big") for at in (_NAME, _HEAD - 4))
     if len(head) < _HEAD or kind != what or number >= len(_DTYPES):
-        raise Error(f"{path} is no {('key', 'weight')[what]} file of SparseOperationKit 2")
+        raise Error(f"{path} is not a {('key', 'weight')[what]} file of SparseOperationKit 2")
     return f"<{_DTYPES[number]}"

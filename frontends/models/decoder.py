@@ -63,12 +63,12 @@ class DecoderConfig:
             raise Error("num_attention_heads and num_key_value_heads must be at least 1")
         if self.head_dim is None and self.hidden_size % self.num_attention_heads:
             raise Error(
-                f"hidden_size {self.hidden_size} is no multiple of num_attention_heads "
+                f"hidden_size {self.hidden_size} is not a multiple of num_attention_heads "
                 f"{self.num_attention_heads}; give head_dim"
             )
         if self.num_attention_heads % self.kv_heads:
             raise Error(
-                f"num_attention_heads {self.num_attention_heads} is no multiple of "
+                f"num_attention_heads {self.num_attention_heads} is not a multiple of "
                 f"num_key_value_heads {self.kv_heads}"
             )
 

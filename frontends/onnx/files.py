@@ -151,7 +151,7 @@ class Files:
         if not location:
             return str(self.path)
         if "\0" in location:
-            raise self._error(name, f"lies in {location!r}, which is no path")
+            raise self._error(name, f"lies in {location!r}, which is not a path")
         if self.inside and leaves_folder(location):
             outside = "outside the model's folder, which ONNX forbids"
             raise self._error(name, f"lies in {location!r}, {outside}")

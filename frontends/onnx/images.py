@@ -311,7 +311,7 @@ def _scaled(size: DimLike, factor: Fraction) -> DimLike:
         return math.floor(size * factor)
     if factor.denominator == 1:
         return size * factor.numerator
-    raise Error(f"Resize of {size} elements by {float(factor)}, which is no whole number")
+    raise Error(f"Resize of {size} elements by {float(factor)}, which is not a whole number")
 
 
 def _resized(

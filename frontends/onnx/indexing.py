@@ -98,7 +98,7 @@ def _by_content(b: Builder, x: ImportedValue, at: int, content: Content) -> Impo
 def _counted(content: Content, size: DimLike) -> ImportedValue:
     """Known indices, those from the end counted from the front; the same content if all are."""
     if not all(isinstance(n, (int, Dim)) for n in content.flat):
-        raise Error("indices that are no integers; expected i32 or i64")
+        raise Error("indices that are not integers; expected i32 or i64")
     if not all(isinstance(n, Dim) or n >= 0 for n in content.flat):
         places = [n if isinstance(n, Dim) or n >= 0 else size + n for n in content.flat]
         content = sizes(*places).reshape(content.shape)

@@ -22,7 +22,7 @@ def gemm(b: Builder, node: Node) -> Results:
     x, weight, bias = node.shaped(0, 2, 2), node.shaped(1, 2, 2), node.optional(2)
     alpha, beta = node.real("alpha", 1.0), node.real("beta", 1.0)
     if not is_float(x.dtype) and {alpha, beta} - {0.0, 1.0}:
-        raise Error(f"Gemm of {x.dtype} with a factor that is no integer")
+        raise Error(f"Gemm of {x.dtype} with a factor that is not an integer")
     if node.integer("transA", 0):
         x = b.op(ops.Transpose, x, order=(1, 0))
     turned = bool(node.integer("transB", 0))
@@ -117,7 +117,7 @@ def _parsed(equation: str, ndims: Sequence[int]) -> tuple[list[str], str]:
         terms.append(word)
     out = out.replace("...", ellipsis)
     if len(set(out)) != len(out) or (out and not out.isalpha()):
-        raise Error(f"the Einsum {equation!r} has a result that is no list of letters")
+        raise Error(f"the Einsum {equation!r} has a result that is not a list of subscripts")
     return terms, out
 
 

@@ -196,7 +196,7 @@ def _parsed(path: Path, data: bytes, onnx: Any) -> ModelProto:
     if not model.HasField("graph") or not model.ir_version:
         raise Error(f"{path} is not an ONNX model: it has no graph")
     if not is_text(model):
-        raise Error(f"{path} is damaged: a name in it is no text in UTF-8")
+        raise Error(f"{path} is damaged: a name in it is not text in UTF-8")
     return model
 
 

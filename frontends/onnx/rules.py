@@ -212,7 +212,7 @@ def _plugin_operation(plugins: Plugins, b: Builder, node: Node) -> Results:
         )
     for name, value in node.attributes.items():
         if not isinstance(value, str):
-            raise Error(f"its attribute {name} is no text")
+            raise Error(f"its attribute {name} is not text")
     texts = dict(node.attributes)
     version = texts.pop(VERSION, "1")
     texts.pop(NAMESPACE, None)

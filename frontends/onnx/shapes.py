@@ -106,7 +106,7 @@ def _resolved(old: Shape, wanted: tuple[DimLike, ...], allowzero: bool) -> Shape
         for i, size in enumerate(wanted)
     ]
     if any(isinstance(size, int) and size < -1 for size in kept):
-        raise Error(f"a Reshape to [{', '.join(map(str, wanted))}], which is no shape")
+        raise Error(f"a Reshape to [{', '.join(map(str, wanted))}], which is not a shape")
     return inferred_shape(old, kept)
 
 
@@ -457,7 +457,7 @@ def one_hot(b: Builder, node: Node) -> Results:
     if values.shape != (2,):
         raise Error("the values of this OneHot are not two")
     if not isinstance(size, (int, float)):
-        raise Error("the depth of this OneHot is no number that is known")
+        raise Error("the depth of this OneHot is not a known number")
     if indices.dtype not in ("i32", "i64"):
         indices = b.cast(indices, "i64")
     # numbers from the end count from size

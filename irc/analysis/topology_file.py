@@ -89,7 +89,7 @@ def _object(kind: Any, value: Any, path: str) -> Any:
             hint = did_you_mean(field.name, left)
             raise Error(f"{_inside(path, field.name)} is missing{hint}")
     for key in left:
-        raise Error(f"{_inside(path, key)} is no field of a topology; leave it out")
+        raise Error(f"{_inside(path, key)} is not a field of a topology; leave it out")
     return kind(**taken)
 
 
@@ -126,9 +126,9 @@ def _key(kind: Any, key: str, path: str, field: str) -> str | int:
             raise Error(f"{path} must be a number of ranks from 2 on")
         return ranks
     if field == "measured" and key not in KINDS:
-        raise Error(f"{path} is no collective{did_you_mean(key, KINDS)}")
+        raise Error(f"{path} is not a collective{did_you_mean(key, KINDS)}")
     if field == "peak_tflops" and key not in DTYPES:
-        raise Error(f"{path} is no dtype{did_you_mean(key, DTYPES)}")
+        raise Error(f"{path} is not a dtype{did_you_mean(key, DTYPES)}")
     return key
 
 

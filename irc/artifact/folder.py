@@ -50,7 +50,7 @@ class ArtifactFolder:
 
     @property
     def end_tokens(self) -> list[int]:
-        """The token ids that end a text; empty for what is no language model."""
+        """The token ids that end a text; empty for what is not a language model."""
         return list(self.manifest.get("end_tokens", ()))
 
     @property

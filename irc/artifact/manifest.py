@@ -76,7 +76,7 @@ def is_replaceable(folder: Path) -> bool:
 
 
 def _parsed(path: Path) -> dict[str, Any] | None:
-    """The JSON object in a file, None where it is no manifest of irc."""
+    """The JSON object in a file, None where it is not a manifest of irc."""
     try:
         value: Any = parsed(path.read_bytes()) if path.is_file() else None
     except (OSError, ValueError):
@@ -135,9 +135,9 @@ def read_manifest(folder: Path) -> Manifest:
         what = "is a file, not an artifact folder" if folder.exists() else "does not exist"
         raise Error(f"{folder} {what}; write one with: irc compile SRC -o {folder}")
     if not path.is_file():
-        raise Error(f"{folder} has no {MANIFEST}, so it is no artifact; compile one first")
+        raise Error(f"{folder} has no {MANIFEST}, so it is not an artifact; compile one first")
     raise Error(
-        f"{path} is no manifest of irc; if {folder} is a checkpoint, "
+        f"{path} is not a manifest of irc; if {folder} is a checkpoint, "
         f"compile it first: irc compile {folder} -o DIR"
     )
 

@@ -106,7 +106,7 @@ def models(source: Path) -> list[Path]:
     if not source.is_dir():
         if source.suffix == ".irc" or is_script(str(source)):
             raise Error(
-                f"{source} is no ONNX model; irc lint reads ONNX models and artifact folders: "
+                f"{source} is not an ONNX model; irc lint reads ONNX models and artifact folders: "
                 f"irc compile {source} -o DIR, then irc lint DIR"
             )
         return [source]

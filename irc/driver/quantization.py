@@ -77,7 +77,7 @@ def check_done(pipeline: Pipeline, module: Module, report: QuantizationReport) -
     caches = [op.cache.type.dtype for op in module.ops() if isinstance(op, CacheUpdate)]
     if chosen.caches and all(dtype in FLOATS for dtype in caches):
         option = "--kv-cache" if chosen.kv else "kv_cache_quant_algo of the table"
-        what = "has no KV caches" if not caches else "has caches that are no arguments"
+        what = "has no KV caches" if not caches else "has caches that are not arguments"
         raise Error(f"{option} has no effect: the model {what}; leave it out")
     if (chosen.scheme or chosen.table) and not report.rows:
         raise Error(

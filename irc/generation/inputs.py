@@ -118,7 +118,7 @@ def _array(name: str, value: object) -> Array:
         return np.asarray(value)
     except ValueError as error:
         raise Error(
-            f"the input {name} is no array ({error}); expected rows of equal length"
+            f"the input {name} is not an array ({error}); expected rows of equal length"
         ) from None
 
 
@@ -242,7 +242,7 @@ def state_shape(state: Port, batch: int, slots: int) -> tuple[int, ...]:
         size = dim.bind(sizes) if isinstance(dim, Dim) else dim
         if isinstance(size, Dim):
             raise Error(
-                f"the state {state.name} is no cache [B, ..., C, size]; pass it as an input"
+                f"the state {state.name} is not a cache [B, ..., C, size]; pass it as an input"
             )
         shape.append(size)
     return tuple(shape)

@@ -333,7 +333,7 @@ def check_language_model(ports: Ports, caches: bool = True) -> None:
     has_caches = ports.states or not caches or has_engine_tensors(ports)
     if "input_ids" not in inputs or not has_tokens or not has_caches:
         raise Error(
-            "this model is no language model, which has the input input_ids, caches, and the "
+            "this model is not a language model, which has the input input_ids, caches, and the "
             f"output logits: its inputs are {', '.join(inputs) or 'none'} and its outputs "
             f"{', '.join(outputs) or 'none'}; use irc run"
         )

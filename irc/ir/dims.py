@@ -136,7 +136,9 @@ def _range(name: str, bounds: object) -> tuple[int, int, int]:
         raise Error(f"the range of {name} is {bounds!r}; give (min, typical, max), or one number")
     low, typical, high = map(int, whole)
     if not 0 <= low <= typical <= high:
-        raise Error(f"the range {name}={low}:{typical}:{high} must rise: min:typical:max")
+        raise Error(
+            f"the range {name}={low}:{typical}:{high} must be in increasing order: min:typical:max"
+        )
     if high < 1:
         raise Error(f"the range of {name} ends at 0; expected a maximum of 1 or more")
     return low, typical, high

@@ -20,7 +20,7 @@ Array: TypeAlias = np.ndarray[Any, Any]
 
 
 def local_dim(size: DimLike, group_size: int) -> DimLike:
-    """The shard size of a dimension; an Error where a symbolic one is no multiple of the group."""
+    """The shard size of a dimension; an Error if it is symbolic and may not divide evenly."""
     if not isinstance(size, Dim):
         return -(-size // group_size)
     part = exact_divide(size, group_size)

@@ -28,7 +28,7 @@ class Mesh:
         names = [name for name, _ in self.axes]
         for name, size in self.axes:
             if not _NAME.fullmatch(name):
-                raise Error(f"{name!r} is no name for a mesh axis; use letters, digits, _")
+                raise Error(f"{name!r} is not a valid name for a mesh axis; use letters, digits, _")
             if names.count(name) > 1:
                 raise Error(f"the mesh has the axis {name!r} twice")
             if size < 1:

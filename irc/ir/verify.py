@@ -78,13 +78,15 @@ def _check_header(module: Module) -> None:
     ):
         for name in names:
             if not _SYMBOL.fullmatch(name):
-                raise Error(f"{name!r} is no name for {kind}; use letters, digits, _ and dots")
+                raise Error(
+                    f"{name!r} is not a valid name for {kind}; use letters, digits, _ and dots"
+                )
     for name, (low, typical, high) in module.dims.items():
         if not name.isidentifier():
-            raise Error(f"{name!r} is no name for a dim; use letters, digits, _")
+            raise Error(f"{name!r} is not a valid name for a dim; use letters, digits, _")
         if not 0 <= low <= typical <= high:
             raise Error(
-                f"the range of {name} is min:typical:max in rising order, "
+                f"the range of {name} is min:typical:max in increasing order, "
                 f"not {low}:{typical}:{high}"
             )
 
@@ -225,7 +227,7 @@ def _check_results(function: Function) -> None:
         arg = args.get(result.alias)
         if arg is None:
             raise Error(
-                f"a result of @{function.name} aliases %{result.alias}, which is no argument"
+                f"a result of @{function.name} aliases %{result.alias}, which is not an argument"
             )
         if arg.type is not value.type:
             raise Error(
@@ -261,7 +263,9 @@ def _duplicates(names: Iterable[str | None]) -> list[str | None]:
 def _check_boundary(name: str | None, what: str) -> None:
     """A name that callers use: any text that prints, but for the sign of arguments in layouts."""
     if not name or not name.isprintable() or name[0] == "%":
-        raise Error(f"{name!r} is no name for {what}; use printable characters, the first not %")
+        raise Error(
+            f"{name!r} is not a valid name for {what}; use printable characters, the first not %"
+        )
 
 
 def _check_type(module: Module, type: TensorType, op: Op | None, what: str) -> None:
@@ -280,7 +284,7 @@ def _check_type(module: Module, type: TensorType, op: Op | None, what: str) -> N
     for dim in type.shape:
         for symbol in dim.symbols() if isinstance(dim, Dim) else ():
             if not symbol.isidentifier():  # so it is one in C++ as well
-                raise Error(f"{what} is {type}, but {symbol!r} is no name for a dim", op)
+                raise Error(f"{what} is {type}, but {symbol!r} is not a valid name for a dim", op)
             if module.dims and symbol not in module.dims:
                 raise Error(f"{what} is {type}, but dims() gives no range for {symbol}", op)
 

@@ -193,7 +193,7 @@ def _softmax(scores: Array) -> Array:
 def _heads(op: Attention, name: str, features: DimLike) -> DimLike:
     heads = exact_divide(features, op.head_dim) if op.head_dim > 0 else None
     if heads is None:
-        raise Error(f"attention: the {features} features of {name} are no heads of {op.head_dim}")
+        raise Error(f"attention: the {features} features of {name} are not heads of {op.head_dim}")
     return heads
 
 
@@ -210,7 +210,7 @@ def _keys(op: Attention, batch: DimLike) -> tuple[DimLike, DimLike]:
         raise Error(f"attention: {both}, but q is {op.q.type}: the batches differ")
     if len(k) == 4:
         if k[:3] != v[:3] or k[3] != op.head_dim:
-            raise Error(f"attention: {both}, which are no caches of equal heads of {op.head_dim}")
+            raise Error(f"attention: {both}, which are not caches of equal heads of {op.head_dim}")
         return k[2], v[3]
     heads = _heads(op, "k", k[2])
     width = exact_divide(v[2], heads)

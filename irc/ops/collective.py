@@ -38,7 +38,7 @@ REDUCTIONS: dict[str, Any] = {  # how two operands are combined
 def mesh_axes(op: str, text: str) -> Axes:
     """The mesh axes that an attribute such as `cp.tp` names, slowest first."""
     if not _AXES.fullmatch(text):
-        raise Error(f"{op}: {text!r} is no mesh axis; write one such as tp, or cp.tp")
+        raise Error(f"{op}: {text!r} is not a mesh axis; write one such as tp, or cp.tp")
     return tuple(text.split("."))
 
 

@@ -118,7 +118,7 @@ class Call(Op):
     """Another function of the module, defined before this one, applied to the operands.
 
     Calls with a `stage` are those of a pipeline: each runs on the ranks with that index along the
-    mesh axis `pp`. Either all calls of a function have a stage, in rising order, or none has; a
+    mesh axis `pp`. Either all calls of a function have a stage, in increasing order, or none has; a
     value is used by its own stage and the next only.
     """
 

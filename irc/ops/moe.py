@@ -245,7 +245,7 @@ class MoeCombine(Routed):
         if exact_divide(places, self.parts) is None:
             raise Error(
                 f"moe_combine: the buffer {shape_text(buffer.shape)} has {places} places per "
-                f"expert, which are no {self.parts} equal parts"
+                f"expert, which are not {self.parts} equal parts"
             )
         row = _rows(self, self.slots, self.first, experts, places)
         rows = Embedding(row, Reshape(self.buffer, shape=(experts * places, width)))

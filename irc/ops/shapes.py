@@ -99,7 +99,7 @@ def position(op: str, dim: int, rank: int) -> int:
 
 
 def positions(op: str, dims: Sequence[int], rank: int) -> tuple[int, ...]:
-    """Several dimensions as positions from the front, in rising order, each once."""
+    """Several dimensions as positions from the front, in increasing order, each once."""
     if not dims:
         raise Error(f"{op}: dims names no dimension")
     positions = sorted(position(op, dim, rank) for dim in dims)

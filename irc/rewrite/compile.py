@@ -177,7 +177,7 @@ class _Writer:
             case OpPattern():
                 self.producer(pattern, variable, user, what)
             case _:
-                raise TypeError(f"{pattern!r} is no pattern of an operand")
+                raise TypeError(f"{pattern!r} is not a pattern of an operand")
 
     def number(self, wanted: Any, variable: str, what: str) -> None:
         any_number = wanted is None or callable(wanted)

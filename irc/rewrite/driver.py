@@ -183,7 +183,7 @@ def results_of(op: Op, new: Any) -> tuple[Value, ...]:
         raise Error(f"returns {len(values)} values for the {len(olds)} results of {op.opname}")
     for old, value in zip(olds, values, strict=True):
         if not isinstance(value, Value):
-            raise Error(f"returns {value!r}, which is no value, operation or tuple of them")
+            raise Error(f"returns {value!r}, which is not a value, operation or tuple of them")
         if value.type is not old.type and _plain(value.type) is not _plain(old.type):
             raise Error(f"returns {value.type} for {old.type}; a rewrite must keep the types")
     return values

@@ -166,7 +166,7 @@ class _Parser:
             alias = None
             if c.accept("aliases"):
                 if c.token not in env or c.token[:1] != "%":
-                    c.fail(f"{c.shown} is no argument of @{function.name}")
+                    c.fail(f"{c.shown} is not an argument of @{function.name}")
                 alias = c.argument()
             results.append(Result(name, alias, bool(types[-1].global_type.varying)))
         if any(r.name or r.alias or r.varies for r in results):

@@ -107,7 +107,9 @@ def _header_bytes(read: Any, size: int, name: str) -> tuple[bytes, int]:
         )
     length = int.from_bytes(read(8), "little")
     if length > LONGEST_HEADER:
-        raise Error(f"{name} is not a safetensors file: the first eight bytes are no header length")
+        raise Error(
+            f"{name} is not a safetensors file: the first eight bytes are not a header length"
+        )
     if 8 + length > size:
         raise Error(f"{name} is truncated: a header of {length} bytes in a file of {size}")
     return read(length), 8 + length

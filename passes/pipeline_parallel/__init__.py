@@ -96,7 +96,7 @@ def _layers_in(text: str) -> list[int]:
     items = [item.strip() for item in text.split(",")] if text else []
     numbers = [int(item) for item in items if item.isdecimal() and len(item) < 10]
     if len(numbers) < len(items) or 0 in numbers or numbers != sorted(set(numbers)):
-        raise Error(f'cuts lists layers from 1 on in rising order, such as "4,9", not {text!r}')
+        raise Error(f'cuts lists layers from 1 on in increasing order, such as "4,9", not {text!r}')
     return numbers
 
 

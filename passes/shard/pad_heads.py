@@ -67,8 +67,8 @@ def _pad(plan: Plan, op: Attention) -> bool:
     if block is None or not block.allows(assignment):
         plan.stats.explain(
             f"{what} do not divide over {group_size} ranks, and an operation that makes or uses "
-            "them is shared, is no plain projection, or has scales that two heads share; attention "
-            "is replicated"
+            "them is shared, is not a plain projection, or has scales that two heads share; "
+            "attention is replicated"
         )
         return False
     block.rewrite(assignment)

@@ -129,4 +129,4 @@ def test_facts_of_engines(tmp_path: Path) -> None:
 @pytest.mark.parametrize("text", ['{"irc_artifact": "\\ud800"}', '{"irc_artifact": ' + "[" * 99999])
 def test_no_text_and_too_deep(text: str, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(text)
-    assert "is no manifest of irc" in refused("generate", tmp_path, "--prompt", "x")
+    assert "is not a manifest of irc" in refused("generate", tmp_path, "--prompt", "x")

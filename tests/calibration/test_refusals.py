@@ -93,7 +93,7 @@ def test_wrong_options(options: Any, message: str, tmp_path: Path) -> None:
         ("data.txt", b"", "data.txt has no text; expected some sentences"),
         ("data.txt", b"a\xff", "data.txt is not text in UTF-8"),
         ("data.csv", b"a", "is not data: expected a .txt or .npz file, or a folder of such"),
-        ("data.npz", b"a", "is no .npz archive of plain arrays"),
+        ("data.npz", b"a", "is not an .npz archive of plain arrays"),
         ("none", None, "there is no .*none; data is a .txt or .npz file"),
         ("both", ("a.txt", "b.npz"), "has both .txt and .npz files; keep one kind"),
         ("empty", (), "is not data: expected"),

@@ -85,7 +85,7 @@ def test_a_valid_artifact(artifact: Path) -> None:
 def test_a_damaged_artifact(checkpoint: Path, tmp_path: Path) -> None:
     ok, detail = findings(tmp_path)["artifact"]
     assert ok is False
-    assert "has no config.json, so it is no artifact" in detail
+    assert "has no config.json, so it is not an artifact" in detail
     works("compile", checkpoint, "-o", tmp_path / "out")
     (tmp_path / "out" / "report.html").unlink()
     (tmp_path / "out" / "module.irc").write_text("module @m {}")

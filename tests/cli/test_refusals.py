@@ -142,7 +142,7 @@ SHARDED = "the module is sharded already, so"
 # `{out}` is a folder that must not appear, `{ck}` a checkpoint, `{dir}` its artifact.
 COMPILE = [
     ("none", "there is no none; a source is script.py[:factory], a checkpoint"),
-    (".", "no checkpoint folder: it has no config.json"),
+    (".", "not a checkpoint folder: it has no config.json"),
     ("tiny.py:broken", "tiny.py:20: ValueError: no such luck"),
     ("tiny.py:misshapen", "tiny.py:24: add: the shapes [2, 3] and [2, 4] do not"),
     ("tiny.py:other --dtype bf16", "--dtype bf16 has no effect"),
@@ -158,7 +158,7 @@ COMPILE = [
     ("slice.irc --pipeline ''", "model.py:3: shard_slice"),
     ("{ck} --checkpoint {ck}", "is a checkpoint itself"),
     ("{ck} --dims Q=1", "has no dimension 'Q'"),
-    ("{ck} --dims B=3:2:1", "the range B=3:2:1 must rise"),
+    ("{ck} --dims B=3:2:1", "the range B=3:2:1 must be in increasing order"),
     ("{ck} --pipeline dcee", "no pass called 'dcee'; did you mean 'dce'?"),
     ("{ck} --set layers=2", "a checkpoint folder has no setting 'layers'"),
     ("{ck} --mesh tp=2 --plan none.txt", "cannot read the plan"),
@@ -229,7 +229,7 @@ OTHERS = [
     ("run {dir} --inputs none.npz --outputs {out}", "No such file or directory"),
     ("run {dir} --inputs empty --outputs {out}", "cannot read"),
     ("run {dir} --inputs PIPE.npz --outputs {out}", "regular file"),
-    ("run {dir} --inputs text.npz", "text.npz is no .npz archive of plain arrays"),
+    ("run {dir} --inputs text.npz", "text.npz is not an .npz archive of plain arrays"),
     ("run {dir} --inputs other.npz", "no input 'ids'"),
     ("run {dir} --inputs rows.npz", "input_ids has B=9, but the model was compiled for B=1"),
     ("run {dir} --inputs cube.npz", "input_ids has the shape [1, 3, 2], but it must be i"),
@@ -287,7 +287,7 @@ OTHERS = [
     ("show half.onnx", "or it is truncated: at byte "),
     ("lint short.onnx", "or it is truncated: at byte "),
     ("show short.onnx", "or it is truncated: at byte "),
-    ("lint valid.irc", "valid.irc is no ONNX model; irc lint reads ONNX models and"),
+    ("lint valid.irc", "valid.irc is not an ONNX model; irc lint reads ONNX models and"),
     ("lint tiny.py", "folders: irc compile tiny.py -o DIR, then irc lint DIR\n"),
     ("lint tiny.py:build", "folders: irc compile tiny.py:build -o DIR, then irc lint DIR\n"),
     *(

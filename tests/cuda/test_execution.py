@@ -229,5 +229,5 @@ def test_a_buffer_that_is_no_argument() -> None:
     execution = machine.execution(
         Plan("f", {}, {**plan.buffers, "%q": odd}, plan.kernels, plan.steps, plan.results)
     )
-    with pytest.raises(Error, match=r"@f has the buffer %q .* no argument; expected x, s"):
+    with pytest.raises(Error, match=r"@f has the buffer %q .* not an argument; expected x, s"):
         machine.run(execution, numbers(4))

@@ -43,7 +43,9 @@ def _check(plan: Plan, number: int, step: Step) -> None:
         if not 0 < size <= most:
             raise Error(f"{where}: the grid is {step.grid}; the most is {MOST_BLOCKS}")
     if step.grid[0] % step.cluster:
-        raise Error(f"{where}: {step.grid[0]} blocks are no multiple of {step.cluster}, a cluster")
+        raise Error(
+            f"{where}: {step.grid[0]} blocks are not a multiple of {step.cluster}, a cluster"
+        )
     written = {a.buffer for each in plan.steps for a in _pointers(each) if a.written}
     pointers = _pointers(step)
     for at in step.constant:

@@ -256,9 +256,9 @@ def test_folders_without_readable_weights(tmp_path: Path) -> None:
         ("a/../../b.safetensors", "which is outside its folder"),
         ("..\\\\secret.safetensors", "which is outside its folder"),
         ("C:secret.safetensors", "which is outside its folder"),
-        ("pytorch_model.bin", "which is no safetensors file"),
+        ("pytorch_model.bin", "which is not a safetensors file"),
         ("gone/lost.safetensors", "'gone/lost.safetensors', which does not exist"),
-        (7, "7 is no file name"),
+        (7, "7 is not a file name"),
     ],
 )
 def test_an_index_stays_in_its_folder(tmp_path: Path, name: Any, message: str) -> None:
@@ -398,13 +398,16 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"hidden_size": "48"}, "hidden_size is '48'; expected a whole number"),
     ({"vocab_size": True}, "vocab_size is True; expected a whole number"),
     ({"mlp_bias": 1}, "mlp_bias is 1; expected true or false"),
-    ({"num_attention_heads": 5}, "hidden_size 48 is no multiple of num_attention_heads 5"),
+    ({"num_attention_heads": 5}, "hidden_size 48 is not a multiple of num_attention_heads 5"),
     (
         {"model_type": "mixtral", "architectures": None}
         | {"num_key_value_heads": 4, "num_local_experts": 2, "num_experts_per_tok": 3},
         "num_experts_per_tok 3 lies outside 1 to num_local_experts 2",
     ),
-    ({"num_key_value_heads": 3}, "num_attention_heads 4 is no multiple of num_key_value_heads 3"),
+    (
+        {"num_key_value_heads": 3},
+        "num_attention_heads 4 is not a multiple of num_key_value_heads 3",
+    ),
     ({"num_key_value_heads": 0}, "num_key_value_heads must be at least 1"),
     ({"num_hidden_layers": 0}, "num_hidden_layers is 0; it must be at least 1"),
     ({"rope_scaling": {"type": "lineer", "factor": 2}}, "'lineer'; did you mean 'linear'?"),

@@ -270,7 +270,7 @@ def damaged(folder: Path, name: str, change: Any) -> None:
 @pytest.mark.parametrize(
     ("form", "name", "change", "message"),
     [
-        ("sok1", "t_keys.file", lambda data: data[:-3], "which is no array of <i8"),
+        ("sok1", "t_keys.file", lambda data: data[:-3], "which is not an array of <i8"),
         (
             "sok1",
             "t_keys.file",
@@ -283,9 +283,9 @@ def damaged(folder: Path, name: str, change: Any) -> None:
             lambda data: data[:-4],
             "has 37 keys, which do not divide the 184 numbers of",
         ),
-        ("sok2", "t-key", lambda data: data[:200], "is no key file of SparseOperationKit 2"),
-        ("sok2", "t-weight", lambda data: data[:295] + b"\x09", "is no weight file of"),
-        ("numpy", "t_values.npy", lambda data: data[:20], "is no array of numpy"),
+        ("sok2", "t-key", lambda data: data[:200], "is not a key file of SparseOperationKit 2"),
+        ("sok2", "t-weight", lambda data: data[:295] + b"\x09", "is not a weight file of"),
+        ("numpy", "t_values.npy", lambda data: data[:20], "is not an array of numpy"),
         ("numpy", "t_keys.npy", lambda data: data.replace(b"<i8", b"<f8"), "has keys of float64"),
         ("numpy", "t_keys.npy", lambda data: data.replace(b"<i8", b"<u8"), "keys of 2^63 and more"),
         (

@@ -293,7 +293,7 @@ def test_rope_settings_are_the_attributes_of_the_operation() -> None:
 
 ROPE = layers.Rope()
 REFUSED: list[tuple[Any, str]] = [
-    (lambda x: layers.Attention(12, 5), "12 is no multiple of 5 heads; give head_dim"),
+    (lambda x: layers.Attention(12, 5), "12 is not a multiple of 5 heads; give head_dim"),
     (lambda x: layers.Attention(12, 4, 3), "4 heads cannot share 3 key and value heads"),
     (lambda x: layers.Attention(12, 4, rope=ROPE)(x), "requires positions"),
     (lambda x: layers.Attention(12, 4)(x, past=x), "cache and past must be given together"),

@@ -91,7 +91,7 @@ def test_external_data_is_referred_to(tmp_path: Path) -> None:
     [
         ("../secret", "outside the model's folder"),
         ("/etc/passwd", "outside the model's folder"),
-        ("a\0b", "which is no path"),
+        ("a\0b", "which is not a path"),
     ],
 )
 def test_external_data_stays_below_the_model(location: str, message: str, tmp_path: Path) -> None:

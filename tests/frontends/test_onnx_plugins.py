@@ -62,7 +62,7 @@ def test_what_a_plugin_writes_is_read_again(tmp_path: Path) -> None:
         ({**NAMED}, "SoftCap needs the field 'cap'"),
         ({**NAMED, "cap": "2.0", "scale": "1"}, "SoftCap has no field 'scale'"),
         ({**NAMED, "cap": "-2.0"}, r"cap is -2\.0; it must be more than 0"),
-        ({**NAMED, "cap": 2.0}, "its attribute cap is no text"),
+        ({**NAMED, "cap": 2.0}, "its attribute cap is not text"),
         ({**NAMED, "cap": "2.0", "plugin_version": "9"}, "version 9 of the plugin SoftCap"),
         (
             {**NAMED, "cap": "2.0", "plugin_namespace": "mine"},

@@ -159,7 +159,7 @@ REFUSED: dict[str, tuple[Callable[[Any, Any], Any], str]] = {
     "reshape text": (lambda x, i: x.reshape("%"), "cannot read the dimension '%'"),
     "transpose": (lambda x, i: x.transpose(0, 2), "no dimensions 0 and 2"),
     "permute": (lambda x, i: x.permute(1, 2), "there is no dimension 2 in a tensor of 2"),
-    "split": (lambda x, i: x.split(2), "3 is no multiple of 2"),
+    "split": (lambda x, i: x.split(2), "3 is not a multiple of 2"),
     "split dim": (lambda x, i: x.split(2, dim=5), "no dimension 5"),
     "i + 0.5": (lambda x, i: i + 0.5, "0.5 is used with a tensor of i32; cast the tensor"),
     "x + True": (lambda x, i: x + True, "the Python value True"),
@@ -170,7 +170,7 @@ REFUSED: dict[str, tuple[Callable[[Any, Any], Any], str]] = {
     "x + i": (lambda x, i: x + i, "the operands are f32 and i32; cast one"),
     "where": (lambda x, i: F.where(x > 0, 1.0, 0.0), "1.0 has no dtype here"),
     "concat": (lambda x, i: F.concat(x, 0), "concat takes a list of tensors"),
-    "name": (lambda x, i: (x + 1).named("a b"), "no name for a tensor"),
+    "name": (lambda x, i: (x + 1).named("a b"), "not a valid name for a tensor"),
     "cast": (lambda x, i: x.cast("fp32"), "no dtype called 'fp32'"),
 }
 

@@ -262,14 +262,14 @@ WRONG: list[tuple[Callable[[], Any], str]] = [
         traced({"x": irc.Spec("i32", (1.5,))}),  # pyright: ignore[reportArgumentType]
         "the input x: a size is an int or the name of a symbol, not 1.5",
     ),
-    (traced(SPEC, 3), "a int is no model"),
+    (traced(SPEC, 3), "a int is not a model"),
     (traced(dims={"b": (1, 2, 3)}), "the model has no dimension 'b'; did you mean 'B'?; it has B"),
     (
         traced({"x": irc.Spec("i32", ("B", "S"))}, dims={"B": (1, 2, 3)}),
         "dims has no range for S; add 'S': (min, typical, max)",
     ),
     (traced(dims={"B": "4"}), "the range of B is '4'; give (min, typical, max), or one number"),
-    (traced(dims={"B": (4, 2, 8)}), "the range B=4:2:8 must rise"),
+    (traced(dims={"B": (4, 2, 8)}), "the range B=4:2:8 must be in increasing order"),
     (traced(model=lambda x: None), "the result is None; return a tensor"),
     (traced(model=lambda x: {"y": 3}), "the result is an int"),
     (traced(model=lambda x: ()), "returns no tensors"),

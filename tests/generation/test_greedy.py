@@ -136,9 +136,13 @@ def test_a_model_may_take_fewer_inputs() -> None:
 @pytest.mark.parametrize(
     ("change", "prompt", "message"),
     [
-        ({"inputs": ()}, [1], "no language model, .* its inputs are none and its outputs logits"),
-        ({"states": ()}, [1], "this model is no language model"),
-        ({"outputs": ()}, [1], "this model is no language model, .* its outputs none"),
+        (
+            {"inputs": ()},
+            [1],
+            "not a language model, .* its inputs are none and its outputs logits",
+        ),
+        ({"states": ()}, [1], "this model is not a language model"),
+        ({"outputs": ()}, [1], "this model is not a language model, .* its outputs none"),
         ({"inputs": (*PORTS.inputs, IMAGE)}, [1], "no value for image; use irc run"),
         ({"inputs": (FIXED,)}, [1], "this model takes exactly 16 tokens per call"),
         ({}, [], "the prompt has no tokens"),

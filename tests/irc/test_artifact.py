@@ -77,9 +77,9 @@ def test_a_damaged_file_is_named(
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("{", "is no manifest of irc"),
-        ("[]", "is no manifest of irc"),
-        ('{"model_type": "llama"}', r"is no manifest of irc; if .* is a checkpoint, compile it"),
+        ("{", "is not a manifest of irc"),
+        ("[]", "is not a manifest of irc"),
+        ('{"model_type": "llama"}', r"is not a manifest of irc; if .* is a checkpoint, compile it"),
         ('{"irc_artifact": 99}', "has the artifact format 99, and this irc reads format 1"),
         ('{"irc_artifact": 1}', "config.json was changed after it was compiled; compile again"),
     ],

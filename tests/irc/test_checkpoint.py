@@ -75,7 +75,7 @@ def test_a_missing_or_cut_file_is_refused(tmp_path: Path) -> None:
         message = refused(path)
         assert ("truncated" in message) == (size >= 8), message
     path.write_bytes((LONGEST_HEADER + 1).to_bytes(8, "little") + bytes(100))
-    assert "no header length" in refused(path)
+    assert "not a header length" in refused(path)
 
 
 @pytest.mark.parametrize(

@@ -262,7 +262,7 @@ def test_arguments_of_the_wrong_type(says: str, call: Any, arguments: tuple[Any,
 def test_arguments_of_methods(artifact: Artifact) -> None:
     for inputs in (None, IDS, [IDS], {3: IDS}):
         refuses("give .*a mapping from names to arrays", artifact.run, inputs)
-    says = "the input input_ids is no array .*; expected rows of equal length"
+    says = "the input input_ids is not an array .*; expected rows of equal length"
     refuses(says, artifact.run, {"input_ids": [[1], [1, 2]]})
     for prompt in (None, [1, 2], ["a", "b"], b"abc"):
         refuses("the prompt is .*; give text", artifact.generate, prompt)

@@ -32,7 +32,7 @@ def pipe(path: Path) -> None:
 @pytest.mark.parametrize(
     ("path", "make", "message"),
     [
-        ("w.safetensors", pipe, "no regular file"),
+        ("w.safetensors", pipe, "not a regular file"),
         ("w.safetensors", Path.mkdir, "Is a directory"),
         ("\\u0000", None, r"has a NUL character; correct it"),
         ("w\\u0000.safetensors", None, r"has a NUL character; correct it"),

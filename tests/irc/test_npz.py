@@ -16,7 +16,7 @@ from irc.npz import read_npz, write_npz
 from irc.quantization.batches import npz_batches
 
 NUMBERS = np.arange(4000.0).reshape(40, 100)
-NO_ARCHIVE = "is no .npz archive of plain arrays"
+NO_ARCHIVE = "is not an .npz archive of plain arrays"
 
 
 def archive(**members: bytes) -> bytes:

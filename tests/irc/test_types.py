@@ -79,7 +79,7 @@ def test_index_follows_the_groups() -> None:
         *[({"tp": each}, "names of axes and whole numbers") for each in ("2", 2.5, True)],
         ({2: 2}, "names of axes and whole numbers"),
         ({"tp": 0}, "tp=0 must have at least one rank"),
-        ({"t p": 2}, "'t p' is no name for a mesh axis"),
+        ({"t p": 2}, "'t p' is not a valid name for a mesh axis"),
     ],
 )
 def test_bad_meshes(text: Any, message: str) -> None:

@@ -175,13 +175,13 @@ ATTENTIONS = [
         bad=(
             _bad("the 18 features of q", Arg((2, 3, 18)), BAD_K, BAD_K),
             _bad("the 6 features of k", BAD_Q, Arg((2, 5, 6)), Arg((2, 5, 6))),
-            _bad("no heads of 0", BAD_Q, BAD_K, BAD_K, head_dim=0),
+            _bad("not heads of 0", BAD_Q, BAD_K, BAD_K, head_dim=0),
             _bad("takes q [batch", Arg((3, 16)), BAD_K, BAD_K),
             _bad("cannot share 3", BAD_Q, Arg((2, 5, 12)), Arg((2, 5, 12))),
             _bad("heads, 4 to each", BAD_Q, BAD_K, BAD_K, group=4),
             _bad("must have equal keys", BAD_Q, BAD_K, Arg((2, 4, 8))),
             _bad("or both caches", BAD_Q, BAD_K, Arg((2, 2, 5, 4))),
-            _bad("no caches of equal heads", BAD_Q, Arg((2, 2, 5, 4)), Arg((2, 2, 6, 4))),
+            _bad("not caches of equal heads", BAD_Q, Arg((2, 2, 5, 4)), Arg((2, 2, 6, 4))),
             _bad("the batches differ", BAD_Q, Arg((1, 5, 8)), Arg((1, 5, 8))),
             _bad("cannot be negative", BAD_Q, BAD_K, BAD_K, window=-1),
             _bad("f32 and bf16", Arg((2, 3, 16), "f32"), *[Arg(BAD_K.shape, "bf16")] * 2),
@@ -262,7 +262,7 @@ def _collectives(
 ) -> list[Example]:
     """The global form over an operand of that type, and the local one over a group of two."""
     own = TP | attributes
-    away = Bad("no mesh axis", (operand,), own | {"axis": "t p"})
+    away = Bad("not a mesh axis", (operand,), own | {"axis": "t p"})
     group_size = Bad("is for the local view", (operand,), own | {"group_size": 2})
     refused = (bad, away, group_size) if operand.axes or operand.partial else (bad, away)
     return [
@@ -292,7 +292,9 @@ COLLECTIVES = [
     *_collectives("reduce", SUMMED, MAXIMUM, root=1),
     *_collectives("collective_gather", ROWS_SPLIT, NO_DIM, dim=0, root=1),
     *_collectives("collective_scatter", PLAIN, NO_ROOT, dim=0, root=1),
-    Example("rank", (), TP, mesh="tp=2", local=True, bad=(Bad("no mesh axis", (), {"axis": ""}),)),
+    Example(
+        "rank", (), TP, mesh="tp=2", local=True, bad=(Bad("not a mesh axis", (), {"axis": ""}),)
+    ),
 ]
 
 EXAMPLES = [*NORMS, *CONVOLUTIONS, *ROPES, *ATTENTIONS, *UPDATES, *MLPS, *COLLECTIVES]

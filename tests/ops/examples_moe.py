@@ -107,7 +107,7 @@ COMBINES = [
             Bad("slots is i32[5, 2]", (BUFFER, PAIR, Arg((5, 2), "i32"), Arg((6, 2)))),
             Bad("cast one", (BUFFER, PAIR, PAIR, Arg((6, 2), "bf16"))),
             Bad("floating-point", (Arg((4, 6, 8), "i32"), PAIR, PAIR, PAIR)),
-            Bad("no 3 equal parts", (Arg((4, 8, 8)), PAIR, PAIR, Arg((6, 2))), {"parts": 3}),
+            Bad("not 3 equal parts", (Arg((4, 8, 8)), PAIR, PAIR, Arg((6, 2))), {"parts": 3}),
             Bad("4 equal parts", (BUFFER, PAIR, PAIR, Arg((6, 2))), {"parts": 4}),
             Bad("number of one expert", (BUFFER, PAIR, PAIR, Arg((6, 2)), FIRST)),
         ),

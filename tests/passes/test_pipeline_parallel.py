@@ -252,8 +252,8 @@ def test_layers_are_found_in_scopes(scopes: list[str], groups: int) -> None:
     [
         ("stages=-1", "stages is -1"),
         ('stages=3, cuts="4"', '3 stages have 2 cuts, but cuts="4" has 1'),
-        ('cuts="4,2"', 'rising order, such as "4,9", not "4,2"'),
-        ('cuts="4,4"', "rising order"),
+        ('cuts="4,2"', 'increasing order, such as "4,9", not "4,2"'),
+        ('cuts="4,4"', "increasing order"),
         ('cuts="0,4"', "from 1 on"),
         *[(f'cuts="{text}"', "cuts lists layers") for text in ("a", ",", "4,", "²", "9" * 20)],
     ],

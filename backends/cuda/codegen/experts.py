@@ -146,7 +146,7 @@ def mixture_of(op: MoeCombine) -> Mixture | str:
         if not turned or weight.type.ndim != 3:
             return "the weights are not [experts, outputs, inputs]"
         if any(not isinstance(n, int) or n % ALIGNED for n in weight.type.shape[1:]):
-            return f"rows or columns of {weight.type} are no multiple of {ALIGNED}"
+            return f"rows or columns of {weight.type} are not a multiple of {ALIGNED}"
     return Mixture(dispatch, first, inner, last, op)
 
 

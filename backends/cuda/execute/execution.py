@@ -111,7 +111,7 @@ class PlanExecution:
         if name not in values:
             raise Error(
                 f"the plan of @{self.plan.function} has the buffer {buffer.name} "
-                f"({buffer.place}), which is no argument; expected {', '.join(values)}"
+                f"({buffer.place}), which is not an argument; expected {', '.join(values)}"
             )
         return values[name].address
 

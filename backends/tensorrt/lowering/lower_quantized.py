@@ -156,7 +156,7 @@ def _refusal(op: Op) -> str | None:
     if op.zero is not None:
         return "has zero points, and TensorRT's scales are symmetric; center the values at 0"
     if kind == "i4" and not isinstance(op.x, Weight):
-        return "takes i4 that is no weight, and TensorRT has i4 in constants only"
+        return "takes i4 that is not a weight, and TensorRT has i4 in constants only"
     if isinstance(producer, (ops.Quantize, ops.DynamicScale)) or _in_squares(op):
         return None
     return scales_refusal(op)

@@ -411,7 +411,7 @@ def split(
     if isinstance(sizes, int):
         total = size_of(x, dim)
         if isinstance(total, Dim) or sizes < 1 or total % sizes:
-            raise ScriptError(f"split: {total} elements are no multiple of {sizes}")
+            raise ScriptError(f"split: {total} elements are not a multiple of {sizes}")
         sizes = [sizes] * (total // sizes)
     if x.content is None:
         return nodes("Split", x, list(sizes), outputs=len(sizes), axis=dim)

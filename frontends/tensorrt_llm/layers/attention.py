@@ -58,7 +58,7 @@ class AttentionBase(Module):
         hidden, heads, tp = hidden_size, num_attention_heads, self.tp_size
         if heads < 1 or (not self.attention_head_size and hidden % heads):
             raise ArgumentError(
-                f"hidden_size={hidden} is no multiple of num_attention_heads={heads}; give "
+                f"hidden_size={hidden} is not a multiple of num_attention_heads={heads}; give "
                 "attention_head_size"
             )
         kv = heads if self.num_kv_heads is None else self.num_kv_heads

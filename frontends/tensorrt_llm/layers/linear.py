@@ -31,7 +31,7 @@ def shard_size(layer: str, what: str, size: int, parts: int) -> int:
     """One rank's shard of `size` features; an Error where they cannot be divided evenly."""
     if size % parts:
         raise ArgumentError(
-            f"{layer}: {what}={size} is no multiple of tp_size={parts}; pad it to "
+            f"{layer}: {what}={size} is not a multiple of tp_size={parts}; pad it to "
             f"{-(-size // parts) * parts}, or choose another tp_size"
         )
     return size // parts

@@ -500,10 +500,13 @@ def test_the_scale_of_a_cache_has_another_name_in_0_7() -> None:
 GPTJ = {"position_embedding_type": "rope_gptj"}
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"num_kv_heads": 3}, "divide 8 heads, .* found 3"),
-    ({"num_kv_heads": 4, "tp_size": 8, "num_attention_heads": 12}, "12 heads are no multiple of 8"),
+    (
+        {"num_kv_heads": 4, "tp_size": 8, "num_attention_heads": 12},
+        "12 heads are not a multiple of 8",
+    ),
     ({"num_kv_heads": 2, "tp_size": 3, "num_attention_heads": 6}, "a multiple or a divisor"),
     ({"num_kv_heads": 0}, "divide 8 heads, .* found 0"),
-    ({"hidden_size": 20}, "hidden_size=20 is no multiple of num_attention_heads=8; give"),
+    ({"hidden_size": 20}, "hidden_size=20 is not a multiple of num_attention_heads=8; give"),
     ({"tp_size": 2}, "tp_size=2 needs a tp_group"),
     ({"qk_layernorm": True, "layernorm_type": LayerNormType.GroupNorm}, "LayerNorm or RmsNorm"),
     ({"position_embedding_type": "yarn"}, "yarn positions need a rotary_scaling"),

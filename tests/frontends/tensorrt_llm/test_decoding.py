@@ -302,7 +302,7 @@ def test_a_model_without_caches_predicts_one_token(runner: Any, llama: Llama) ->
     alone = runner("without caches")
     ids = alone.generate([[3, 1, 4]], end_id=-1, max_new_tokens=1)
     assert ids[0, 0].tolist() == answer(llama, [3, 1, 4], 1) and not alone.use_kv_cache
-    with pytest.raises(Error, match=r"this model is no language model, which has .* caches"):
+    with pytest.raises(Error, match=r"this model is not a language model, which has .* caches"):
         alone.generate([[3, 1, 4]], end_id=-1, max_new_tokens=2)
 
 
