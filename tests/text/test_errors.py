@@ -86,7 +86,7 @@ CASES = {
     body('%y = neg %x : f32[B, 8] loc("a.py" 3)'): "expected ':', found '3'",
     f"{HEAD}{FUNC}  }}\n}}": "@forward does not end in return",
     f"{HEAD}  func @f(%x: f32[B]) -> (f32[8]) {{\n return %x }}\n}}": "@f returns (f32[B]), not",
-    f"{HEAD}  func @f(%x: f32[B]) -> (f32[B] aliases %z) {{ return %x }}\n}}": "not an argument of @f",
+    f"{HEAD}  func @f(%x: f32[B]) -> (f32[B] aliases %z) {{ return %x }}\n}}": "is not an argument",
     f"{HEAD}  func @f(%x: f32[B], %x: f32[B]) -> () {{ return }}\n}}": "%x is defined twice",
     "module @m { weight @w : f32[4] = " + "concat(" * 99 + " }": "nested too deeply",
 }
