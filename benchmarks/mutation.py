@@ -126,17 +126,17 @@ def fault_of(tree: Path, file: Path, node: ast.expr | ast.stmt) -> Fault:
 
 
 def seeded(source: str, fault: Fault) -> str | None:
-    """The source with the fault; None where its line is gone."""
-    for fit in (True, False):  # the same number of the line, or else the same text
-        place = 0
-        for number, line in enumerate(source.splitlines(keepends=True), 1):
-            if line.strip() == fault.text and (number == fault.line or not fit):
-                indent = len(line) - len(line.lstrip())
-                start = place + (fault.column if fit else indent)
-                at = source.find(fault.before, start, place + len(line) + len(fault.before))
-                if at >= 0:
-                    return source[:at] + fault.after + source[at + len(fault.before) :]
-            place += len(line)
+    """The source with the fault; None where its line is gone. A line that moved is the nearest."""
+    lines = source.splitlines(keepends=True)
+    numbers = [n for n, line in enumerate(lines, 1) if line.strip() == fault.text]
+    for number in sorted(numbers, key=lambda number: abs(number - fault.line)):
+        line, place = lines[number - 1], sum(map(len, lines[: number - 1]))
+        indent = len(line) - len(line.lstrip())
+        start = place + (fault.column if number == fault.line else indent)
+        at = source.find(fault.before, start, place + len(line) + len(fault.before))
+        if at >= 0:
+            fault.line, fault.column = number, at - place
+            return source[:at] + fault.after + source[at + len(fault.before) :]
     return None
 
 
@@ -197,14 +197,15 @@ def run_tests(tree: Path, tests: list[str], seconds: int) -> tuple[str, str]:
     return ("survived" if process.returncode == 0 else "killed"), "".join(failed[:1])
 
 
-def judge(fault: Fault, tree: Path, tests: list[str], args: argparse.Namespace) -> None:
-    """Seed a fault, run its tests, and restore the file."""
+def judge(fault: Fault, tree: Path, coverage: Coverage, args: argparse.Namespace) -> None:
+    """Seed a fault, run the tests of its line, and restore the file."""
     file = tree / fault.file
     source = file.read_text(encoding="utf-8") if file.exists() else ""
     faulty = seeded(source, fault)
     fault.fate, fault.test = "gone" if faulty is None else "not covered", ""
     if faulty is None:
         return
+    tests = coverage.tests(fault)
     try:
         file.write_text(faulty, encoding="utf-8")
         for some in filter(None, (tests[: args.first], tests[args.first : args.most])):
@@ -249,7 +250,7 @@ def main() -> None:
         drawn = random.Random(args.seed).sample(places(tree, args.folders), args.count)
         faults = [fault_of(tree, file, node) for file, node in drawn]
     for fault in faults:
-        judge(fault, tree, coverage.tests(fault), args)
+        judge(fault, tree, coverage, args)
         print(f"{fault.fate}: {fault} {fault.test}", flush=True)
         if args.save:
             rows = [asdict(each) for each in faults]
