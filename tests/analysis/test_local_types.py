@@ -281,6 +281,21 @@ def test_a_pass_that_loses_a_collective_is_named() -> None:
     assert "in the pass lossy, number 2 of 3" in text
 
 
+def test_a_rewrite_keeps_the_shards_that_are_recorded() -> None:
+    module = parse_module("""module @m local mesh(tp=2) {
+      func @forward(%x: f32[8]) -> (y: f32[4, 1] of f32[8@tp, 1]) {
+        %rank = rank {axis="tp"} : i32[]{varies tp}
+        %parts = reshape %x {shape=[2, 4]} : f32[2, 4]
+        %own = gather %parts, %rank : f32[4]{varies tp}
+        %square = reshape %own {shape=[2, 2]} : f32[2, 2]{varies tp}
+        %y = reshape %square {shape=[4, 1]} : f32[4, 1] of f32[8@tp, 1]
+        return %y
+      }
+    }""")
+    run_pipeline(module, "canonicalize")
+    assert "%y = reshape %own {shape=[4, 1]} : f32[4, 1] of f32[8@tp, 1]" in str(module)
+
+
 def test_results_name_the_operation_from_which_on_they_differ() -> None:
     module = changed([])
     linear = next(op for op in module.ops() if op.result.name == "t")
