@@ -17,7 +17,7 @@ from benchmarks.checkpoints import tensors
 from irc.errors import Error
 from irc.frontends.random_weights import random_weights
 from irc.ir.core import Module, Weight
-from irc.ir.dtypes import DTYPES, dtype_of, numpy_dtype, packed
+from irc.ir.dtypes import DTYPES, dtype_of, is_float, numpy_dtype, packed
 from irc.ir.dtypes import dtype as dtype_called
 from irc.ir.mesh import Mesh
 from irc.ir.types import TensorType
@@ -64,6 +64,7 @@ MESHES = ("", "tp=2", "tp=3", "tp=4", "ep=2, tp=2", "dp=1, tp=3")
 KINDS = tuple(kind for kind in DTYPES if kind != "f8e8m0")  # which has no 0 to pad with
 OFFSET = 7  # aligned to no dtype
 STORED = ("i4", "u4", "f4e2m1", "u8", "i16", "i32")  # what random bytes are read as
+FLOAT_KINDS = tuple(kind for kind in KINDS if is_float(kind))
 FILE_KINDS = tuple(kind for kind in KINDS if holds(kind))
 
 
@@ -344,7 +345,9 @@ class References:
         shape = self.shape(ref)
         kind = self.rng.random()
         if kind < 0.15:
-            return Cast(self.chosen(KINDS))
+            dtype = ref_dtype(ref, self.reader.known)
+            of_floats = dtype is None or is_float(dtype)  # large ones are no defined integers
+            return Cast(self.chosen(FLOAT_KINDS if of_floats else KINDS))
         if not shape or (kind > 0.93 and len(shape) < 5):
             return Unsqueeze(int(self.rng.integers(len(shape) + 1)))
         if kind < 0.3:
