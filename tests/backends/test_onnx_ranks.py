@@ -66,6 +66,20 @@ def test_every_collective_along_every_dimension(mesh: str, axis: str, tmp_path: 
         agrees(module, {"x": drawn(fresh(1), "f32", sizes, module.mesh.ranks)}, tmp_path)
 
 
+def test_vectors_and_scalars(tmp_path: Path) -> None:
+    made = Builder("tp=2", {"v": TensorType("f32", (12,)), "s": TensorType("i32", ())})
+    v, s = made.function.args
+    results = {
+        "gathered": made.collective("all_gather", v, dim=0),
+        "scattered": made.collective("reduce_scatter", v, dim=0),
+        "turned": made.collective("all_to_all", v, split=0, concat=0),
+        "total": made.collective("all_reduce", s),
+    }
+    rng = fresh(4)
+    inputs = {"v": drawn(rng, "f32", (12,), 2), "s": drawn(rng, "i32", (), 2)}
+    agrees(made.done(results), inputs, tmp_path)
+
+
 # -- the emitted model
 
 

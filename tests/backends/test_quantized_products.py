@@ -114,6 +114,20 @@ def test_blocks_that_matmulnbits_lacks(kind: str, scales: tuple[int, int], tmp_p
     assert error < 1e-5
 
 
+@pytest.mark.parametrize("kind", ["i4", "i8"])
+def test_scales_that_are_computed(kind: str, tmp_path: Path) -> None:
+    program = irc.parse(f"""module @m {{
+      weight @w : {kind}[{N}, {K}] = random("w", 1, {LARGEST[kind]})
+      func @forward(%x: f32[5, {K}], %s: f32[{N}, 1]) -> (y: f32[5, {N}]) {{
+        %w = dequantize @w, %s : f32[{N}, {K}]
+        %y = linear %x, %w : f32[5, {N}]
+        return %y }} }}""")
+    shapes = {"x": (5, K), "s": (N, 1)}
+    inputs = {key: fresh(9).standard_normal(shape, np.float32) for key, shape in shapes.items()}
+    (y,) = irc.compile(program, tmp_path / "out").run(inputs).values()
+    np.testing.assert_allclose(y, evaluate(program, inputs)["y"], rtol=1e-4, atol=1e-3)
+
+
 @pytest.mark.parametrize("scheme", ["w4a16", "w8a16", "w4a16_asym"])
 def test_computed_codes_are_written_unsigned(scheme: str, tmp_path: Path) -> None:
     """So no node inverts their signs when the model is loaded; it is read back as it was."""
