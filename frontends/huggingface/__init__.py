@@ -16,7 +16,7 @@ from ...weights import UnboundRef
 from ..models.decoder import DecoderConfig, tied_embeddings
 from ..models.family import Dims
 from .binding import bind as bind
-from .binding import differ, tensors
+from .binding import differ, prefix_tensors, tensors
 from .config import Model, compute_dtype
 from .config import checkpoint_dtype as checkpoint_dtype
 from .config import is_of_tensorrt_llm as is_of_tensorrt_llm
@@ -40,8 +40,10 @@ def load(
     config = read_config(folder)
     dtype = compute_dtype(config, dtype)
     model = _as_stored(model_of(config, ignore), folder)
-    module = model.trace(dtype, dims)
-    return bind(module, folder, alternatives=model.alternatives, ignore=ignore)
+    module, family = model.trace(dtype, dims), model.family
+    alternatives = prefix_tensors(module, model.alternatives, family.prefixes, Checkpoint(folder))
+    ignore = (*family.unused, *ignore)
+    return bind(module, folder, alternatives=alternatives, ignore=ignore)
 
 
 def _as_stored(model: Model, folder: str | os.PathLike[str]) -> Model:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from fnmatch import fnmatchcase
 
 from ...errors import Error, did_you_mean
@@ -81,6 +82,31 @@ def bind_tensors(
     module.files.update(files)
     quantized.insert(module, layers)
     return module
+
+
+def prefix_tensors(
+    module: Module, alternatives: Mapping[str, Ref], prefixes: Sequence[str], checkpoint: Checkpoint
+) -> Mapping[str, Ref]:
+    """Let unbound weights name tensors by the one of `prefixes` that a checkpoint has.
+
+    Their keys begin with the first prefix, or with none. Returns `alternatives` with the same
+    prefix.
+    """
+    first = prefixes[0]
+    keys = [s.key for weight in module.weights.values() for s in _unbound(weight.ref)]
+    sample = next((key.removeprefix(first) for key in keys if key.startswith(first)), "")
+    prefix = next((prefix for prefix in prefixes if prefix + sample in checkpoint), first)
+    if prefix == first:
+        return alternatives
+    for weight in module.weights.values():
+        weight.ref = _prefixed(weight.ref, first, prefix)
+    return {name: _prefixed(ref, first, prefix) for name, ref in alternatives.items()}
+
+
+def _prefixed(ref: Ref, first: str, prefix: str) -> Ref:
+    if isinstance(ref, UnboundRef) and ref.key.startswith(first):
+        return replace(ref, key=prefix + ref.key.removeprefix(first))
+    return ref.with_inputs([_prefixed(part, first, prefix) for part in ref.inputs])
 
 
 def has_unbound(module: Module) -> bool:

@@ -1,10 +1,6 @@
-"""Model families, a file each: how config.json is read, the module, and names in checkpoints."""
+"""Models by their config.json: what families share, and `families/`, a file each."""
 
-from . import llama as llama
-from . import mistral as mistral
-from . import mixtral as mixtral
-from . import qwen2 as qwen2
-from . import qwen3 as qwen3
+from . import families as families
 from .decoder import CausalLM as CausalLM
 from .decoder import DecoderConfig as DecoderConfig
 from .family import FAMILIES as FAMILIES
@@ -12,3 +8,4 @@ from .family import Family as Family
 from .family import Signature as Signature
 from .family import find_family as find_family
 from .family import register as register
+from .stored import Stored as Stored

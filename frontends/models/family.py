@@ -14,6 +14,7 @@ from ...weights import Ref
 from ..module import Module
 from ..trace import Spec, trace
 from .config_reader import HARMLESS, ConfigReader
+from .stored import Stored, stored_references
 
 GROUP = "irc.models"  # the entry-point group of modules that register families
 Config = TypeVar("Config")
@@ -33,15 +34,22 @@ def _no_alternatives(config: Any) -> Mapping[str, Ref]:
     return {}
 
 
+def _as_named(config: Any) -> Sequence[Stored]:
+    return ()
+
+
 @dataclass(frozen=True)
 class Family(Generic[Config]):
     """A family of models: how its config.json is read, and what module it describes.
 
     `architectures` are the class names of transformers that `build` computes; the first is the
-    default. `read` makes the sizes from config.json, `build` the module from sizes and dtype, its
-    parameters named as in the checkpoint; `signature` gives the arguments of `forward`, for
-    causal language models `language_model.signature`. `alternatives` maps a weight to where a
-    checkpoint may have it instead: a tied weight under its other name, a tensor stored joined.
+    default. `read` makes the sizes from config.json, `build` the module from sizes and dtype;
+    `signature` gives the arguments of `forward`, for causal language models
+    `language_model.signature`. `stored` has an entry for every parameter that is not named, or not
+    laid out, as in the checkpoint. `alternatives` maps a weight to where a checkpoint may have it
+    instead: a tied weight under its other name, a tensor stored joined. All tensors of a checkpoint
+    may begin with another one of `prefixes` than the first. Tensors whose names match `unused`
+    belong to parts of a checkpoint that irc does not compute, such as a vision tower.
     """
 
     model_type: str
@@ -50,6 +58,9 @@ class Family(Generic[Config]):
     build: Callable[[Config, str], Module]
     signature: Callable[[Config, str], Signature]
     alternatives: Callable[[Config], Mapping[str, Ref]] = _no_alternatives
+    stored: Callable[[Config], Sequence[Stored]] = _as_named
+    prefixes: Sequence[str] = ("",)
+    unused: Sequence[str] = ()
 
     def read_config(self, values: Mapping[str, Any], ignore: Sequence[str] = ()) -> Config:
         """The sizes in a config.json; an Error lists keys that are neither read nor ignored."""
@@ -65,7 +76,11 @@ class Family(Generic[Config]):
         signature = self.signature(config, dtype)
         ranges = {**signature.dims, **(dims or {})}
         model = self.build(config, dtype)
-        return trace(model, signature.inputs, ranges, name or self.model_type, signature.aliases)
+        name = name or self.model_type
+        module = trace(model, signature.inputs, ranges, name, signature.aliases)
+        for weight, ref in stored_references(module.weights, self.stored(config)).items():
+            module.weights[weight].ref = ref
+        return module
 
 
 # (model_type, architecture) -> family, in the order of registration

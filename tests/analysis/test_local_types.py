@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from irc.errors import Error
-from irc.frontends.models.llama import LLAMA
+from irc.frontends.models.families.llama import LLAMA
 from irc.ir.core import Module, Op
 from irc.ir.declare import REGISTRY, Operand, operation
 from irc.ir.types import TensorType

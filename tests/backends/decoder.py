@@ -14,7 +14,7 @@ from irc.backends.onnxruntime import OnnxRuntimeProgram
 from irc.backends.reference import ReferenceProgram
 from irc.frontends import random_weights
 from irc.frontends.models import DecoderConfig
-from irc.frontends.models.llama import LLAMA
+from irc.frontends.models.families.llama import LLAMA
 from irc.ir.core import Module
 from irc.pipeline import run_pipeline
 from irc.weights import Cast, RandomRef

@@ -11,7 +11,7 @@ import irc
 from irc.extensions.user_files import forget, name_of
 from irc.frontends import huggingface
 from irc.frontends.models import FAMILIES, find_family, register
-from irc.frontends.models.llama import LLAMA
+from irc.frontends.models.families.llama import LLAMA
 from irc.pipeline.load import load_file
 from tests.installed import install
 

@@ -8,7 +8,7 @@ import pytest
 import irc
 from irc.frontends import random_weights
 from irc.frontends.models import DecoderConfig
-from irc.frontends.models.llama import LLAMA
+from irc.frontends.models.families.llama import LLAMA
 
 CONFIG = DecoderConfig(
     vocab_size=40,

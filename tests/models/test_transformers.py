@@ -88,10 +88,10 @@ def greedy_of(model: Any, prompt: np.ndarray, count: int) -> np.ndarray:
     torch, _ = oracle()
     model.generation_config.eos_token_id = None
     model.generation_config.pad_token_id = 0
-    with torch.no_grad():
-        out = model.generate(
-            torch.tensor(prompt), max_new_tokens=count, min_new_tokens=count, do_sample=False
-        )
+    ids = torch.tensor(prompt)
+    counts = {"max_new_tokens": count, "min_new_tokens": count}
+    with torch.no_grad():  # without a mask, tokens 0 of the prompt would count as padding
+        out = model.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, **counts)
     return out[:, prompt.shape[1] :].numpy()
 
 

@@ -10,8 +10,8 @@ import numpy as np
 from irc.backends.reference import ReferenceProgram
 from irc.frontends import random_weights
 from irc.frontends.models import DecoderConfig
-from irc.frontends.models.llama import LLAMA
-from irc.frontends.models.mixtral import MIXTRAL, MixtralConfig
+from irc.frontends.models.families.llama import LLAMA
+from irc.frontends.models.families.mixtral import MIXTRAL, MixtralConfig
 from irc.ir.core import Module
 from tests.choices import settled
 

@@ -6,7 +6,7 @@ import time
 
 import irc.passes
 from irc.frontends.models import DecoderConfig
-from irc.frontends.models.llama import LLAMA
+from irc.frontends.models.families.llama import LLAMA
 from irc.pipeline import run_pipeline
 
 assert irc.passes  # importing it registers the passes

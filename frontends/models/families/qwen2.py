@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from .config_reader import ConfigReader
-from .decoder import DecoderConfig, read_decoder, register_decoder, require_full_attention
+from ..config_reader import ConfigReader
+from ..decoder import DecoderConfig, read_decoder, register_decoder, require_full_attention
 
 
 def _read(config: ConfigReader) -> DecoderConfig:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ...errors import Error
-from ...weights import Ref, Slice, UnboundRef
-from ..layers import MixtureOfExperts
-from ..tensor import Tensor
-from .config_reader import ConfigReader
-from .decoder import DecoderConfig, DecoderLayer, read_decoder, register_decoder, tied_embeddings
+from ....errors import Error
+from ....weights import Ref, Slice, UnboundRef
+from ...layers import MixtureOfExperts
+from ...tensor import Tensor
+from ..config_reader import ConfigReader
+from ..decoder import DecoderConfig, DecoderLayer, read_decoder, register_decoder, tied_embeddings
 
 _MOST_EXPERTS = 1 << 16  # of all layers
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from .config_reader import ConfigReader
-from .decoder import DecoderConfig, read_decoder, register_decoder
+from ..config_reader import ConfigReader
+from ..decoder import DecoderConfig, read_decoder, register_decoder
 
 
 def _read(config: ConfigReader) -> DecoderConfig:

@@ -1,0 +1,77 @@
+"""`Stored`: the tensors of a checkpoint whose names or layouts are not those of the parameters."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from ...ir.core import Weight
+from ...ir.dims import Shape
+from ...weights import ConcatRef, Ref, Slice, Transpose, UnboundRef
+
+Ranges = Sequence[tuple[int, int]]
+
+
+@dataclass(frozen=True)
+class Stored:
+    """The tensor `key` of a checkpoint holds the parameter whose name is `pattern`.
+
+    Each `*` of the pattern stands for a number, which takes the place of a `*` in the key. Both may
+    be prefixes: what follows in the name, such as `.weight`, follows in the key. Of a merged tensor
+    with `total` outputs the parameter is the outputs in `ranges`, in that order. `transposed`: the
+    tensor is [in, out], as in GPT-2, where the parameter is [out, in].
+    """
+
+    pattern: str
+    key: str
+    ranges: Ranges = ()
+    total: int = 0
+    transposed: bool = False
+
+    def reference(self, name: str, shape: Shape) -> Ref | None:
+        """Where a checkpoint has the parameter `name` of this shape; None for another pattern."""
+        pattern = re.escape(self.pattern).replace(r"\*", r"(\d+)")
+        match = re.match(rf"{pattern}(?=\.|$)", name)
+        if match is None:
+            return None
+        key = self.key
+        for number in match.groups():
+            key = key.replace("*", number, 1)
+        return self._layout(key + name[match.end() :], shape)
+
+    def _layout(self, key: str, shape: Shape) -> Ref:
+        """The tensor `key` as a parameter of this shape."""
+        transposed = self.transposed and len(shape) == 2
+        if not self.ranges:
+            return UnboundRef(key).then(Transpose(0, 1)) if transposed else UnboundRef(key)
+        sizes = [self.total, *(size for size in shape[1:] if isinstance(size, int))]
+        stored = UnboundRef(key, tuple(sizes[::-1] if transposed else sizes))
+        parts: list[Ref] = []
+        for outputs in self.ranges:
+            rest = (None,) * (len(sizes) - 1)
+            kept = Slice((*rest, outputs) if transposed else (outputs, *rest))
+            part = stored.then(kept)
+            parts.append(part.then(Transpose(0, 1)) if transposed else part)
+        return parts[0] if len(parts) == 1 else ConcatRef(tuple(parts), 0)
+
+
+def merged(*sizes: int) -> list[Ranges]:
+    """The ranges of parts of these sizes that follow each other in a merged tensor."""
+    ranges: list[Ranges] = []
+    begin = 0
+    for size in sizes:
+        ranges.append([(begin, begin + size)])
+        begin += size
+    return ranges
+
+
+def stored_references(weights: Mapping[str, Weight], tensors: Iterable[Stored]) -> dict[str, Ref]:
+    """The references of the weights that have an entry in `tensors`, of which the first fits."""
+    entries, references = list(tensors), dict[str, Ref]()
+    for name, weight in weights.items():
+        found = (entry.reference(name, weight.type.shape) for entry in entries)
+        reference = next((ref for ref in found if ref is not None), None)
+        if reference is not None:
+            references[name] = reference
+    return references
