@@ -44,7 +44,7 @@ class Stored:
         """The tensor `key` as a parameter of this shape."""
         transposed = self.transposed and len(shape) == 2
         if not self.ranges:
-            return UnboundRef(key).then(Transpose(0, 1)) if transposed else UnboundRef(key)
+            return UnboundRef(key).then(Transpose((1, 0))) if transposed else UnboundRef(key)
         sizes = [self.total, *(size for size in shape[1:] if isinstance(size, int))]
         stored = UnboundRef(key, tuple(sizes[::-1] if transposed else sizes))
         parts: list[Ref] = []
@@ -52,7 +52,7 @@ class Stored:
             rest = (None,) * (len(sizes) - 1)
             kept = Slice((*rest, outputs) if transposed else (outputs, *rest))
             part = stored.then(kept)
-            parts.append(part.then(Transpose(0, 1)) if transposed else part)
+            parts.append(part.then(Transpose((1, 0))) if transposed else part)
         return parts[0] if len(parts) == 1 else ConcatRef(tuple(parts), 0)
 
 
