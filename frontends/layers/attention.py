@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 from ...errors import Error
@@ -29,7 +30,8 @@ class Attention(Module):
     `window` > 0 limits a token to that many keys, itself included; `softcap` > 0 bounds the scores;
     `scale` None is 1/sqrt(head_dim). With `memory_size` keys and values come from
     another sequence of that many features (cross attention), which is never causal. `qk_norm` is
-    the eps of a norm of every head's queries and keys, before rope; None means no norm.
+    the eps of an RMS norm of every head's queries and keys, before rope, or a function that makes
+    a norm of a size; None means no norm. With `norm_all_heads` one norm spans all heads.
 
     `clip` > 0 bounds queries, keys and values. `alibi` > 0 is the largest exponent of the slopes of
     ALiBi, usually 8. `relative` adds learned biases, the weight `relative_table` [heads, buckets].
@@ -46,7 +48,8 @@ class Attention(Module):
         *,
         qkv_bias: bool = False,
         output_bias: bool = False,
-        qk_norm: float | None = None,
+        qk_norm: float | Callable[[int], Module] | None = None,
+        norm_all_heads: bool = False,
         rope: Rope | None = None,
         causal: bool = True,
         window: int = 0,
@@ -70,8 +73,9 @@ class Attention(Module):
         self.k_proj = Linear(source, kv_heads * head_dim, qkv_bias, dtype)
         self.v_proj = Linear(source, kv_heads * head_dim, qkv_bias, dtype)
         self.o_proj = Linear(heads * head_dim, hidden_size, output_bias, dtype)
-        self.q_norm = None if qk_norm is None else RmsNorm(head_dim, qk_norm, dtype=dtype)
-        self.k_norm = None if qk_norm is None else RmsNorm(head_dim, qk_norm, dtype=dtype)
+        counts = (heads, kv_heads) if norm_all_heads else (1, 1)
+        self.q_norm, self.k_norm = (_norm(qk_norm, n * head_dim, dtype) for n in counts)
+        self.norm_all_heads = norm_all_heads
         self.head_dim, self.rope, self.cross = head_dim, rope, memory_size is not None
         self.causal = causal and not self.cross
         self.window, self.softcap, self.scale = window, softcap, scale
@@ -105,7 +109,7 @@ class Attention(Module):
         if self.clip:
             q, k, v = (F.clip(projected, low=-self.clip, high=self.clip) for projected in (q, k, v))
         if self.q_norm is not None and self.k_norm is not None:
-            q, k = self._per_head(self.q_norm, q), self._per_head(self.k_norm, k)
+            q, k = self._normalized(self.q_norm, q), self._normalized(self.k_norm, k)
         if self.rope is not None and positions is not None:
             q = self.rope(q, positions, self.head_dim).named("q")
             k = self.rope(k, positions, self.head_dim).named("k")
@@ -137,8 +141,10 @@ class Attention(Module):
         out = self.o_proj(mixed.named("mixed"))
         return out if cache is None else (out, Cache(k, v))
 
-    def _per_head(self, norm: Module, x: Tensor) -> Tensor:
-        """x [B, S, heads*head_dim] to the same, each head normalized."""
+    def _normalized(self, norm: Module, x: Tensor) -> Tensor:
+        """x [B, S, heads*head_dim] to the same, each head normalized, or all together."""
+        if self.norm_all_heads:
+            return norm(x)
         return norm(x.reshape(*x.shape[:-1], -1, self.head_dim)).reshape(*x.shape)
 
     def _check(
@@ -157,6 +163,12 @@ class Attention(Module):
             raise Error(f"this attention {what}", loc=here())
         if self.cross and (self.rope is not None or cache is not None):
             raise Error("cross attention has neither rope nor a cache", loc=here())
+
+
+def _norm(make: float | Callable[[int], Module] | None, size: int, dtype: str) -> Module | None:
+    if make is None:
+        return None
+    return make(size) if callable(make) else RmsNorm(size, make, dtype=dtype)
 
 
 def _divided(hidden_size: int, heads: int) -> int:

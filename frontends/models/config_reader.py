@@ -25,7 +25,7 @@ _HARMLESS = """
 """
 HARMLESS = frozenset(_HARMLESS.split())
 MOST_LAYERS = 1 << 10  # each is traced, so that many more would take minutes and memory
-_REQUIRED: Any = object()
+REQUIRED: Any = object()  # the default of a key that must be present
 _LARGEST = 2**31 - 1
 _SWITCHED_OFF: tuple[Any, ...] = (None, False, [], {}, "")
 
@@ -40,23 +40,23 @@ class ConfigReader:
         self._values, self.title = values, title
         self._read: set[str] = set()
 
-    def integer(self, key: str, default: Any = _REQUIRED, most: int = _LARGEST) -> Any:
+    def integer(self, key: str, default: Any = REQUIRED, most: int = _LARGEST) -> Any:
         """An int of at most `most` in magnitude, by default of 32 bits."""
         value = self._take(key, default, (int,), "a whole number")
         if isinstance(value, int) and not -most <= value <= most:
             raise self.error(key, f"expected a number of at most {most} in magnitude")
         return value
 
-    def number(self, key: str, default: Any = _REQUIRED) -> Any:
+    def number(self, key: str, default: Any = REQUIRED) -> Any:
         """A float."""
         value = self._take(key, default, (int, float), "a number")
         return self._float(key, value)
 
-    def flag(self, key: str, default: bool = False) -> bool:
+    def flag(self, key: str, default: Any = False) -> bool:
         """true or false."""
         return self._take(key, default, (bool,), "true or false")
 
-    def word(self, key: str, default: Any = _REQUIRED) -> Any:
+    def word(self, key: str, default: Any = REQUIRED) -> Any:
         """A string."""
         return self._take(key, default, (str,), "a string")
 
@@ -110,7 +110,7 @@ class ConfigReader:
         self._read.add(key)
         value = self._values.get(key)
         if value is None:
-            if default is _REQUIRED:
+            if default is REQUIRED:
                 raise Error(f"{self.title} lacks the key {key}, which this model requires")
             return default
         if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):

@@ -2,14 +2,14 @@
 
 Arguments: `input_ids` i32 [B, S], the tokens of this call; `positions` i32 [B, S], their positions;
 `past_lengths` i32 [B], the number of tokens in the caches; `logit_positions` i32 [B, T], the tokens
-of this call whose logits are requested; `k0`, `v0`, `k1`, ... [B, kv_heads, C, head_dim], the
-caches of capacity C. Results: `logits` f32 [B, T, vocab], and every cache under its own name,
-aliased to the argument.
+of this call whose logits are requested; and the states of every layer, such as `k0`, `v0`, `k1`,
+... [B, kv_heads, C, head_dim], its caches of capacity C. Results: `logits` f32 [B, T, vocab], and
+every state under its own name, aliased to the argument.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from .. import functional as F
@@ -17,6 +17,8 @@ from ..layers.attention import Cache
 from ..tensor import Tensor
 from ..trace import Spec
 from .family import Signature
+
+States = Mapping[str, Spec]  # the states of one layer, by names without the number of the layer
 
 
 class Sizes(Protocol):
@@ -33,28 +35,31 @@ class Sizes(Protocol):
 
 
 def signature(sizes: Sizes, dtype: str) -> Signature:
-    """The signature of a model with caches of `dtype`: up to 8 rows, decoding one token a call."""
-    names, longest = cache_names(sizes.num_hidden_layers), sizes.max_position_embeddings
-    cache = Spec(dtype, ("B", sizes.kv_heads, "C", sizes.head_size))
+    """The signature of a model whose layers all have a cache of `dtype` of the same sizes."""
+    layer = key_value_cache(sizes.kv_heads, sizes.head_size, dtype)
+    return signature_of([layer] * sizes.num_hidden_layers, sizes.max_position_embeddings)
+
+
+def key_value_cache(heads: int, key_size: int, dtype: str, value_size: int = 0) -> States:
+    """The states of a layer with keys and values [B, heads, C, size]; `value_size` 0 is equal."""
+    keys = Spec(dtype, ("B", heads, "C", key_size))
+    return {"k": keys, "v": Spec(dtype, ("B", heads, "C", value_size or key_size))}
+
+
+def signature_of(layers: Sequence[States], longest: int) -> Signature:
+    """The signature of a model with these states: up to 8 rows, decoding one token a call."""
+    states = {f"{name}{i}": spec for i, layer in enumerate(layers) for name, spec in layer.items()}
     inputs = {
         "input_ids": Spec("i32", ("B", "S")),
         "positions": Spec("i32", ("B", "S")),
         "past_lengths": Spec("i32", ("B",)),
         "logit_positions": Spec("i32", ("B", "T")),
-        **dict.fromkeys(names, cache),
+        **states,
     }
-    dims = {
-        "B": (1, 1, 8),
-        "S": (1, min(128, longest), longest),
-        "T": (1, 1, longest),
-        "C": (1, longest, longest),
-    }
-    return Signature(inputs, dims, {name: name for name in names})
-
-
-def cache_names(layers: int) -> list[str]:
-    """k0, v0, k1, v1, ..."""
-    return [f"{kind}{i}" for i in range(layers) for kind in "kv"]
+    dims = {"B": (1, 1, 8), "S": (1, min(128, longest), longest), "T": (1, 1, longest)}
+    if any("C" in spec.shape for spec in states.values()):
+        dims["C"] = (1, longest, longest)
+    return Signature(inputs, dims, {name: name for name in states})
 
 
 def layer_caches(caches: Mapping[str, Tensor], layers: int) -> list[Cache]:
@@ -62,11 +67,16 @@ def layer_caches(caches: Mapping[str, Tensor], layers: int) -> list[Cache]:
     return [Cache(caches[f"k{i}"], caches[f"v{i}"]) for i in range(layers)]
 
 
-def results(logits: Tensor, caches: list[Cache]) -> dict[str, Tensor]:
-    """The results of @forward by name."""
+def results(logits: Tensor, caches: Sequence[Cache]) -> dict[str, Tensor]:
+    """The results of @forward by name, where every layer has a cache."""
+    return results_of(logits, [{"k": cache.keys, "v": cache.values} for cache in caches])
+
+
+def results_of(logits: Tensor, states: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    """The results of @forward by name: the logits, and the states of every layer."""
     named = {"logits": logits}
-    for i, (keys, values) in enumerate(caches):
-        named |= {f"k{i}": keys.named(f"k{i}"), f"v{i}": values.named(f"v{i}")}
+    for i, layer in enumerate(states):
+        named |= {f"{name}{i}": state.named(f"{name}{i}") for name, state in layer.items()}
     return named
 
 

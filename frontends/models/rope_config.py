@@ -10,13 +10,24 @@ from ..layers import Rope
 from .config_reader import ConfigReader
 
 
-def read_rope(config: ConfigReader, head_size: int, context: int, theta: float) -> Rope:
+def read_rope(
+    config: ConfigReader,
+    head_size: int,
+    context: int,
+    theta: float,
+    fraction: float | None = None,
+    layer_type: str = "",
+) -> Rope:
     """The rope of `rope_parameters` (transformers 5), or of `rope_scaling` and `rope_theta`.
 
-    `head_size` is the number of features of a head, `context` max_position_embeddings, and
-    `theta` the family's default.
+    `head_size` is the number of features of a head, `context` max_position_embeddings; `theta` and
+    `fraction`, the part of a head that is rotated, are the family's defaults. None: the family
+    rotates whole heads. `layer_type` is the entry of rope_parameters to read, where it has one
+    for each type of layers.
     """
     new, old = config.inner("rope_parameters"), config.inner("rope_scaling")
+    if layer_type and isinstance(new.get(layer_type), dict):
+        new = new[layer_type]
     inner = ConfigReader(old or new, "config.json: the rope settings")
     theta = inner.number("rope_theta", config.number("rope_theta", theta))
     kind = inner.word("rope_type", inner.word("type", "default"))
@@ -25,14 +36,15 @@ def read_rope(config: ConfigReader, head_size: int, context: int, theta: float) 
         raise Error(
             f"config.json: irc has no rope of type {kind!r}{hint}; expected {', '.join(_KINDS)}"
         )
-    fraction = inner.number("partial_rotary_factor", config.number("partial_rotary_factor", 1.0))
-    if fraction != 1 and kind == "default":
+    key = "partial_rotary_factor"
+    part = inner.number(key, config.number(key, 1.0 if fraction is None else fraction))
+    if part != 1 and kind == "default" and fraction is None:
         raise Error("config.json: partial_rotary_factor has no meaning in this model's rope")
     key = "original_max_position_embeddings"
     original = config.integer(key, inner.integer(key, context))
     if original < 1:
         raise Error(f"config.json: {key} is {original}; it must be at least 1")
-    rotary_dim = 0 if fraction == 1 else int(head_size * fraction)
+    rotary_dim = 0 if part == 1 else int(head_size * part)
     fields = scaling_fields(kind, inner, context, original)
     rope = Rope(theta=theta, kind=kind, rotary_dim=rotary_dim, **fields)
     inner.finish(f"a rope of type {kind}")

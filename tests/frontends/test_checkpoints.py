@@ -315,7 +315,7 @@ def config_of(model_type: str = "llama", **changes: Any) -> Any:
 def test_defaults_are_those_of_transformers() -> None:
     config = config_of()
     assert (config.kv_heads, config.head_size, config.max_position_embeddings) == (4, 12, 2048)
-    assert (config.rms_norm_eps, config.rope.theta, config.hidden_act) == (1e-6, 10000.0, "silu")
+    assert (config.norm_eps, config.rope.theta, config.hidden_act) == (1e-6, 10000.0, "silu")
     assert not config.qkv_bias and not config.mlp_bias and not config.tie_word_embeddings
     mistral = config_of("mistral", num_attention_heads=8, sliding_window=9)
     assert (mistral.kv_heads, mistral.max_position_embeddings) == (8, 131072)
@@ -324,16 +324,16 @@ def test_defaults_are_those_of_transformers() -> None:
     assert qwen.qkv_bias and not qwen.output_bias and qwen.sliding_window == 0
     mixtral = config_of("mixtral", num_attention_heads=8, router_jitter_noise=0.1)
     assert (mixtral.num_local_experts, mixtral.num_experts_per_tok, mixtral.kv_heads) == (8, 2, 8)
-    assert (mixtral.rms_norm_eps, mixtral.rope.theta, mixtral.sliding_window) == (1e-5, 1e6, 0)
+    assert (mixtral.norm_eps, mixtral.rope.theta, mixtral.sliding_window) == (1e-5, 1e6, 0)
     qwen3 = config_of("qwen3", num_attention_heads=32)
-    assert (qwen3.kv_heads, qwen3.head_size, qwen3.qk_norm) == (32, 128, True)
+    assert (qwen3.kv_heads, qwen3.head_size, qwen3.qk_norm) == (32, 128, "head")
 
 
 def test_sizes_are_read() -> None:
     config = config_of(
         num_key_value_heads=2, head_dim=10, attention_bias=True, mlp_bias=True, rms_norm_eps=1e-5
     )
-    assert (config.kv_heads, config.head_size, config.rms_norm_eps) == (2, 10, 1e-5)
+    assert (config.kv_heads, config.head_size, config.norm_eps) == (2, 10, 1e-5)
     assert config.qkv_bias and config.output_bias and config.mlp_bias
 
 

@@ -10,7 +10,7 @@ def _read(config: ConfigReader) -> DecoderConfig:
     bias = config.flag("attention_bias")
     return read_decoder(
         config,
-        max_position_embeddings=2048,
+        defaults={"max_position_embeddings": 2048},
         qkv_bias=bias,
         output_bias=bias,
         mlp_bias=config.flag("mlp_bias"),

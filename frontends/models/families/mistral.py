@@ -9,8 +9,7 @@ from ..decoder import DecoderConfig, read_decoder, register_decoder
 def _read(config: ConfigReader) -> DecoderConfig:
     return read_decoder(
         config,
-        max_position_embeddings=4096 * 32,
-        num_key_value_heads=8,
+        defaults={"max_position_embeddings": 4096 * 32, "num_key_value_heads": 8},
         sliding_window=config.integer("sliding_window", 0),
     )
 

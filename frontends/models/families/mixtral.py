@@ -59,12 +59,11 @@ class MixtralLayer(DecoderLayer):
 def _read(config: ConfigReader) -> MixtralConfig:
     for training_only in ("router_jitter_noise", "router_aux_loss_coef"):
         config.number(training_only, 0.0)
+    defaults = {"max_position_embeddings": 4096 * 32, "num_key_value_heads": 8, "norm_eps": 1e-5}
     return read_decoder(
         config,
         MixtralConfig,
-        max_position_embeddings=4096 * 32,
-        num_key_value_heads=8,
-        rms_norm_eps=1e-5,
+        defaults=defaults,
         rope_theta=1e6,
         sliding_window=config.integer("sliding_window", 0),
         num_local_experts=config.integer("num_local_experts", 8),

@@ -8,7 +8,8 @@ from ..decoder import DecoderConfig, read_decoder, register_decoder, require_ful
 
 def _read(config: ConfigReader) -> DecoderConfig:
     require_full_attention(config)
-    return read_decoder(config, max_position_embeddings=32768, qkv_bias=True)
+    defaults = {"max_position_embeddings": 32768}
+    return read_decoder(config, defaults=defaults, qkv_bias=True)
 
 
 QWEN2 = register_decoder("qwen2", ("Qwen2ForCausalLM",), _read)

@@ -9,15 +9,8 @@ from ..decoder import DecoderConfig, read_decoder, register_decoder, require_ful
 def _read(config: ConfigReader) -> DecoderConfig:
     require_full_attention(config)
     bias = config.flag("attention_bias")
-    return read_decoder(
-        config,
-        max_position_embeddings=32768,
-        num_key_value_heads=32,
-        head_dim=128,
-        qkv_bias=bias,
-        output_bias=bias,
-        qk_norm=True,
-    )
+    defaults = {"max_position_embeddings": 32768, "num_key_value_heads": 32, "head_dim": 128}
+    return read_decoder(config, defaults=defaults, qkv_bias=bias, output_bias=bias, qk_norm="head")
 
 
 QWEN3 = register_decoder("qwen3", ("Qwen3ForCausalLM",), _read)
