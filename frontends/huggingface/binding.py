@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
 
@@ -89,8 +89,8 @@ def prefix_tensors(
 ) -> Mapping[str, Ref]:
     """Let unbound weights name tensors by the one of `prefixes` that a checkpoint has.
 
-    Their keys begin with the first prefix, or with none. Returns `alternatives` with the same
-    prefix.
+    A prefix takes the place of the first one. What encloses it in the checkpoint is put in front of
+    other tensors too, where the checkpoint has them so. Returns `alternatives` with that prefix.
     """
     first = prefixes[0]
     keys = [s.key for weight in module.weights.values() for s in _unbound(weight.ref)]
@@ -98,15 +98,22 @@ def prefix_tensors(
     prefix = next((prefix for prefix in prefixes if prefix + sample in checkpoint), first)
     if prefix == first:
         return alternatives
+
+    def renamed(key: str) -> str:
+        if key.startswith(first):
+            return prefix + key.removeprefix(first)
+        outer = prefix.removesuffix(first) + key
+        return outer if outer in checkpoint else key
+
     for weight in module.weights.values():
-        weight.ref = _prefixed(weight.ref, first, prefix)
-    return {name: _prefixed(ref, first, prefix) for name, ref in alternatives.items()}
+        weight.ref = _renamed(weight.ref, renamed)
+    return {name: _renamed(ref, renamed) for name, ref in alternatives.items()}
 
 
-def _prefixed(ref: Ref, first: str, prefix: str) -> Ref:
-    if isinstance(ref, UnboundRef) and ref.key.startswith(first):
-        return replace(ref, key=prefix + ref.key.removeprefix(first))
-    return ref.with_inputs([_prefixed(part, first, prefix) for part in ref.inputs])
+def _renamed(ref: Ref, rename: Callable[[str], str]) -> Ref:
+    if isinstance(ref, UnboundRef):
+        return replace(ref, key=rename(ref.key))
+    return ref.with_inputs([_renamed(part, rename) for part in ref.inputs])
 
 
 def has_unbound(module: Module) -> bool:

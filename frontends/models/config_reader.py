@@ -73,6 +73,15 @@ class ConfigReader:
         """A nested object, empty by default."""
         return self._take(key, {}, (dict,), "an object")
 
+    def ignore(self, keys: str) -> None:
+        """Pass over keys, separated by spaces, that do not change what the model computes."""
+        self._read.update(keys.split())
+
+    def require(self, key: str, value: Any, reason: str) -> None:
+        """An Error with this reason unless a key is absent or has the one supported value."""
+        if self._take(key, value, (object,), "a value") != value:
+            raise self.error(key, reason)
+
     def error(self, key: str, reason: str) -> Error:
         """An Error that names a key, its value and why irc does not support it."""
         shown = f"{key}={_short(self._values[key])}" if key in self._values else key
@@ -113,7 +122,8 @@ class ConfigReader:
             if default is REQUIRED:
                 raise Error(f"{self.title} lacks the key {key}, which this model requires")
             return default
-        if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
+        is_bool = isinstance(value, bool) and not {bool, object} & {*kinds}
+        if not isinstance(value, kinds) or is_bool:
             raise Error(f"{self.title}: {key} is {_short(value)}; expected {wanted}")
         return value
 

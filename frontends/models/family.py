@@ -18,6 +18,7 @@ from .stored import Stored, stored_references
 
 GROUP = "irc.models"  # the entry-point group of modules that register families
 Config = TypeVar("Config")
+_SHARED = ("tie_word_embeddings",)  # keys beside the object `inside` that count for it
 Dims = Mapping[str, tuple[int, int, int]]  # (min, typical, max) of each symbol
 
 
@@ -49,7 +50,8 @@ class Family(Generic[Config]):
     laid out, as in the checkpoint. `alternatives` maps a weight to where a checkpoint may have it
     instead: a tied weight under its other name, a tensor stored joined. All tensors of a checkpoint
     may begin with another one of `prefixes` than the first. Tensors whose names match `unused`
-    belong to parts of a checkpoint that irc does not compute, such as a vision tower.
+    belong to parts of a checkpoint that irc does not compute, such as a vision tower; then
+    config.json has the keys of the rest in its object `inside`, such as text_config.
     """
 
     model_type: str
@@ -61,9 +63,13 @@ class Family(Generic[Config]):
     stored: Callable[[Config], Sequence[Stored]] = _as_named
     prefixes: Sequence[str] = ("",)
     unused: Sequence[str] = ()
+    inside: str = ""
 
     def read_config(self, values: Mapping[str, Any], ignore: Sequence[str] = ()) -> Config:
         """The sizes in a config.json; an Error lists keys that are neither read nor ignored."""
+        if self.inside:
+            shared = {key: values[key] for key in _SHARED if key in values}
+            values = {**shared, **ConfigReader(values).inner(self.inside)}
         reader = ConfigReader(values)
         config = self.read(reader)
         reader.finish(f"model_type {self.model_type}", HARMLESS.union(ignore))

@@ -1,0 +1,76 @@
+"""GPT-2: learned positions, and weights that are stored [in, out]. Radford et al., 2019."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ..config_reader import ConfigReader
+from ..decoder import DecoderConfig, read_decoder, register_decoder
+from ..stored import Stored, merged
+
+_KEYS = {
+    "hidden_size": "n_embd",
+    "intermediate_size": "n_inner",
+    "num_hidden_layers": "n_layer",
+    "num_attention_heads": "n_head",
+    "max_position_embeddings": "n_positions",
+    "hidden_act": "activation_function",
+    "norm_eps": "layer_norm_epsilon",
+}
+
+
+def _read(config: ConfigReader) -> DecoderConfig:
+    summary = "type use_proj activation proj_to_labels first_dropout"  # of other heads
+    config.ignore(" ".join(f"summary_{key}" for key in summary.split()))
+    config.ignore("n_ctx attn_pdrop")
+    config.require("scale_attn_weights", True, "irc scales the scores by 1/sqrt(head size)")
+    defaults = {
+        "hidden_act": "gelu_new",
+        "norm_eps": 1e-5,
+        "intermediate_size": 4 * config.integer("n_embd"),
+        "tie_word_embeddings": True,
+    }
+    return read_decoder(
+        config,
+        keys=_KEYS,
+        defaults=defaults,
+        norm="layer",
+        gated=False,
+        rope=None,
+        learned_positions=config.integer("n_positions"),
+        qkv_bias=True,
+        output_bias=True,
+        mlp_bias=True,
+    )
+
+
+def _stored(config: DecoderConfig) -> Sequence[Stored]:
+    layer, size = "model.layers.*.", config.hidden_size
+    qkv = zip(("q_proj", "k_proj", "v_proj"), merged(size, size, size), strict=True)
+    products = {
+        "self_attn.o_proj": "attn.c_proj",
+        "mlp.up_proj": "mlp.c_fc",
+        "mlp.down_proj": "mlp.c_proj",
+    }
+    return [
+        Stored("model.embed_tokens", "transformer.wte"),
+        Stored("model.embed_positions", "transformer.wpe"),
+        Stored("model.norm", "transformer.ln_f"),
+        Stored(f"{layer}input_layernorm", "transformer.h.*.ln_1"),
+        Stored(f"{layer}post_attention_layernorm", "transformer.h.*.ln_2"),
+        *(
+            Stored(
+                f"{layer}self_attn.{name}", "transformer.h.*.attn.c_attn", ranges, 3 * size, True
+            )
+            for name, ranges in qkv
+        ),
+        *(
+            Stored(layer + name, f"transformer.h.*.{key}", transposed=True)
+            for name, key in products.items()
+        ),
+    ]
+
+
+GPT2 = register_decoder(
+    "gpt2", ("GPT2LMHeadModel",), _read, stored=_stored, prefixes=("transformer.", "")
+)

@@ -1,0 +1,62 @@
+"""Every decoder family against transformers: in one piece, in several, on several ranks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import irc
+from irc.frontends import huggingface
+
+from .cases import Case, cases
+from .runners import Runner, program, relative
+from .test_transformers import logits_of, tokens
+
+pytestmark = pytest.mark.oracle
+PROMPT, DECODED = 9, 32
+DECODERS: dict[str, Case] = cases("DECODERS")
+ROWS = 2
+MESHES = [(name, mesh) for name, case in DECODERS.items() for mesh in case.meshes]
+
+
+def check_steps(runner: Runner, model: Any, case: Case, pieces: list[int], steps: int) -> None:
+    """Compare the logits of a prompt in pieces, then of single tokens, with transformers."""
+    ids = tokens(sum(pieces) + steps, seed=len(pieces))
+    wanted, begin = logits_of(model, ids), 0
+    for count in [*pieces, *[1] * steps]:
+        logits = runner.step(ids[:, begin : begin + count])
+        assert relative(logits, wanted[:, begin : begin + count]) < case.limit
+        begin += count
+
+
+@pytest.mark.parametrize("name", DECODERS)
+def test_a_decoder_agrees_with_transformers(name: str, tmp_path: Path) -> None:
+    case = DECODERS[name]
+    model = case.save(tmp_path / "model")
+    for backend, pieces, steps in (("onnx", [4, 1, 4], DECODED), ("reference", [PROMPT], 3)):
+        module = huggingface.load(tmp_path / "model")
+        compiled = program(module, backend, tmp_path / backend)
+        check_steps(Runner(compiled, ROWS), model, case, pieces, steps)
+
+
+@pytest.mark.parametrize(("name", "mesh"), MESHES)
+def test_a_decoder_on_several_ranks(name: str, mesh: str, tmp_path: Path) -> None:
+    case = DECODERS[name]
+    model = case.save(tmp_path / "model")
+    built = irc.compile(tmp_path / "model", tmp_path / "built", backend="reference", mesh=mesh)
+    check_steps(Runner(built.program, ROWS), model, case, [5, 3], 2)
+
+
+@pytest.mark.parametrize("name", DECODERS)
+def test_every_operation_of_a_decoder_has_a_kernel(name: str, tmp_path: Path) -> None:
+    DECODERS[name].save(tmp_path / "model", "bfloat16")
+    irc.compile(tmp_path / "model", tmp_path / "built", backend="cuda")
+
+
+@pytest.mark.needs_rtx
+@pytest.mark.parametrize("name", DECODERS)
+def test_tensorrt_builds_a_decoder(name: str, tmp_path: Path) -> None:
+    DECODERS[name].save(tmp_path / "model", "bfloat16")
+    irc.compile(tmp_path / "model", tmp_path / "built", backend="tensorrt-rtx")
