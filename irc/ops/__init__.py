@@ -23,6 +23,7 @@ from .moe import *
 from .norm import *
 from .parts import *
 from .quant import *
+from .recurrent import *
 from .reduce import *
 from .rope import *
 from .shape import *

@@ -14,6 +14,7 @@ MODULES = (
     "examples_moe",
     "examples_distributed",
     "examples_quant",
+    "examples_recurrent",
 )
 
 

@@ -1,0 +1,405 @@
+"""Recurrences over the sequence, with a state that enters a call and leaves it.
+
+Every operation is a loop over the tokens. Its expansion computes all tokens of a call at once (the
+form of one chunk, with the call as the chunk), in f32; the state carries over to the next call, so
+that a long prompt is computed in calls of moderate length. In all of them `lengths` i32 [B], from 0
+to S, are the numbers of tokens of the rows: what is behind is padding, which leaves the state as it
+is.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from ..errors import Error
+from ..ir.core import Module, Op, Value
+from ..ir.declare import Operand, OptionalOperand, operation, operation_base, optional
+from ..ir.dims import Dim, DimLike, bind, exact_divide
+from .control import Full, Iota
+from .elementwise import Add, FloorDiv, Mul, Sub
+from .functions import Exp
+from .layout import Repeat
+from .logic import And, Cast, Eq, Ge, Gt, Lt, Ne, Where
+from .lookup import GatherElements
+from .matmul import Matmul
+from .parts import Concat, Slice
+from .reduce import Cumsum, ReduceSum
+from .shape import Expand, Reshape, Transpose, Unsqueeze
+from .shapes import float_operand, index_operand, rule_text, same_dtype
+
+Array: TypeAlias = Any  # a numpy array
+
+
+@operation_base
+class Recurrence(Op):
+    """Base of the operations with a state; x [B, S, features] is the first operand."""
+
+    __slots__ = ()
+    x: Operand
+
+    def counted(self, *values: Value | None) -> tuple[DimLike, DimLike]:
+        """(B, S) of x, after a check that all values [B, S, ...] have them."""
+        x = float_operand(self.opname, self.x)
+        if x.ndim != 3:
+            raise Error(f"{self.opname} takes x [batch, tokens, features], not {x}")
+        for value in values:
+            if value is None:
+                continue
+            type = float_operand(self.opname, value)
+            if type.ndim != 3 or type.shape[:2] != x.shape[:2]:
+                raise Error(f"{self.opname}: an operand is {type}, but x is {x}: other tokens")
+        return x.shape[0], x.shape[1]
+
+    def states(self, state: Value, name: str) -> tuple[DimLike, DimLike, DimLike]:
+        """The sizes of the state f32 [B, heads, ., .] behind B."""
+        type, batch = state.type, self.x.type.shape[0]
+        if type.dtype != "f32" or type.ndim != 4 or type.shape[0] != batch:
+            raise Error(f"{self.opname}: the state is {type}, expected f32[{batch}, {name}]")
+        return type.shape[1], type.shape[2], type.shape[3]
+
+    def heads(self, value: Value, size: DimLike) -> DimLike:
+        """The number of heads of `size` features in a value [B, S, heads*size]."""
+        heads = exact_divide(value.type.shape[2], size)
+        if heads is None:
+            raise Error(f"{self.opname}: {value.type} does not hold heads of {size} features")
+        return heads
+
+    def shared(self, value: Value, size: DimLike, heads: DimLike) -> Op:
+        """[B, S, groups*size] as f32 [B, heads, S, size]: consecutive heads share a group."""
+        groups = self.heads(value, size)
+        count = exact_divide(heads, groups)
+        if not isinstance(count, int):
+            raise Error(f"{self.opname}: {heads} heads cannot share {groups} groups evenly")
+        batch, tokens, _ = value.type.shape
+        split = Reshape(_f32(value), shape=(batch, tokens, groups, size))
+        split = Transpose(split, order=(0, 2, 1, 3))
+        return split if count == 1 else Repeat(split, dim=1, count=count)
+
+    def per_head(self, value: Value, heads: DimLike, lengths: Value | None) -> Op:
+        """[B, S, heads] as f32 [B, heads, S], 0 for padding."""
+        if value.type.shape[2] != heads:
+            raise Error(f"{self.opname}: {value.type} has no number for each of {heads} heads")
+        wide = _f32(value)
+        if lengths is not None:
+            wide = Where(Unsqueeze(self.valid(lengths), dims=(2,)), wide, Full(value=0.0))
+        return Transpose(wide, order=(0, 2, 1))
+
+    def valid(self, lengths: Value) -> Op:
+        """bool [B, S]: whether a token is none of the padding."""
+        self.check_lengths(lengths)
+        place = Iota(size=self.x.type.shape[1], dtype=lengths.type.dtype)
+        return Lt(place, Unsqueeze(lengths, dims=(1,)))
+
+    def check_lengths(self, lengths: Value) -> None:
+        """Raise unless there is a number for every row."""
+        batch = self.x.type.shape[0]
+        if index_operand(self.opname, lengths).shape != (batch,):
+            raise Error(f"{self.opname}: lengths is {lengths.type}, expected [{batch}]")
+
+    def joined(self, heads: Op) -> Op:
+        """f32 [B, heads, S, size] as [B, S, heads*size] in the dtype of x."""
+        batch, count, tokens, size = heads.result.type.shape
+        rows = Reshape(Transpose(heads, order=(0, 2, 1, 3)), shape=(batch, tokens, count * size))
+        kind = self.x.type.dtype
+        return rows if kind == "f32" else Cast(rows, dtype=kind)
+
+
+def _f32(value: Value) -> Value | Op:
+    return value if value.type.dtype == "f32" else Cast(value, dtype="f32")
+
+
+def _transposed(x: Op) -> Op:
+    """[B, heads, S, size] with the last two dimensions exchanged."""
+    return Transpose(x, order=(0, 1, 3, 2))
+
+
+def _decays(logarithms: Op, tokens: DimLike) -> tuple[Op, Op, Op]:
+    """How much of a state is left, from log decays [B, heads, S].
+
+    From before the call to each token [B, heads, S, 1], between tokens [B, heads, S, S] (row i,
+    column j: from j to i, 0 where j is later), and from each token to the end [B, heads, S, 1].
+    """
+    sums = Cumsum(logarithms, dim=2)
+    total = ReduceSum(logarithms, dims=(2,), keep=True)
+    column, row = Unsqueeze(sums, dims=(3,)), Unsqueeze(sums, dims=(2,))
+    # later tokens are masked before exp, where they would overflow
+    between = Exp(Where(_order(Ge, tokens), Sub(column, row), Full(value=-math.inf)))
+    return Exp(column), between, Exp(Unsqueeze(Sub(total, sums), dims=(3,)))
+
+
+def _order(compare: type[Op], tokens: DimLike, block: int = 1) -> Op:
+    """bool [S, S]: the blocks of tokens of row and column compared."""
+    place: Op = Iota(size=tokens)
+    if block > 1:
+        place = FloorDiv(place, Full(value=block, dtype="i32"))
+    return compare(Unsqueeze(place, dims=(1,)), Unsqueeze(place, dims=(0,)))
+
+
+def _kept(total: Op, state: Value) -> Op:
+    """A state [B, heads, ., .] after the sum of log decays [B, heads, S] of a call."""
+    left = Exp(ReduceSum(total, dims=(2,), keep=True))
+    return Mul(state, Unsqueeze(left, dims=(3,)))
+
+
+def _ends(lengths: Array, batch: int, tokens: int) -> Array:
+    """The number of tokens of every row."""
+    if lengths is None:
+        return np.full(batch, tokens)
+    if lengths.size and (lengths.min() < 0 or lengths.max() > tokens):
+        raise Error(f"lengths has {lengths.min()} to {lengths.max()}, outside 0 to {tokens}")
+    return lengths
+
+
+def _masked(x: Array, lengths: Array) -> Array:
+    """x [B, S, heads] with zeros for padding."""
+    ends = _ends(lengths, *x.shape[:2])[:, None, None]
+    return np.where(np.less(np.arange(x.shape[1])[:, None], ends), x, 0)
+
+
+def _by_head(x: Array, size: int, heads: int) -> Array:
+    """[B, S, groups*size] as f32 [B, S, heads, size]."""
+    split = x.reshape(*x.shape[:2], x.shape[2] // size, size).astype(np.float32)
+    return np.repeat(split, heads // split.shape[2], axis=2)
+
+
+@operation(
+    "short_conv", sharding="b s! c, c w!, b k! c, c, b -> b s c, b k c", safe_values={"lengths": 0}
+)
+class ShortConv(Recurrence):
+    """A causal convolution of every channel over the sequence: (y, the last inputs).
+
+    x [B, S, C], weight [C, W], state [B, W-1, C]: the inputs before x, as x. y[t] is the sum over w
+    of weight[:, w] * input[t - W + 1 + w], plus bias [C]. The new state is the last W-1 inputs of
+    the tokens before `lengths`.
+    """
+
+    x: Operand
+    weight: Operand
+    state: Operand
+    bias: OptionalOperand = optional()
+    lengths: OptionalOperand = optional()
+
+    def expand(self) -> tuple[Value, ...]:
+        batch, tokens = self.counted()
+        x, weight, state = self.x.type, self.weight.type, self.state.type
+        same_dtype(self.opname, self.x, self.weight, self.state)
+        channels = x.shape[2]
+        width = weight.shape[-1]
+        if weight.ndim != 2 or weight.shape[0] != channels or isinstance(width, Dim) or width < 2:
+            raise Error(f"short_conv: the weight is {weight}, expected [{channels}, 2 or more]")
+        if state.shape != (batch, width - 1, channels):
+            raise Error(
+                f"short_conv: the state is {state}, expected [{batch}, {width - 1}, {channels}]"
+            )
+        if self.bias is not None and self.bias.type.shape != (channels,):
+            raise Error(f"short_conv: the bias is {self.bias.type}, expected [{channels}]")
+        inputs = Concat([self.state, self.x], dim=1)
+        columns = Transpose(_f32(self.weight), order=(1, 0))
+        total: Op | Value | None = None if self.bias is None else _f32(self.bias)
+        for w in range(width):
+            moved = _f32(Slice(inputs, dim=1, start=w, stop=tokens + w).result)
+            part = Mul(moved, Slice(columns, dim=0, start=w, stop=w + 1))
+            total = part if total is None else Add(part, total)
+        assert isinstance(total, Op)
+        y = total if x.dtype == "f32" else Cast(total, dtype=x.dtype)
+        return y.result, self._last(inputs, width - 1).result
+
+    def _last(self, inputs: Op, count: int) -> Op:
+        """[B, count, C]: the last inputs of each row."""
+        batch, tokens, channels = self.x.type.shape
+        if self.lengths is None:
+            return Slice(inputs, dim=1, start=tokens, stop=tokens + count)
+        self.check_lengths(self.lengths)
+        steps = Iota(size=count, dtype=self.lengths.type.dtype)
+        places = Unsqueeze(Add(Unsqueeze(self.lengths, dims=(1,)), steps), dims=(2,))
+        return GatherElements(inputs, Expand(places, shape=(batch, count, channels)), dim=1)
+
+    def evaluate(
+        self, x: Array, weight: Array, state: Array, bias: Array = None, lengths: Array = None
+    ) -> tuple[Array, Array]:
+        width, inputs, y = weight.shape[1], np.concatenate([state, x], axis=1), np.zeros_like(x)
+        for t in range(x.shape[1]):
+            y[:, t] = np.sum(inputs[:, t : t + width] * weight.T, axis=1)
+        ends = _ends(lengths, *x.shape[:2])
+        last = [row[end : end + width - 1] for row, end in zip(inputs, ends, strict=True)]
+        y = y if bias is None else y + bias
+        return y, np.array(last, x.dtype).reshape(state.shape)
+
+
+@operation("selective_scan", safe_values={"lengths": 0})
+class SelectiveScan(Recurrence):
+    """The selective state space of Mamba-2 (SSD: Dao & Gu, 2024), head by head: (y, state).
+
+    x [B, S, H*P]; dt [B, S, H], the step sizes; a [H], negative; b and c [B, S, G*N], each of the G
+    groups for H/G consecutive heads; state f32 [B, H, P, N]; d [H]. Per token
+    state = exp(dt*a) * state + dt * x bᵀ and y = state c + d*x. Computed in f32; y in the dtype of
+    x.
+    """
+
+    x: Operand
+    dt: Operand
+    a: Operand
+    b: Operand
+    c: Operand
+    state: Operand
+    d: OptionalOperand = optional()
+    lengths: OptionalOperand = optional()
+
+    def sharding_rule(self) -> str:
+        group = "g!" if self.b.type.shape[2] == self.state.type.shape[3] else "h"
+        operands = ["b s! h", "b s! h", "h", f"b s! {group}", f"b s! {group}", "b h p! n!"]
+        words = [text.split() for text in (*operands, "h", "b")]
+        return rule_text(words, [["b", "s", "h"], ["b", "h", "p", "n"]])
+
+    def expand(self) -> tuple[Value, ...]:
+        _, tokens = self.counted(self.dt, self.b, self.c)
+        heads, size, width = self.states(self.state, "heads, size, width")
+        for name, value in (("a", self.a), ("d", self.d)):
+            if value is not None and float_operand(self.opname, value).shape != (heads,):
+                raise Error(f"selective_scan: {name} is {value.type}, expected [{heads}]")
+        if self.heads(self.x, size) != heads:
+            raise Error(f"selective_scan: x is {self.x.type}, but the state {self.state.type}")
+        x = self.shared(self.x, size, heads)
+        b, c = (self.shared(value, width, heads) for value in (self.b, self.c))
+        steps = self.per_head(self.dt, heads, self.lengths)
+        logarithms = Mul(steps, Unsqueeze(_f32(self.a), dims=(1,)))
+        before, between, after = _decays(logarithms, tokens)
+        scaled = Mul(x, Unsqueeze(steps, dims=(3,)))
+        inside = Matmul(Mul(Matmul(c, _transposed(b)), between), scaled)
+        y: Op = Add(inside, Mul(Matmul(c, Transpose(self.state, order=(0, 1, 3, 2))), before))
+        if self.d is not None:
+            y = Add(y, Mul(x, Unsqueeze(_f32(self.d), dims=(1, 2))))
+        added = Matmul(_transposed(Mul(scaled, after)), b)
+        return self.joined(y).result, Add(_kept(logarithms, self.state), added).result
+
+    @np.errstate(under="ignore")
+    def evaluate(
+        self,
+        x: Array,
+        dt: Array,
+        a: Array,
+        b: Array,
+        c: Array,
+        state: Array,
+        d: Array = None,
+        lengths: Array = None,
+    ) -> tuple[Array, Array]:
+        heads, size, width = state.shape[1:]
+        y = np.zeros((*x.shape[:2], heads, size), np.float32)
+        x, dt = _by_head(x, size, heads), _masked(dt, lengths)
+        b, c = (_by_head(value, width, heads) for value in (b, c))
+        for t in range(x.shape[1]):
+            decay, step = np.exp(dt[:, t] * a)[..., None, None], dt[:, t, :, None, None]
+            state = decay * state + step * x[:, t, :, :, None] * b[:, t, :, None, :]
+            y[:, t] = np.sum(state * c[:, t, :, None, :], axis=-1)
+        if d is not None:
+            y += d[:, None] * x
+        return y.reshape(*x.shape[:2], heads * size), state
+
+
+@operation("gated_delta", safe_values={"lengths": 0})
+class GatedDelta(Recurrence):
+    """The gated delta rule (Yang et al., 2024), head by head: (y, state).
+
+    x [B, S, H*V], the values; q and k [B, S, Hk*K], each key head for H/Hk consecutive value heads;
+    g [B, S, H], the logarithms of decays, at most 0; beta [B, S, H]; state f32 [B, H, K, V]. Per
+    token state = exp(g) * state, then state += k (beta * (x - kᵀ state))ᵀ and y = qᵀ state.
+    Computed in f32; y in the dtype of x. The keys have norms of at most about 1.
+
+    A call has `longest` tokens at most: the expansion solves a triangular system of the S tokens,
+    whose inverse it makes from those of blocks of 1, 2, 4, ... tokens.
+    """
+
+    x: Operand
+    q: Operand
+    k: Operand
+    g: Operand
+    beta: Operand
+    state: Operand
+    lengths: OptionalOperand = optional()
+    longest: int = 256
+
+    def sharding_rule(self) -> str:
+        key = "g!" if self.k.type.shape[2] == self.state.type.shape[2] else "h"
+        operands = ["b s! h", f"b s! {key}", f"b s! {key}", "b s! h", "b s! h", "b h k! v!", "b"]
+        words = [text.split() for text in operands]
+        return rule_text(words, [["b", "s", "h"], ["b", "h", "k", "v"]])
+
+    def verify(self, module: Module) -> None:
+        """No call has more than `longest` tokens."""
+        tokens = self.x.type.shape[1]
+        most = bind(tokens, {name: limits[2] for name, limits in module.dims.items()})
+        if isinstance(most, int) and most > self.longest:
+            raise Error(
+                f"gated_delta computes {self.longest} tokens in a call, but a call may have "
+                f"{tokens}={most}; compile with --dims {tokens}=min:typical:{self.longest} (longer "
+                "prompts are computed in several calls)"
+            )
+
+    def expand(self) -> tuple[Value, ...]:
+        _, tokens = self.counted(self.q, self.k, self.g, self.beta)
+        heads, size, width = self.states(self.state, "heads, key size, value size")
+        if self.heads(self.x, width) != heads or self.longest < 1:
+            raise Error(
+                f"gated_delta: x is {self.x.type}, but the state {self.state.type}; longest is "
+                f"{self.longest}"
+            )
+        x = self.shared(self.x, width, heads)
+        q, k = (self.shared(value, size, heads) for value in (self.q, self.k))
+        logarithms = self.per_head(self.g, heads, self.lengths)
+        beta = Unsqueeze(self.per_head(self.beta, heads, self.lengths), dims=(3,))
+        before, between, after = _decays(logarithms, tokens)
+        written: Op = Mul(Sub(x, Mul(Matmul(k, self.state), before)), beta)
+        if tokens != 1:
+            scores = Mul(Mul(Matmul(k, _transposed(k)), between), beta)
+            written = Matmul(self._inverse(scores, tokens), written)
+        inside = Matmul(Mul(Matmul(q, _transposed(k)), between), written)
+        y = Add(inside, Mul(Matmul(q, self.state), before))
+        added = Matmul(_transposed(Mul(k, after)), written)
+        return self.joined(y).result, Add(_kept(logarithms, self.state), added).result
+
+    def _inverse(self, scores: Op, tokens: DimLike) -> Op:
+        """The inverse of 1 + the part of `scores` [B, H, S, S] below the diagonal.
+
+        That of [[a, 0], [c, b]] is [[A, 0], [-B c A, B]] where A and B are those of a and b.
+        """
+        zero = Full(value=0.0)
+        scores = Where(_order(Gt, tokens), scores, zero)
+        inverse: Op = Cast(_order(Eq, tokens), dtype="f32")
+        block = 1
+        while block < (tokens if isinstance(tokens, int) else self.longest):
+            across = And(_order(Eq, tokens, 2 * block), _order(Ne, tokens, block))
+            part: Op = Where(across, scores, zero)
+            if block > 1:
+                part = Matmul(inverse, Matmul(part, inverse))
+            inverse = Sub(inverse, part)
+            block *= 2
+        return inverse
+
+    @np.errstate(under="ignore")
+    def evaluate(
+        self,
+        x: Array,
+        q: Array,
+        k: Array,
+        g: Array,
+        beta: Array,
+        state: Array,
+        lengths: Array = None,
+    ) -> tuple[Array, Array]:
+        if x.shape[1] > self.longest:
+            raise Error(f"gated_delta computes {self.longest} tokens in a call, not {x.shape[1]}")
+        heads, size, width = state.shape[1:]
+        y = np.zeros((*x.shape[:2], heads, width), np.float32)
+        x, g, beta = _by_head(x, width, heads), _masked(g, lengths), _masked(beta, lengths)
+        q, k = (_by_head(value, size, heads) for value in (q, k))
+        for t in range(x.shape[1]):
+            state = state * np.exp(g[:, t])[..., None, None]
+            read = np.sum(state * k[:, t, :, :, None], axis=2)
+            written = beta[:, t, :, None] * (x[:, t] - read)
+            state = state + k[:, t, :, :, None] * written[:, :, None, :]
+            y[:, t] = np.sum(state * q[:, t, :, :, None], axis=2)
+        return y.reshape(*x.shape[:2], heads * width), state
