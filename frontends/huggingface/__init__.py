@@ -15,6 +15,7 @@ from ...ir.core import Module
 from ...weights import UnboundRef
 from ..models.decoder import DecoderConfig, tied_embeddings
 from ..models.family import Dims
+from .adapters import check_adapter as check_adapter
 from .binding import bind as bind
 from .binding import differ, prefix_tensors, tensors
 from .config import Model, compute_dtype
@@ -30,12 +31,13 @@ def load(
     dtype: str | None = None,
     dims: Dims | None = None,
     ignore: Sequence[str] = (),
+    adapter: str | os.PathLike[str] | None = None,
 ) -> Module:
     """The model of a checkpoint folder as a module whose weights refer to the folder's files.
 
     `dtype` is the compute dtype: f32, f16 or bf16, by default that of config.json. `dims` replaces
     ranges of symbols. `ignore` names keys of config.json that do not change what is computed, and
-    patterns of tensors that the model does not use.
+    patterns of tensors that the model does not use. The LoRA `adapter` of a folder is merged.
     """
     config = read_config(folder)
     dtype = compute_dtype(config, dtype)
@@ -43,7 +45,7 @@ def load(
     module, family = model.trace(dtype, dims), model.family
     alternatives = prefix_tensors(module, model.alternatives, family.prefixes, Checkpoint(folder))
     ignore = (*family.unused, *ignore)
-    return bind(module, folder, alternatives=alternatives, ignore=ignore)
+    return bind(module, folder, alternatives=alternatives, ignore=ignore, adapter=adapter)
 
 
 def _as_stored(model: Model, folder: str | os.PathLike[str]) -> Model:

@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
+from pathlib import Path
 
 from ...errors import Error, did_you_mean
 from ...ir.core import Module, Weight
@@ -13,6 +14,7 @@ from ...ir.dims import Shape
 from ...ir.types import TensorType
 from ...weights import Cast, Ref, UnboundRef
 from . import quantized
+from .adapters import Adapter
 from .files import Checkpoint
 
 # Tensors of old checkpoints that no model reads: tables that are computed anew.
@@ -34,21 +36,23 @@ def bind(
     *,
     alternatives: Mapping[str, Ref] | None = None,
     ignore: Sequence[str] = (),
+    adapter: str | os.PathLike[str] | None = None,
 ) -> Module:
     """Replace every `unbound(key)` by the tensor `key` of the folder, and return the module.
 
     A tensor stored in another float dtype than the weight's is cast when it is read. A weight that
     lacks tensors takes its reference in `alternatives`, if the folder has those tensors; a folder
     with both must have the same values there. A weight that the folder has quantized becomes a
-    `dequantize` operation. `ignore` holds patterns, such as "vision_tower.*", of
-    tensors that the model does not use. An Error lists everything that does not fit and leaves the
-    module as it was.
+    `dequantize` operation. `ignore` holds patterns, such as "vision_tower.*", of tensors that the
+    model does not use. The LoRA `adapter` of a folder is merged. An Error lists everything that
+    does not fit and leaves the module as it was.
     """
     checkpoint = Checkpoint(folder)
     files = _Files(module, checkpoint)
     stored = quantized.Tensors(checkpoint, files.name)
     method = quantized.read_method(folder)
-    return bind_tensors(module, stored, files.paths, method, alternatives or {}, ignore)
+    changes = None if adapter is None else Adapter(adapter, checkpoint, files.named, ignore)
+    return bind_tensors(module, stored, files.paths, method, alternatives or {}, ignore, changes)
 
 
 def bind_tensors(
@@ -58,6 +62,7 @@ def bind_tensors(
     method: quantized.Method | None,
     alternatives: Mapping[str, Ref],
     ignore: Sequence[str],
+    adapter: Adapter | None = None,
 ) -> Module:
     """`bind` to tensors whose references name `files`, quantized by `method`."""
     checkpoint = stored.checkpoint
@@ -76,9 +81,16 @@ def bind_tensors(
     allowed = {source.key for ref in alternatives.values() for source in _unbound(ref)}
     ignore = (*BUFFERS, *quantized.cache_keys(checkpoint), *ignore)
     _check(module, plain, checkpoint, allowed | stored.used, ignore)
+    if adapter is not None:
+        adapter.check_used((module.weights[n], _keys(ref)) for n, ref in refs.items())
+        for key in (key for name in layers for key in _keys(refs[name]) if key in adapter):
+            raise Error(
+                f"{adapter.path} changes {key}, which the checkpoint has quantized; compile the "
+                "checkpoint with float weights, with --adapter and --quantize"
+            )
     for name, ref in plain.items():
         weight = module.weights[name]
-        weight.ref = _bound(stored, ref, weight.type.dtype)
+        weight.ref = _bound(stored, ref, weight.type.dtype, adapter)
     module.files.update(files)
     quantized.insert(module, layers)
     return module
@@ -130,9 +142,14 @@ def has_all(checkpoint: Checkpoint, ref: Ref) -> bool:
     return all(source.key in checkpoint for source in _unbound(ref))
 
 
+def _keys(ref: Ref) -> list[str]:
+    """The keys of a reference's tensors."""
+    return [source.key for source in _unbound(ref)]
+
+
 def tensors(ref: Ref) -> str:
     """The keys of a reference's tensors, for a message."""
-    return ", ".join(source.key for source in _unbound(ref))
+    return ", ".join(_keys(ref))
 
 
 def differ(checkpoint: Checkpoint, one: Ref, other: Ref) -> bool:
@@ -220,14 +237,16 @@ def _misfit(weight: Weight, ref: Ref, source: UnboundRef, checkpoint: Checkpoint
         yield f"{described}, which does not convert to {dtype}"
 
 
-def _bound(stored: quantized.Tensors, ref: Ref, dtype: str) -> Ref:
+def _bound(stored: quantized.Tensors, ref: Ref, dtype: str, adapter: Adapter | None) -> Ref:
     """`ref` with stored tensors instead of unbound sources, cast right after the source."""
     if ref.inputs:
-        return ref.with_inputs([_bound(stored, part, dtype) for part in ref.inputs])
+        return ref.with_inputs([_bound(stored, part, dtype, adapter) for part in ref.inputs])
     if not isinstance(ref, UnboundRef):
         return ref
     kind = stored.info(ref.key).dtype
     bound = stored.take(ref.key, kind).ref
+    if adapter is not None:
+        bound, kind = adapter.merged(ref.key, bound, kind)
     for step in (*(() if kind == dtype else (Cast(dtype),)), *ref.steps):
         bound = bound.then(step)
     return bound
@@ -242,12 +261,16 @@ class _Files:
 
     def name(self, key: str) -> str:
         """The name of the file that holds `key` in the module: `ckpt`, `ckpt_1`, `ckpt_2`, ..."""
-        path = (self._checkpoint.folder / self._checkpoint.file(key)).as_posix()
+        return self.named(self._checkpoint.folder / self._checkpoint.file(key), "ckpt")
+
+    def named(self, file: Path, stem: str) -> str:
+        """The name of a file in the module, which begins with `stem` if it is new."""
+        path = file.as_posix()
         if path not in self._names:
-            name, count = "ckpt", 0
+            name, count = stem, 0
             while name in self.paths:
                 count += 1
-                name = f"ckpt_{count}"
+                name = f"{stem}_{count}"
             self.paths[name] = path
             self._names[path] = name
         return self._names[path]

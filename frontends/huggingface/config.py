@@ -14,6 +14,7 @@ from ...ir.dtypes import DTYPES
 from ...json_files import read_object
 from ...weights import Ref
 from ..models.family import Dims, Family, find_family
+from .adapters import CONFIG as ADAPTER
 from .quantized import KEYS, method_of
 
 _DTYPES = {str(DTYPES[name].numpy): name for name in ("f32", "f16", "bf16")}  # torch's names
@@ -50,6 +51,12 @@ def model_of(config: Mapping[str, Any], ignore: Sequence[str] = ()) -> Model:
 def read_config(folder: str | os.PathLike[str]) -> dict[str, Any]:
     """The object in a folder's config.json."""
     path = Path(folder) / "config.json"
+    if not path.exists() and (adapter := Path(folder) / ADAPTER).exists():
+        base = read_object(adapter).get("base_model_name_or_path")
+        raise Error(
+            f"{folder} is an adapter of the model {base}, not a model: download that into a "
+            f"folder, then irc compile FOLDER --adapter {folder}"
+        )
     if not path.exists():
         hint = "" if Path(folder).is_dir() else "; there is no such folder"
         raise Error(f"{folder} is not a checkpoint folder: it has no config.json{hint}")

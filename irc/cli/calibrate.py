@@ -17,7 +17,7 @@ EXAMPLES = """
   irc compile Meta-Llama-3-8B -o build/llama --quantize fp8 --calibration build/calibration
 """
 
-_SOURCE = ("checkpoint", "dtype", "settings", "random_weights", "dims")
+_SOURCE = ("checkpoint", "adapter", "dtype", "settings", "random_weights", "dims")
 
 
 def configure(parser: ArgumentParser) -> None:

@@ -33,7 +33,7 @@ def configure(parser: Parser) -> None:
     """The arguments of `irc forecast`."""
     add = parser.add_argument
     add("source", metavar="SRC", help="script.py[:factory], a folder with config.json, module.irc")
-    general = "checkpoint dtype settings dims backend pipeline mesh"
+    general = "checkpoint adapter dtype settings dims backend pipeline mesh"
     parser.set_defaults(names=add_compilation(parser, *general.split()))
     add("--tokens", metavar="N", type=whole_number(1), help="tokens of the prompt (S typical)")
     add("--topology", metavar="FILE", help="the costs of the machine (default: 8 H200)")

@@ -27,7 +27,7 @@ def calibrate(
     """Run a model on data, and write statistics of the inputs of its linears into a folder.
 
     The arguments are those of `irc.quantization.calibration.calibrate`, and the `options` of a
-    source: `checkpoint`, `dtype`, `settings`, `dims`, `random_weights`.
+    source: `checkpoint`, `adapter`, `dtype`, `settings`, `dims`, `random_weights`.
     """
     source = src if isinstance(src, Source) else find_source(src, **options)
     return calibration.calibrate(

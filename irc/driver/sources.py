@@ -86,6 +86,9 @@ class SourceOptions:
         join=disjoint,
     )
     random_weights: int | None = option(None, "in place of a checkpoint", metavar="SEED", least=0)
+    adapter: PathLike | None = option(
+        None, "the folder of a LoRA adapter of PEFT, to merge", metavar="DIR", takes=PATHS
+    )
     trust: bool = option(
         False, "copy what SRC refers to outside its folder: you trust who wrote SRC"
     )
@@ -258,15 +261,18 @@ def _checkpoint(path: Path, given: SourceOptions, unbound: bool) -> Source:
     ignored = [key.strip() for key in str(settings.get("ignore", "")).split(",") if key.strip()]
     config = huggingface.read_config(path)
     if huggingface.is_of_tensorrt_llm(config):
+        _check_no_adapter("checkpoints of TensorRT-LLM", given)
         from ..frontends.checkpoints import tensorrt_llm
 
         trace, load = tensorrt_llm.trace, tensorrt_llm.load
         module = trace(config, dtype, ignored) if unbound else load(path, dtype, ignore=ignored)
     elif unbound:
+        if given.adapter:
+            huggingface.check_adapter(given.adapter, ignored)
         model = huggingface.model_of(config, ignored)
         module = model.trace(dtype or huggingface.checkpoint_dtype(config))
     else:
-        module = huggingface.load(path, dtype, ignore=ignored)
+        module = huggingface.load(path, dtype, ignore=ignored, adapter=given.adapter)
     source = Source("checkpoint", module, path)
     source.config = config
     return source
@@ -378,15 +384,27 @@ def _check_unused(what: str, given: SourceOptions, dtype: bool = True) -> None:
         raise Error(f"{what} has no settings, so --set {name}=... has no effect; leave it out")
 
 
+def _check_no_adapter(what: str, given: SourceOptions) -> None:
+    if given.adapter:
+        raise Error(
+            f"--adapter {given.adapter} has no effect on {what}; it is for checkpoint folders of "
+            "transformers, and for scripts with --checkpoint"
+        )
+
+
 def _finish(source: Source, given: SourceOptions) -> None:
     """Bind unbound weights, set ranges, make paths absolute, find the tokens that end a text."""
     module = source.module
     from ..frontends.huggingface.binding import has_unbound
 
+    if given.random_weights is not None:
+        _check_no_adapter("random weights", given)
+    if source.kind != "checkpoint" and (given.folder is None or not has_unbound(module)):
+        _check_no_adapter("weights that have their values", given)
     if given.folder is not None and has_unbound(module):
         from ..frontends.huggingface import bind
 
-        bind(module, given.folder)
+        bind(module, given.folder, adapter=given.adapter)
     if given.random_weights is not None:
         from ..frontends.random_weights import random_weights as fill
 

@@ -6,6 +6,7 @@ zeros, seeded random numbers, or an unbound name. A reference never holds the by
 """
 
 from .computed import ComputedRef as ComputedRef
+from .computed import LowRankSumRef as LowRankSumRef
 from .computed import ProductRef as ProductRef
 from .computed import QuantizedRef as QuantizedRef
 from .computed import ReciprocalRef as ReciprocalRef

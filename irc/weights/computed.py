@@ -117,6 +117,35 @@ class ProductRef(ComputedRef, keyword="multiply"):
 
 
 @dataclass(frozen=True)
+class LowRankSumRef(ComputedRef, keyword="low_rank_sum"):
+    """`low_rank_sum(@ckpt["w"], @lora["b"], @lora["a"], 2.0)`: source + scale * left @ right.
+
+    left [rows, r], right [r, columns]. The product is summed in f64, and the result rounded to f32,
+    then to the dtype of the source.
+    """
+
+    source: Ref
+    left: Ref
+    right: Ref
+    scale: float
+
+    def source_shape(self, shapes: Sequence[Sizes]) -> Sizes:
+        shape, left, right = shapes
+        if len(left) != 2 or shape != (*left[:1], *right[1:]) or left[1:] != right[:1]:
+            raise Error(f"{self} adds {[*left]} @ {[*right]} to {[*shape]}; expected equal shapes")
+        return shape
+
+    def compute(self, read: Elements, picks: Picks) -> Array:
+        values = read.elements(self.source, picks)
+        inner = range(read.shape(self.right)[0])
+        left = read.elements(self.left, (picks[0], inner)).astype(np.float64)
+        right = read.elements(self.right, (inner, picks[1])).astype(np.float64)
+        with np.errstate(over="ignore", under="ignore", invalid="ignore"):
+            total = as_f32(values) + self.scale * (left @ right)
+            return total.astype(np.float32).astype(values.dtype, copy=False)
+
+
+@dataclass(frozen=True)
 class QuantizedRef(ComputedRef, keyword="quantized"):
     """`quantized(@ckpt["w"], "codes", "int4", [1, 128])`: a part of the quantized source.
 

@@ -21,6 +21,7 @@ from irc.weights import (
     ConcatRef,
     Cyclic,
     FileRef,
+    LowRankSumRef,
     Pad,
     ProductRef,
     QuantizedRef,
@@ -236,6 +237,7 @@ INDICES = RandomRef("i", 1, 9.0, (8,))
         (RepeatedRef, (WORDS, (2,), (4,)), r"does not fit .* has \[2, 8\]"),
         (RepeatedRef, (WORDS, (0, 1), (0, 8)), "does not fit"),
         (SortingRef, (WORDS,), r"has \[2, 8\]; expected a vector"),
+        (LowRankSumRef, (WORDS, WORDS, WORDS, 1.0), r"adds \[2, 8\] @ \[2, 8\] to \[2, 8\]"),
         (TakenRef, (WORDS, WORDS, 0), "expected a vector of indices"),
         (TakenRef, (WORDS, SortingRef(INDICES), 2), "expected a vector of indices"),
         (TakenRef, (WORDS, SortingRef(INDICES), 0), "indices 0 to 7; expected 0 to 1"),
@@ -308,6 +310,15 @@ def test_quantized_weights_are_made_a_block_at_a_time(
     ref = QuantizedRef(large, part, format, block)
     check_memory(reader_of(tmp_path), ref, 1)
     check_memory(reader_of(tmp_path), ref.then(Shard(0, ("tp",))), 4)
+
+
+@pytest.mark.parametrize("step", [None, Shard(0, ("tp",)), Shard(1, ("tp",))], ids=str)
+def test_low_rank_sums_are_made_a_block_at_a_time(
+    tmp_path: Path, large: Ref, step: Step | None
+) -> None:
+    sides = ZerosRef((30_000, 4), "f32"), ZerosRef((4, 2000), "bf16")
+    ref = LowRankSumRef(large, *sides, 2.0)
+    check_memory(reader_of(tmp_path), ref if step is None else ref.then(step), 4)
 
 
 def test_random_numbers_are_made_a_block_at_a_time(tmp_path: Path) -> None:

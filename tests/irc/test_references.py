@@ -30,6 +30,7 @@ from irc.weights import (
     ConcatRef,
     Cyclic,
     FileRef,
+    LowRankSumRef,
     Pad,
     ProductRef,
     QuantizedRef,
@@ -114,6 +115,10 @@ def meaning(ref: Ref, arrays: Arrays, mesh: Mesh, rank: int) -> Array:
                 np.moveaxis(values.astype("f4"), ref.dim, -1) * factor.astype("f4"), -1, ref.dim
             )
             array = wide.astype(values.dtype)
+        case LowRankSumRef():
+            source, left, right = (meaning(part, arrays, mesh, rank) for part in ref.inputs)
+            added = np.einsum("ir,rj->ij", left.astype("f8"), right.astype("f8"))
+            array = (source.astype("f4") + ref.scale * added).astype("f4").astype(source.dtype)
         case UnpackedRef():
             array = _unpacked(meaning(ref.source, arrays, mesh, rank), ref)
         case RepeatedRef():
@@ -283,6 +288,11 @@ class References:
         shape = self.shape(ref)
         if shape and self.rng.random() < 0.3:
             return self.rearranged(ref, shape)
+        if len(shape) == 2 and self.rng.random() < 0.4:
+            inner = int(self.rng.integers(1, 4))
+            sides = (shape[0], inner), (inner, shape[1])
+            left, right = (RandomRef(f"side{i}", 5, 1.0, side) for i, side in enumerate(sides))
+            return LowRankSumRef(ref, left.then(Cast("bf16")), right, 0.75)
         if shape and self.rng.random() < 0.3:
             dim = int(self.rng.integers(len(shape)))
             ref = ProductRef(ref, RandomRef("s", 1, 2.0, (shape[dim],)), dim)
