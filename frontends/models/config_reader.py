@@ -73,6 +73,11 @@ class ConfigReader:
         """A nested object, empty by default."""
         return self._take(key, {}, (dict,), "an object")
 
+    def key(self, names: str) -> str:
+        """The first of several names with | between them that is a key, else the first."""
+        choices = names.split("|")
+        return next((name for name in choices if name in self._values), choices[0])
+
     def ignore(self, keys: str) -> None:
         """Pass over keys, separated by spaces, that do not change what the model computes."""
         self._read.update(keys.split())

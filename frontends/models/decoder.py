@@ -121,6 +121,11 @@ class DecoderConfig:
         """The number of features of a head."""
         return self.head_dim or self.hidden_size // self.num_attention_heads
 
+    @property
+    def has_positions(self) -> bool:
+        """Whether the numbers of positions count, as with rope."""
+        return bool(self.learned_positions) or any(layer.rope for layer in self.of_layers())
+
     def of_layers(self) -> list[Any]:
         """The options of every layer."""
         if not self.layers:
@@ -148,13 +153,14 @@ def read_decoder(
 ) -> DecoderConfig:
     """The sizes that every decoder has, and `more` fields of `kind`, which are not read.
 
-    `keys` are the names of fields in a family's config.json where they differ, `defaults` the
-    values of absent keys. The last three options describe the rope, which `more` may replace.
+    `keys` are the names of fields in a family's config.json where they differ, with | between
+    alternatives; `defaults` are the values of absent keys. The last three options describe the
+    rope, which `more` may replace.
     """
     names = {"norm_eps": "rms_norm_eps", **(keys or {})}
     values = {**_DEFAULTS, **(defaults or {})}
     read = {
-        name: how(config, names.get(name, name), values.get(name, REQUIRED))
+        name: how(config, config.key(names.get(name, name)), values.get(name, REQUIRED))
         for name, how in _READ.items()
         if name not in more
     }
@@ -230,10 +236,11 @@ def tied_embeddings(config: DecoderConfig) -> Mapping[str, Ref]:
 class Call(NamedTuple):
     """What one call of a model gives to every layer: positions i32 [B, S], past lengths i32 [B].
 
-    `memory` holds what layers leave for later ones in this call.
+    `positions` is None where a model has none. `memory` holds what layers leave for later ones in
+    this call.
     """
 
-    positions: Tensor
+    positions: Tensor | None
     past: Tensor
     memory: dict[str, Any]
 
@@ -358,7 +365,7 @@ class Decoder(Module):
         config, x = self.config, self.embed_tokens(input_ids)
         if config.embedding_multiplier != 1:
             x = x * config.embedding_multiplier
-        if config.learned_positions:
+        if call.positions is not None and config.learned_positions:
             offset = config.position_offset
             x = x + self.embed_positions(call.positions + offset if offset else call.positions)
         return self.embedding_norm(x) if config.embedding_norm else x
@@ -383,9 +390,9 @@ class CausalLM(Module):
     def forward(
         self,
         input_ids: Tensor,
-        positions: Tensor,
         past_lengths: Tensor,
         logit_positions: Tensor,
+        positions: Tensor | None = None,
         **states: Tensor,
     ) -> dict[str, Tensor]:
         """Logits f32 [B, T, vocab_size] and the states after this call."""
@@ -428,7 +435,8 @@ def register_decoder(
         return CausalLM(config, dtype, layer, decoder)
 
     def signature(config: Config, dtype: str) -> Signature:
-        return signature_of(layer_states(config, layer, dtype), config.max_position_embeddings)
+        states, longest = layer_states(config, layer, dtype), config.max_position_embeddings
+        return signature_of(states, longest, config.has_positions)
 
     family = Family(
         model_type, architectures, read, build, signature, alternatives, stored, **options

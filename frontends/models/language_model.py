@@ -46,12 +46,15 @@ def key_value_cache(heads: int, key_size: int, dtype: str, value_size: int = 0) 
     return {"k": keys, "v": Spec(dtype, ("B", heads, "C", value_size or key_size))}
 
 
-def signature_of(layers: Sequence[States], longest: int) -> Signature:
-    """The signature of a model with these states: up to 8 rows, decoding one token a call."""
+def signature_of(layers: Sequence[States], longest: int, positions: bool = True) -> Signature:
+    """The signature of a model with these states: up to 8 rows, decoding one token a call.
+
+    A model that does not depend on `positions`, as with ALiBi, has no such argument.
+    """
     states = {f"{name}{i}": spec for i, layer in enumerate(layers) for name, spec in layer.items()}
     inputs = {
         "input_ids": Spec("i32", ("B", "S")),
-        "positions": Spec("i32", ("B", "S")),
+        **({"positions": Spec("i32", ("B", "S"))} if positions else {}),
         "past_lengths": Spec("i32", ("B",)),
         "logit_positions": Spec("i32", ("B", "T")),
         **states,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 
 from ...ir.core import Weight
 from ...ir.dims import Shape
@@ -56,14 +57,38 @@ class Stored:
         return parts[0] if len(parts) == 1 else ConcatRef(tuple(parts), 0)
 
 
+def in_layers(key: str, names: Mapping[str, str], transposed: bool = False) -> list[Stored]:
+    """Entries of a decoder's layers: names below `model.layers.*` to names below `key`."""
+    return [
+        Stored(f"model.layers.*.{name}", f"{key}.{stored}", transposed=transposed)
+        for name, stored in names.items()
+    ]
+
+
 def merged(*sizes: int) -> list[Ranges]:
     """The ranges of parts of these sizes that follow each other in a merged tensor."""
-    ranges: list[Ranges] = []
-    begin = 0
-    for size in sizes:
-        ranges.append([(begin, begin + size)])
-        begin += size
-    return ranges
+    ends = list(accumulate(sizes, initial=0))
+    return [[part] for part in pairwise(ends)]
+
+
+def by_group(heads: int, kv_heads: int, size: int) -> list[Ranges]:
+    """The ranges of queries, keys and values in a tensor [kv_heads, heads / kv_heads + 2, size].
+
+    Behind the query heads of a group are its key head and its value head.
+    """
+    queries = heads // kv_heads * size
+    begins = [group * (queries + 2 * size) for group in range(kv_heads)]
+    parts = ((0, queries), (queries, queries + size), (queries + size, queries + 2 * size))
+    return [[(at + begin, at + end) for at in begins] for begin, end in parts]
+
+
+def merged_qkv(key: str, ranges: Sequence[Ranges], transposed: bool = False) -> list[Stored]:
+    """Entries of a decoder's projections of queries, keys and values, which `key` has merged."""
+    total = max(end for part in ranges for _, end in part)
+    return [
+        Stored(f"model.layers.*.self_attn.{name}_proj", key, part, total, transposed)
+        for name, part in zip("qkv", ranges, strict=True)
+    ]
 
 
 def stored_references(weights: Mapping[str, Weight], tensors: Iterable[Stored]) -> dict[str, Ref]:

@@ -29,6 +29,7 @@ class Runner:
 
     def __init__(self, program: Program, rows: int, capacity: int = CAPACITY) -> None:
         self.stream = program.open({"B": rows, "C": capacity})
+        self.names = {port.name for port in program.ports.inputs}
         self.past = np.zeros(rows, np.int32)
 
     def step(self, ids: np.ndarray) -> np.ndarray:
@@ -41,7 +42,8 @@ class Runner:
             "logit_positions": np.tile(np.arange(tokens, dtype=np.int32), (rows, 1)),
         }
         self.past = self.past + np.int32(tokens)
-        return self.stream.step(inputs)["logits"]
+        used = {name: array for name, array in inputs.items() if name in self.names}
+        return self.stream.step(used)["logits"]
 
     def decode(self, prompt: np.ndarray, forced: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Logits of the prompt, and of every forced token after it."""

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from ..config_reader import ConfigReader
 from ..decoder import DecoderConfig, read_decoder, register_decoder
-from ..stored import Stored, merged
+from ..stored import Stored, in_layers, merged, merged_qkv
 
 _KEYS = {
     "hidden_size": "n_embd",
@@ -45,8 +45,7 @@ def _read(config: ConfigReader) -> DecoderConfig:
 
 
 def _stored(config: DecoderConfig) -> Sequence[Stored]:
-    layer, size = "model.layers.*.", config.hidden_size
-    qkv = zip(("q_proj", "k_proj", "v_proj"), merged(size, size, size), strict=True)
+    layer, size = "transformer.h.*", config.hidden_size
     products = {
         "self_attn.o_proj": "attn.c_proj",
         "mlp.up_proj": "mlp.c_fc",
@@ -56,18 +55,9 @@ def _stored(config: DecoderConfig) -> Sequence[Stored]:
         Stored("model.embed_tokens", "transformer.wte"),
         Stored("model.embed_positions", "transformer.wpe"),
         Stored("model.norm", "transformer.ln_f"),
-        Stored(f"{layer}input_layernorm", "transformer.h.*.ln_1"),
-        Stored(f"{layer}post_attention_layernorm", "transformer.h.*.ln_2"),
-        *(
-            Stored(
-                f"{layer}self_attn.{name}", "transformer.h.*.attn.c_attn", ranges, 3 * size, True
-            )
-            for name, ranges in qkv
-        ),
-        *(
-            Stored(layer + name, f"transformer.h.*.{key}", transposed=True)
-            for name, key in products.items()
-        ),
+        *in_layers(layer, {"input_layernorm": "ln_1", "post_attention_layernorm": "ln_2"}),
+        *merged_qkv(f"{layer}.attn.c_attn", merged(size, size, size), transposed=True),
+        *in_layers(layer, products, transposed=True),
     ]
 
 

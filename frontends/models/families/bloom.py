@@ -1,0 +1,65 @@
+"""BLOOM: ALiBi in place of positions, and a norm of embeddings. Le Scao et al., 2022."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ..config_reader import ConfigReader
+from ..decoder import DecoderConfig, read_decoder, register_decoder
+from ..stored import Stored, by_group, in_layers, merged_qkv
+
+_KEYS = {
+    "hidden_size": "hidden_size|n_embed",
+    "num_hidden_layers": "n_layer|num_hidden_layers",
+    "num_attention_heads": "n_head|num_attention_heads",
+    "max_position_embeddings": "seq_length",
+    "norm_eps": "layer_norm_epsilon",
+}
+_NAMES = {
+    "input_layernorm": "input_layernorm",
+    "post_attention_layernorm": "post_attention_layernorm",
+    "self_attn.o_proj": "self_attention.dense",
+    "mlp.up_proj": "mlp.dense_h_to_4h",
+    "mlp.down_proj": "mlp.dense_4h_to_h",
+}
+
+
+def _read(config: ConfigReader) -> DecoderConfig:
+    config.ignore("offset_alibi skip_bias_add skip_bias_add_qkv slow_but_exact n_inner")
+    config.ignore("attention_softmax_in_fp32 masked_softmax_fusion hidden_dropout_prob")
+    config.ignore("unk_token_id pretraining_pp")
+    reason = "irc adds the input of a norm to its layer, not the output"
+    config.require("apply_residual_connection_post_layernorm", False, reason)
+    hidden = config.integer(config.key(_KEYS["hidden_size"]))
+    return read_decoder(
+        config,
+        keys=_KEYS,
+        defaults={"norm_eps": 1e-5, "max_position_embeddings": 2048, "tie_word_embeddings": True},
+        intermediate_size=4 * hidden,
+        hidden_act="gelu_tanh",
+        norm="layer",
+        gated=False,
+        rope=None,
+        alibi=8.0,
+        embedding_norm=True,
+        qkv_bias=True,
+        output_bias=True,
+        mlp_bias=True,
+    )
+
+
+def _stored(config: DecoderConfig) -> Sequence[Stored]:
+    heads = config.num_attention_heads
+    qkv = by_group(heads, heads, config.head_size)
+    return [
+        Stored("model.embed_tokens", "transformer.word_embeddings"),
+        Stored("model.embedding_norm", "transformer.word_embeddings_layernorm"),
+        Stored("model.norm", "transformer.ln_f"),
+        *in_layers("transformer.h.*", _NAMES),
+        *merged_qkv("transformer.h.*.self_attention.query_key_value", qkv),
+    ]
+
+
+BLOOM = register_decoder(
+    "bloom", ("BloomForCausalLM",), _read, stored=_stored, prefixes=("transformer.", "")
+)
