@@ -17,7 +17,7 @@ from ...json_files import read_object
 from ...weights import Cast, FileRef, LowRankSumRef, Ref, Transpose
 from ...weights.safetensors import read_header
 from ..models.config_reader import ConfigReader
-from .files import Checkpoint
+from .files import Checkpoint, hub_hint
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 _MERGE = (
@@ -70,7 +70,8 @@ def check_adapter(folder: str | os.PathLike[str], ignore: Sequence[str] = ()) ->
     """The settings of an adapter folder; an Error about those that irc cannot merge."""
     path = Path(folder) / CONFIG
     if not path.is_file():
-        raise Error(f"{folder} is not an adapter of PEFT: it has no {CONFIG}")
+        hint = hub_hint(folder)
+        raise Error(f"{folder} is not an adapter of PEFT: it has no {CONFIG}{hint}")
     values = read_object(path)
     config = ConfigReader(values, str(path))
     targets: Any = config.word if isinstance(values.get("target_modules"), str) else config.words

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import Any, cast
@@ -14,7 +15,19 @@ from ...weights.safetensors import Tensor, read_header
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
+_HUB = re.compile(r"(?:https:/+huggingface\.co/)?(\w[\w.-]*)/(\w[\w.-]*?)/?", re.ASCII)
 _BLOCK = 1 << 24  # bytes that are compared at a time
+
+
+def hub_hint(place: str | os.PathLike[str]) -> str:
+    """For a path that does not exist, but looks like ORG/NAME of the Hub: how to download it."""
+    match = _HUB.fullmatch(os.fspath(place))
+    if match is None or Path(match[1]).exists():
+        return ""
+    return (
+        f"; irc downloads nothing: for the model {match[1]}/{match[2]} of the Hugging Face Hub, hf "
+        f"download {match[1]}/{match[2]} --local-dir {match[2]}, then give {match[2]}"
+    )
 
 
 class Checkpoint:

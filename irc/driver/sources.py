@@ -148,12 +148,20 @@ def find_source(src: PathLike | Module, *, bound: bool = True, **options: Any) -
     given = options_of(SourceOptions, options, "a source")
     if given.checkpoint and given.random_weights is not None:
         raise Error("give --checkpoint or --random-weights, not both")
+    if given.folder is not None and not given.folder.is_dir():
+        raise Error(f"there is no checkpoint folder {given.folder}{_hub_hint(given.folder)}")
     source = _read(src, given, bound)
     if bound and source.artifact is not None:
         _check_unchanged(source.artifact, given.folder)
     _finish(source, given)
     source.trust = given.trust
     return source
+
+
+def _hub_hint(place: PathLike) -> str:
+    from ..frontends.huggingface.files import hub_hint
+
+    return hub_hint(place)
 
 
 def _check_kind(src: object) -> None:
@@ -176,7 +184,7 @@ def _read(src: PathLike | Module, given: SourceOptions, bound: bool) -> Source:
     if not path.exists():
         raise Error(
             f"there is no {src}; a source is script.py[:factory], a checkpoint folder, "
-            "an artifact folder, a module's text, or model.onnx"
+            f"an artifact folder, a module's text, or model.onnx{_hub_hint(src)}"
         )
     if is_onnx(path):
         return _onnx(path, given, artifact, given.trust or not bound)

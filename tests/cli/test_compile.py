@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -67,13 +68,48 @@ def test_what_a_checkpoint_has_and_irc_ignores_is_said(tmp_path: Path, source: s
     words += [] if source == "folder" else ["--checkpoint", str(folder)]
     plain = works(*words).out
     assert "ignored" not in plain and "max_position" not in plain
+    for name in ("training_args.bin", "pytorch_model.bin", "chat_template.jinja"):
+        (folder / name).write_bytes(b"")
     (folder / "adapter_config.json").write_text("{}")
+    config = json.loads((folder / "config.json").read_text()) | {"auto_map": {"AutoConfig": "a.B"}}
+    (folder / "config.json").write_text(json.dumps(config))
     config = {"do_sample": True, "num_beams": 1, "repetition_penalty": 1.1, "temperature": 0.6}
     (folder / "generation_config.json").write_text(json.dumps(config))
     said = works(*words, "--dims", "C=1:96:500").out
     assert "C=500 is beyond max_position_embeddings=96 of config.json" in said
-    assert "adapter_config.json is ignored: to use the adapter, merge it" in said
-    assert "do_sample, repetition_penalty of the checkpoint: ignored, irc generate chooses" in said
+    (line,) = (line for line in said.splitlines() if "ignored" in line)
+    assert line.endswith(
+        f"ignored in {folder}: do_sample, repetition_penalty (irc generate chooses greedily); the "
+        "chat template (irc generate continues a prompt as it is); adapter_config.json (give "
+        f"--adapter {folder} to merge the adapter); pytorch_model.bin (weights are those of "
+        "*.safetensors); auto_map of config.json (irc runs no code of checkpoints)"
+    )
+
+
+def test_tensors_of_parts_that_irc_does_not_compute_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from irc.frontends.models import FAMILIES
+
+    folder = write_checkpoint(tmp_path / "model")
+    write_safetensors(folder / "vision.safetensors", {"vision.w": np.ones((2, 2), np.float32)})
+    (folder / "model.safetensors").rename(folder / "text.safetensors")
+    key = ("llama", "LlamaForCausalLM")
+    monkeypatch.setitem(FAMILIES, key, replace(FAMILIES[key], unused=("vision.*", "audio.*")))
+    said = works("compile", "--dry-run", folder).out
+    assert f"ignored in {folder}: 1 tensors vision.* (irc computes the rest of the model)" in said
+
+
+@pytest.mark.parametrize("name", ["org/Model-1B", "https://huggingface.co/org/Model-1B"])
+def test_names_of_the_hub_are_downloaded_by_the_user(name: str, tmp_path: Path) -> None:
+    wanted = "hf download org/Model-1B --local-dir Model-1B, then give Model-1B"
+    assert wanted in refused("compile", name, "-o", tmp_path / "out")
+    words = ("compile", f"{ROOT}/examples/llama.py", "-o", tmp_path / "out")
+    assert wanted in refused(*words, "--checkpoint", name)
+    folder = write_checkpoint(tmp_path / "model")
+    assert wanted in refused("compile", folder, "-o", tmp_path / "out", "--adapter", name)
+    assert "hf download" not in refused("compile", tmp_path / "model" / "b", "-o", tmp_path / "o")
+    assert "hf download" not in refused("compile", "examples/b", "-o", tmp_path / "out")
 
 
 def test_a_script_with_settings(script: Path, tmp_path: Path) -> None:
