@@ -25,6 +25,8 @@ BUFFERS = (
     "*.embeddings.position_ids",
     "*.attn.masked_bias",
     "*.attention.masked_bias",
+    "*.attn.bias",  # the causal mask
+    "*.attention.bias",
 )
 _CONVERTIBLE = ("f64", "f32", "f16", "bf16")
 _MOST_LINES = 20

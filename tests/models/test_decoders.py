@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import irc
 from irc.frontends import huggingface
+from tests.fresh import fresh
 
 from .cases import Case, cases
 from .runners import Runner, program, relative
-from .test_transformers import logits_of, tokens
+from .test_transformers import logits_of, tokens, with_rounded_weights
 
 pytestmark = pytest.mark.oracle
 PROMPT, DECODED = 9, 32
 DECODERS: dict[str, Case] = cases("DECODERS")
 ROWS = 2
+QUANTIZED = ("opt", "falcon_groups")
+# Engines take the longest to build: every run builds those of some families, in turn by its seed.
+COUNT = int(os.environ.get("IRC_TEST_ENGINES", "8"))
+BUILT = sorted(fresh(13).permutation(sorted(DECODERS))[:COUNT].tolist())
 MESHES = [(name, mesh) for name, case in DECODERS.items() for mesh in case.meshes]
 
 
@@ -55,8 +62,33 @@ def test_every_operation_of_a_decoder_has_a_kernel(name: str, tmp_path: Path) ->
     irc.compile(tmp_path / "model", tmp_path / "built", backend="cuda")
 
 
-@pytest.mark.needs_rtx
+@pytest.mark.gpu
 @pytest.mark.parametrize("name", DECODERS)
+def test_a_decoder_on_a_gpu(name: str, tmp_path: Path) -> None:
+    case = DECODERS[name]
+    model = case.save(tmp_path / "model")
+    built = irc.compile(tmp_path / "model", tmp_path / "built", backend="cuda")
+    check_steps(Runner(built.program, ROWS), model, case, [4, 1, 4], 4)
+
+
+@pytest.mark.needs_rtx
+@pytest.mark.parametrize("name", BUILT)
 def test_tensorrt_builds_a_decoder(name: str, tmp_path: Path) -> None:
     DECODERS[name].save(tmp_path / "model", "bfloat16")
     irc.compile(tmp_path / "model", tmp_path / "built", backend="tensorrt-rtx")
+
+
+@pytest.mark.parametrize("name", QUANTIZED)
+def test_a_decoder_with_codes(name: str, tmp_path: Path) -> None:
+    case, folder = DECODERS[name], tmp_path / "model"
+    model, ids = case.save(folder), tokens(12)
+    built = irc.compile(folder, tmp_path / "weights", quantize="w4a16")
+    wanted = logits_of(with_rounded_weights(folder, "w4a16"), ids)
+    assert relative(Runner(built.program, ROWS).step(ids), wanted) < 5 * case.limit
+    np.savez(tmp_path / "data.npz", input_ids=tokens(16, 3))
+    data = tmp_path / "data.npz"
+    built = irc.compile(folder, tmp_path / "caches", kv_cache="int8", calibration=data)
+    assert {arg.type.dtype for arg in built.module.main.args if str(arg.name)[0] == "k"} == {"i8"}
+    prefill, steps = Runner(built.program, ROWS).decode(ids[:, :7], ids[:, 7:])
+    logits, wanted = np.concatenate([prefill, steps], axis=1), logits_of(model, ids)
+    assert 0 < relative(logits, wanted) < 5e-2
