@@ -218,21 +218,21 @@ def test_mixture_of_experts_agrees_with_qwen2_moe() -> None:
 
 
 @pytest.mark.parametrize("mesh", ["tp=1", "tp=2", "tp=3,pp=2"])
-@pytest.mark.parametrize("parallel", [True, False])
-def test_the_example_of_a_custom_model(parallel: bool, mesh: str, tmp_path: Path) -> None:
-    """examples/custom_llm.py computes what GPT-NeoX computes, on any ranks."""
+@pytest.mark.parametrize("qk_norm", [True, False])
+def test_the_example_of_a_custom_model(qk_norm: bool, mesh: str, tmp_path: Path) -> None:
+    """examples/custom_llm.py computes what Persimmon computes, on any ranks."""
     torch, transformers = oracle()
     torch.manual_seed(session_seed())
-    config = transformers.GPTNeoXConfig(
+    config = transformers.PersimmonConfig(
         vocab_size=97,
         hidden_size=48,
         intermediate_size=76,
         num_hidden_layers=2,
         num_attention_heads=3,
         max_position_embeddings=64,
-        use_parallel_residual=parallel,
+        qk_layernorm=qk_norm,
     )
-    model = transformers.GPTNeoXForCausalLM(config).eval()
+    model = transformers.PersimmonForCausalLM(config).eval()
     for name, parameter in model.named_parameters():
         torch.nn.init.normal_(parameter, float("norm.w" in name), parameter.shape[-1] ** -0.5)
     model.save_pretrained(tmp_path / "model")
