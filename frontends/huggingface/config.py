@@ -15,7 +15,7 @@ from ...json_files import read_object
 from ...weights import Ref
 from ..models.family import Dims, Family, find_family
 from .adapters import CONFIG as ADAPTER
-from .files import hub_hint
+from .files import gguf_hint, hub_hint
 from .quantized import KEYS, method_of
 
 _DTYPES = {str(DTYPES[name].numpy): name for name in ("f32", "f16", "bf16")}  # torch's names
@@ -60,6 +60,7 @@ def read_config(folder: str | os.PathLike[str]) -> dict[str, Any]:
         )
     if not path.exists():
         hint = "" if Path(folder).is_dir() else f"; there is no such folder{hub_hint(folder)}"
+        hint = hint or gguf_hint(folder)
         raise Error(f"{folder} is not a checkpoint folder: it has no config.json{hint}")
     return read_object(path)
 

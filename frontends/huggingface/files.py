@@ -14,6 +14,7 @@ from ...json_files import read_object
 from ...weights.safetensors import Tensor, read_header
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+ORIGINAL = "compile the checkpoint folder with config.json and *.safetensors"
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 _HUB = re.compile(r"(?:https:/+huggingface\.co/)?(\w[\w.-]*)/(\w[\w.-]*?)/?", re.ASCII)
 _BLOCK = 1 << 24  # bytes that are compared at a time
@@ -28,6 +29,12 @@ def hub_hint(place: str | os.PathLike[str]) -> str:
         f"; irc downloads nothing: for the model {match[1]}/{match[2]} of the Hugging Face Hub, hf "
         f"download {match[1]}/{match[2]} --local-dir {match[2]}, then give {match[2]}"
     )
+
+
+def gguf_hint(folder: str | os.PathLike[str]) -> str:
+    """For a folder with files of llama.cpp: what to give instead."""
+    name = next((path.name for path in sorted(Path(folder).glob("*.gguf"))), "")
+    return f"; irc does not read {name}: {ORIGINAL} that it was made from" if name else ""
 
 
 class Checkpoint:
@@ -113,7 +120,8 @@ class Checkpoint:
                 "transformers.AutoModelForCausalLM.from_pretrained(folder)"
                 ".save_pretrained(new_folder)"
             )
-        raise Error(f"{self.folder} has no weights: no {SINGLE}, no {INDEX}, no *.safetensors")
+        reason = f"no {SINGLE}, no {INDEX}, no *.safetensors{gguf_hint(self.folder)}"
+        raise Error(f"{self.folder} has no weights: {reason}")
 
     def _index(self, path: Path) -> dict[str, str]:
         table: object = read_object(path).get("weight_map")

@@ -92,14 +92,18 @@ class ConfigReader:
         shown = f"{key}={_short(self._values[key])}" if key in self._values else key
         return Error(f"{self.title} sets {shown}: {reason}")
 
-    def finish(self, what: str, harmless: Iterable[str] = ()) -> None:
-        """Raise an Error about keys that nobody read, unless they are null, false or empty."""
+    def unread(self, harmless: Iterable[str] = ()) -> dict[str, Any]:
+        """The keys that nobody read, unless they are null, false or empty, with their values."""
         passed = self._read.union(harmless)
-        unread = {
+        return {
             key: value
             for key, value in self._values.items()
             if key not in passed and not any(value is x or value == x != 0 for x in _SWITCHED_OFF)
         }
+
+    def finish(self, what: str, harmless: Iterable[str] = ()) -> None:
+        """Raise an Error about the keys in `unread`."""
+        unread = self.unread(harmless)
         if unread:
             shown = ", ".join(f"{key}={_short(value)}" for key, value in unread.items())
             raise Error(

@@ -67,13 +67,22 @@ class Family(Generic[Config]):
 
     def read_config(self, values: Mapping[str, Any], ignore: Sequence[str] = ()) -> Config:
         """The sizes in a config.json; an Error lists keys that are neither read nor ignored."""
-        if self.inside:
-            shared = {key: values[key] for key in _SHARED if key in values}
-            values = {**shared, **ConfigReader(values).inner(self.inside)}
-        reader = ConfigReader(values)
+        reader = self._reader(values)
         config = self.read(reader)
         reader.finish(f"model_type {self.model_type}", HARMLESS.union(ignore))
         return config
+
+    def unread(self, values: Mapping[str, Any]) -> list[str]:
+        """The keys of the config.json of another family that have no meaning in this one."""
+        reader = self._reader(values)
+        self.read(reader)
+        return [*reader.unread(HARMLESS)]
+
+    def _reader(self, values: Mapping[str, Any]) -> ConfigReader:
+        if self.inside:
+            shared = {key: values[key] for key in _SHARED if key in values}
+            values = {**shared, **ConfigReader(values).inner(self.inside)}
+        return ConfigReader(values)
 
     def trace(
         self, config: Config, dtype: str = "f32", dims: Dims | None = None, name: str | None = None
@@ -88,6 +97,13 @@ class Family(Generic[Config]):
             module.weights[weight].ref = ref
         return module
 
+
+_FEW = 5  # keys that a near family may lack
+_LISTED = "irc models lists those that irc loads"
+_OTHERWISE = (
+    "Add the family in a Python file, as examples/custom_llm.py does, and give --load FILE; or "
+    "export the model with torch.onnx.export, and compile that: irc compile MODEL.onnx"
+)
 
 # (model_type, architecture) -> family, in the order of registration
 FAMILIES: dict[tuple[str, str], Family[Any]] = {}
@@ -110,17 +126,31 @@ def find_family(values: Mapping[str, Any], ignore: Sequence[str] = ()) -> Family
     reader = ConfigReader(values)
     model_type = reader.word("model_type", None)
     names = [] if "architectures" in ignore else reader.words("architectures")
-    known = ", ".join(dict.fromkeys(known_type for known_type, _ in FAMILIES))
-    found = {name: f for (t, name), f in FAMILIES.items() if model_type in (None, t)}
     if model_type is None and not names:
-        raise Error(f"config.json has no model_type and no architectures; irc loads {known}")
-    if not found:
-        raise Error(
-            f"irc has no model of model_type {model_type!r}; it loads {known}. Add the family in a "
-            "Python file, as examples/custom_llm.py does, and give --load FILE; or export the "
-            "model with torch.onnx.export, and compile that: irc compile MODEL.onnx"
-        )
+        raise Error(f"config.json has no model_type and no architectures; {_LISTED}")
+    of_type = {name: f for (t, name), f in FAMILIES.items() if model_type in (None, t)}
+    if not of_type:
+        near = _nearest(values)
+        raise Error(f"irc has no model of model_type {model_type!r}; {_LISTED}. {near}{_OTHERWISE}")
     for name in names:
-        if name not in found:
-            raise reader.error("architectures", f"expected one of {', '.join(found)}")
-    return found[names[0]] if names else next(iter(found.values()))
+        if name not in of_type:
+            expected = _LISTED if model_type is None else f"expected {' or '.join(of_type)}"
+            raise reader.error("architectures", f"{expected}. {_OTHERWISE}")
+    return of_type[names[0]] if names else next(iter(of_type.values()))
+
+
+def _nearest(values: Mapping[str, Any]) -> str:
+    """A sentence about the family that has nearly all keys of a config.json, if one reads it."""
+    values = {**values, **ConfigReader(values).inner("text_config"), "text_config": None}
+    best: tuple[str, list[str]] | None = None
+    for family in FAMILIES.values():
+        try:
+            unread = family.unread(values)
+        except Error:
+            continue  # it lacks sizes that this family has
+        if best is None or len(unread) < len(best[1]):
+            best = family.model_type, unread
+    if best is None or len(best[1]) > _FEW:
+        return ""
+    keys = f"which does not have {', '.join(best[1])}" if best[1] else "which has the same keys"
+    return f"Its nearest family is {best[0]}, {keys}. "

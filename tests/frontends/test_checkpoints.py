@@ -238,6 +238,10 @@ def test_load_takes_dtype_and_ranges(tmp_path: Path) -> None:
 def test_folders_without_readable_weights(tmp_path: Path) -> None:
     assert "there is no checkpoint folder" in complaint(tmp_path / "none")
     assert "has no weights: no model.safetensors" in complaint(tmp_path)
+    (tmp_path / "a.gguf").write_bytes(b"GGUF")
+    assert "irc does not read a.gguf: compile the checkpoint folder with" in complaint(tmp_path)
+    with pytest.raises(irc.Error, match=r"has no config.json; irc does not read a.gguf"):
+        huggingface.read_config(tmp_path)
     (tmp_path / "pytorch_model.bin").write_bytes(b"")
     text = complaint(tmp_path)
     assert "only as pytorch_model.bin, a pickle, which runs code" in text
@@ -382,13 +386,29 @@ def test_keys_without_an_effect_are_ignored() -> None:
 
 QWEN2 = {"model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"]}
 WRONG: list[tuple[dict[str, Any], str]] = [
-    ({"model_type": "made_up"}, "'made_up'; it loads "),
+    ({"model_type": "made_up"}, "'made_up'; irc models lists those that irc loads. Its nearest"),
     (
-        {"model_type": "made_up"},
-        "does, and give --load FILE; or export the model with torch.onnx.export",
+        {"model_type": "made_up", "a_factor": 2, "b_kind": "x", "dtype": "float32"},
+        "which does not have a_factor, b_kind. Add the family in a Python file, as "
+        "examples/custom_llm.py does, and give --load FILE; or export the model with torch",
+    ),
+    (
+        {"model_type": "made_up", "hidden_size": None, "num_attention_heads": None},
+        "irc models lists those that irc loads. Add the family",
+    ),
+    (
+        {"model_type": "made_up", "text_config": {"a_factor": 3}},
+        "which does not have a_factor. Add",
     ),
     ({"model_type": None, "architectures": None}, "no model_type and no architectures"),
-    ({"architectures": ["LlamaForSequenceClassification"]}, "expected one of LlamaForCausalLM"),
+    (
+        {"architectures": ["LlamaForSequenceClassification"]},
+        "expected LlamaForCausalLM or LLaMAForCausalLM. Add the family",
+    ),
+    (
+        {"model_type": None, "architectures": ["NoSuch"]},
+        "sets architectures=['NoSuch']: irc models lists those that irc loads. Add the family",
+    ),
     ({"residual_multiplier": 0.2}, "sets residual_multiplier=0.2, which irc does not support"),
     ({"quantization_config": {"quant_method": "quip"}}, "quant_method='quip'"),
     ({"sliding_window": 128}, "sets sliding_window=128"),
