@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from ...ir.core import Module
-from ...weights import UnboundRef
-from ..models.decoder import DecoderConfig, tied_embeddings
+from ...weights import Ref
 from ..models.family import Dims
 from .adapters import check_adapter as check_adapter
 from .binding import bind as bind
@@ -32,33 +31,39 @@ def load(
     dims: Dims | None = None,
     ignore: Sequence[str] = (),
     adapter: str | os.PathLike[str] | None = None,
+    part: str = "",
 ) -> Module:
     """The model of a checkpoint folder as a module whose weights refer to the folder's files.
 
     `dtype` is the compute dtype: f32, f16 or bf16, by default that of config.json. `dims` replaces
     ranges of symbols. `ignore` names keys of config.json that do not change what is computed, and
-    patterns of tensors that the model does not use. The LoRA `adapter` of a folder is merged.
+    patterns of tensors that the model does not use. `part` is the name of one program of several,
+    such as `encoder`. The LoRA `adapter` of a folder is merged.
     """
     config = read_config(folder)
     dtype = compute_dtype(config, dtype)
-    model = _as_stored(model_of(config, ignore), folder)
-    module, family = model.trace(dtype, dims), model.family
-    alternatives = prefix_tensors(module, model.alternatives, family.prefixes, Checkpoint(folder))
-    ignore = (*family.unused, *ignore)
+    model, checkpoint = model_of(config, ignore, part), Checkpoint(folder)
+    module, alternatives = _traced(model, checkpoint, dtype, dims)
+    if getattr(model.config, "tie_word_embeddings", False):
+        untied = replace(model, config=replace(model.config, tie_word_embeddings=False))
+        tied = alternatives.keys() - untied.alternatives.keys()
+        for name in tied & module.weights.keys():
+            table, head = module.weights[name].ref, alternatives[name]
+            if differ(checkpoint, table, head):  # transformers uses both as well
+                warnings.warn(
+                    f"{folder}: config.json sets tie_word_embeddings=true, but {tensors(head)} and "
+                    f"{tensors(table)} have different values, so both are used; set it to false to "
+                    "hide this",
+                    stacklevel=2,
+                )
+                module, alternatives = _traced(untied, checkpoint, dtype, dims)
+    ignore = (*model.family.unused, *ignore)
     return bind(module, folder, alternatives=alternatives, ignore=ignore, adapter=adapter)
 
 
-def _as_stored(model: Model, folder: str | os.PathLike[str]) -> Model:
-    """The model, untied as transformers does where the checkpoint has a different head."""
-    if not isinstance(model.config, DecoderConfig) or not model.config.tie_word_embeddings:
-        return model
-    checkpoint = Checkpoint(folder)
-    for name, head in tied_embeddings(model.config).items():
-        if differ(checkpoint, UnboundRef(name), head):
-            warnings.warn(
-                f"{folder}: config.json sets tie_word_embeddings=true, but {tensors(head)} and "
-                f"{name} have different values, so both are used; set it to false to hide this",
-                stacklevel=3,
-            )
-            return replace(model, config=replace(model.config, tie_word_embeddings=False))
-    return model
+def _traced(
+    model: Model, checkpoint: Checkpoint, dtype: str, dims: Dims | None
+) -> tuple[Module, Mapping[str, Ref]]:
+    """The module, and where the checkpoint may have its weights instead."""
+    module, prefixes = model.trace(dtype, dims), model.family.prefixes
+    return module, prefix_tensors(module, model.alternatives, prefixes, checkpoint)

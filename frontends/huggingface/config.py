@@ -38,14 +38,15 @@ class Model:
         return self.family.alternatives(self.config)
 
 
-def model_of(config: Mapping[str, Any], ignore: Sequence[str] = ()) -> Model:
+def model_of(config: Mapping[str, Any], ignore: Sequence[str] = (), part: str = "") -> Model:
     """The model that a config describes; an Error names every key that irc does not support.
 
-    How its checkpoint is quantized is no property of the model.
+    `part` is the name of one program of several, see Family. How a checkpoint is quantized is no
+    property of the model.
     """
     method_of({key: config[key] for key in KEYS if key in config and key not in ignore})
     config = {key: value for key, value in config.items() if key not in KEYS}
-    family = find_family(config, ignore)
+    family = find_family(config, ignore).part(part)
     return Model(family, family.read_config(config, ignore))
 
 

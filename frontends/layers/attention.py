@@ -90,7 +90,7 @@ class Attention(Module):
         *,
         cache: Cache | None = None,
         past: Tensor | None = None,
-        memory: Tensor | None = None,
+        memory: Tensor | Cache | None = None,
         lengths: Tensor | None = None,
         mask: Tensor | None = None,
         bias: Tensor | None = None,
@@ -101,9 +101,12 @@ class Attention(Module):
         `positions` i32 [B, S] are required with rope. The keys and values of this call are written
         to `cache` after its `past` i32 [B] tokens. `lengths` i32 [B] are the numbers of keys
         without padding; `mask` (true = visible) and `bias` are [B|1, heads|1, S, T]. The first
-        `prefix` i32 [B|1] keys are visible to every query.
+        `prefix` i32 [B|1] keys are visible to every query. `memory` is the other sequence, or its
+        keys and values, which `memory_cache` computes once for many calls.
         """
         self._check(positions, cache, past, memory)
+        if isinstance(memory, Cache):
+            return self._over(x, memory, lengths, mask, bias)
         source = x if memory is None else memory
         q, k, v = self.q_proj(x), self.k_proj(source), self.v_proj(source)
         if self.clip:
@@ -141,6 +144,42 @@ class Attention(Module):
         out = self.o_proj(mixed.named("mixed"))
         return out if cache is None else (out, Cache(k, v))
 
+    def memory_cache(self, memory: Tensor) -> Cache:
+        """Keys and values [B, kv_heads, T, head_dim] of another sequence [B, T, memory_size]."""
+        k, v = self.k_proj(memory), self.v_proj(memory)
+        if self.clip:
+            k, v = (F.clip(projected, low=-self.clip, high=self.clip) for projected in (k, v))
+        if self.k_norm is not None:
+            k = self._normalized(self.k_norm, k)
+        heads = (x.reshape(*x.shape[:2], -1, self.head_dim).permute(0, 2, 1, 3) for x in (k, v))
+        return Cache(*heads)
+
+    def _over(
+        self,
+        x: Tensor,
+        memory: Cache,
+        lengths: Tensor | None,
+        mask: Tensor | None,
+        bias: Tensor | None,
+    ) -> Tensor:
+        """x [B, S, hidden_size] to the same, over keys and values that are ready."""
+        q = self.q_proj(x)
+        if self.clip:
+            q = F.clip(q, low=-self.clip, high=self.clip)
+        if self.q_norm is not None:
+            q = self._normalized(self.q_norm, q)
+        mixed = attend(
+            q,
+            *memory,
+            self.head_dim,
+            lengths=lengths,
+            mask=mask,
+            bias=bias,
+            scale=self.scale,
+            softcap=self.softcap,
+        )
+        return self.o_proj(mixed.named("mixed"))
+
     def _normalized(self, norm: Module, x: Tensor) -> Tensor:
         """x [B, S, heads*head_dim] to the same, each head normalized, or all together."""
         if self.norm_all_heads:
@@ -152,7 +191,7 @@ class Attention(Module):
         positions: Tensor | None,
         cache: Cache | None,
         past: Tensor | None,
-        memory: Tensor | None,
+        memory: Tensor | Cache | None,
     ) -> None:
         if self.rope is not None and positions is None:
             raise Error("attention with rope requires positions", loc=here())

@@ -51,7 +51,8 @@ class Family(Generic[Config]):
     instead: a tied weight under its other name, a tensor stored joined. All tensors of a checkpoint
     may begin with another one of `prefixes` than the first. Tensors whose names match `unused`
     belong to parts of a checkpoint that irc does not compute, such as a vision tower; then
-    config.json has the keys of the rest in its object `inside`, such as text_config.
+    config.json has the keys of the rest in its object `inside`, such as text_config. `parts` are
+    the programs of a checkpoint that has several, by name: an encoder and a decoder.
     """
 
     model_type: str
@@ -64,6 +65,14 @@ class Family(Generic[Config]):
     prefixes: Sequence[str] = ("",)
     unused: Sequence[str] = ()
     inside: str = ""
+    parts: Mapping[str, Family[Config]] = field(default_factory=dict[str, Any])
+
+    def part(self, name: str) -> Family[Config]:
+        """The program of this name; the family itself where the name is empty."""
+        if name and name not in self.parts:
+            has = f"its parts are {', '.join(self.parts)}" if self.parts else "it has no parts"
+            raise Error(f"model_type {self.model_type} has no part {name!r}; {has}")
+        return self.parts[name] if name else self
 
     def read_config(self, values: Mapping[str, Any], ignore: Sequence[str] = ()) -> Config:
         """The sizes in a config.json; an Error lists keys that are neither read nor ignored."""

@@ -58,10 +58,11 @@ def disjoint(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
 class SourceOptions:
     """How a source is read.
 
-    `settings` are the keyword arguments of a script's factory; a checkpoint folder has one,
+    `settings` are the keyword arguments of a script's factory; a checkpoint folder has two.
     `ignore`: keys of its config.json that do not matter, and patterns of tensors that the model
-    does not use, separated by commas. Files that a text or an artifact names outside its folder are
-    foreign, and an ONNX file may name none, without the user's `trust` (decision 0019).
+    does not use, separated by commas. `part`: the program of a model with several. Files that a
+    text or an artifact names outside its folder are foreign, and an ONNX file may name none,
+    without the user's `trust` (decision 0019).
     """
 
     checkpoint: PathLike | None = option(
@@ -264,23 +265,27 @@ def _checkpoint(path: Path, given: SourceOptions, unbound: bool) -> Source:
 
     _check_own(f"{path} is a checkpoint itself", given.folder)
     settings, dtype = given.settings or {}, given.dtype
-    for name in settings.keys() - {"ignore"}:
-        raise Error(f"a checkpoint folder has no setting {name!r}; it takes ignore=key,key")
+    for name in settings.keys() - {"ignore", "part"}:
+        takes = "ignore=key,key and part=name"
+        raise Error(f"a checkpoint folder has no setting {name!r}; it takes {takes}")
+    part = str(settings.get("part", ""))
     ignored = [key.strip() for key in str(settings.get("ignore", "")).split(",") if key.strip()]
     config = huggingface.read_config(path)
     if huggingface.is_of_tensorrt_llm(config):
         _check_no_adapter("checkpoints of TensorRT-LLM", given)
         from ..frontends.checkpoints import tensorrt_llm
 
+        if part:
+            raise Error(f"{path} is a TensorRT-LLM checkpoint, which has no part {part!r}")
         trace, load = tensorrt_llm.trace, tensorrt_llm.load
         module = trace(config, dtype, ignored) if unbound else load(path, dtype, ignore=ignored)
     elif unbound:
         if given.adapter:
             huggingface.check_adapter(given.adapter, ignored)
-        model = huggingface.model_of(config, ignored)
+        model = huggingface.model_of(config, ignored, part)
         module = model.trace(dtype or huggingface.checkpoint_dtype(config))
     else:
-        module = huggingface.load(path, dtype, ignore=ignored, adapter=given.adapter)
+        module = huggingface.load(path, dtype, ignore=ignored, part=part, adapter=given.adapter)
     source = Source("checkpoint", module, path)
     source.config = config
     return source

@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 
+import numpy as np
+
 from ..argument_checks import check_arrays, check_count, check_kind
 from ..backends.base import Program
 from ..ir.core import Module
@@ -73,6 +75,7 @@ class Model:
         stop: Words = (),
         bad: Words = (),
         seed: int = 0,
+        extra: Mapping[str, object] | None = None,
         processor: Processor | None = None,
         criteria: Criteria | None = None,
     ) -> list[list[Hypothesis]]:
@@ -80,7 +83,9 @@ class Model:
 
         Returns the sequences of each prompt, best first, prompt and end tokens included, with the
         log-probabilities of their new tokens. A sequence of `stop` ends a continuation, one of
-        `bad` never occurs. `processor` changes logits, `criteria` ends decoding, see `decoding`.
+        `bad` never occurs. `extra` are other inputs of the program by name, such as the results of
+        an encoder for these prompts; names that it does not have are ignored. `processor` changes
+        logits, `criteria` ends decoding, see `decoding`.
         """
         check_count("max_new_tokens", max_new_tokens)
         rules = DecodingRules(sampling, max_new_tokens, self.ends, stop, bad)
@@ -90,8 +95,9 @@ class Model:
             else Sampled(prompt, rules, random_of_row(seed, row))
             for row, prompt in enumerate(prompts)
         ]
+        arrays = {name: np.asarray(value) for name, value in (extra or {}).items()}
         decoding = Decoding(
-            self.program, self.dims, searches, processor=processor, criteria=criteria
+            self.program, self.dims, searches, arrays, processor=processor, criteria=criteria
         )
         for _ in decoding.steps():
             pass

@@ -65,6 +65,7 @@ class Rows:
         _check_names(self.inputs, self.extra)
         (self.ids,) = [port for port in self.inputs if port.name == "input_ids"]
         self.packed, self.row_dim = row_dim(self.ids, self.inputs)
+        self._check_extra()
         multiple = multiple_of(self.ids.shape[-1])
         self.multiple = multiple[1] if multiple is not None else 1  # of the tokens of a call
         if multiple is not None and multiple[0] in dims:  # backends pad a call of fewer tokens
@@ -79,6 +80,17 @@ class Rows:
                 f"of a call must have one length, found {', '.join(map(str, sorted(lengths)))}; "
                 "call it with each prompt alone"
             )
+
+    def _check_extra(self) -> None:
+        for port in self.inputs:
+            given = self.extra.get(port.name)
+            if given is None or port.shape[:1] != (self.row_dim,):
+                continue
+            if given.shape[:1] != (self.count,):
+                raise Error(
+                    f"{port.name} has the shape {list(given.shape)}; expected a row for each of "
+                    f"{self.count} prompts"
+                )
 
     @property
     def count(self) -> int:

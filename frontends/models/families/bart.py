@@ -1,0 +1,44 @@
+"""BART, and mBART, whose norms precede the layers. Lewis et al., 2020; Liu et al., 2020."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+from ..config_reader import ConfigReader
+from ..encoder_decoder import BART_UNUSED, bart_names, read_bart, register_encoder_decoder
+from ..encoder_decoder import EncoderDecoderConfig as Config
+from ..stored import Stored
+
+# Keys of old folders, which transformers does not read either.
+_OLD = """
+    add_bias_logits add_final_layer_norm extra_pos_embeddings force_bos_token_to_be_generated
+    gradient_checkpointing normalize_before normalize_embedding num_labels output_past
+    static_position_embeddings
+"""
+
+
+def _read(config: ConfigReader, norm_sums: bool) -> Config:
+    config.ignore(_OLD)
+    longest = "max_position_embeddings"
+    root = config.integer("d_model") ** 0.5
+    return read_bart(
+        config,
+        Config,
+        (longest, longest),
+        norm_sums=norm_sums,
+        embedding_norm=True,
+        embedding_multiplier=root if config.flag("scale_embedding") else 1.0,
+        position_offset=2,
+        logits_bias=True,
+    )
+
+
+def _stored(config: Config) -> Sequence[Stored]:
+    embeddings = Stored("embed_tokens", "model.shared")
+    return [*bart_names(config), embeddings, Stored("logits_bias", "final_logits_bias")]
+
+
+for _type, _name in (("bart", "Bart"), ("mbart", "MBart")):
+    _reader, _class = partial(_read, norm_sums=_type == "bart"), f"{_name}ForConditionalGeneration"
+    register_encoder_decoder(_type, _class, _reader, _stored, unused=BART_UNUSED)

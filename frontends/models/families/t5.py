@@ -1,0 +1,96 @@
+"""T5, T5 1.1 (Flan-T5) and mT5: relative biases, scores without a scale. Raffel et al., 2020."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+from ..config_reader import MOST_LAYERS, ConfigReader
+from ..decoder import read_decoder
+from ..encoder_decoder import EncoderDecoderConfig as Config
+from ..encoder_decoder import EncoderPart, encoder_signature, register_encoder_decoder
+from ..family import Family, register
+from ..stored import Stored
+
+_KEYS = {
+    "hidden_size": "d_model",
+    "intermediate_size": "d_ff",
+    "num_hidden_layers": "num_decoder_layers",
+    "num_attention_heads": "num_heads",
+    "head_dim": "d_kv",
+    "max_position_embeddings": "n_positions",
+    "norm_eps": "layer_norm_epsilon",
+}
+
+
+def _read(config: ConfigReader, scaled: bool, encoder_only: bool = False) -> Config:
+    config.ignore("dropout_rate initializer_factor classifier_dropout is_encoder_decoder")
+    config.ignore("dense_act_fn is_gated_act output_past")  # feed_forward_proj has both
+    layers = config.integer("num_layers", most=MOST_LAYERS)
+    gated, _, act = config.word("feed_forward_proj", "relu").rpartition("-")
+    tied = config.flag("tie_word_embeddings", True)
+    scaled = config.flag("scale_decoder_outputs", tied) and scaled
+    buckets = config.integer("relative_attention_num_buckets", 32)
+    return read_decoder(
+        config,
+        Config,
+        keys=_KEYS,
+        defaults={"num_hidden_layers": layers, "max_position_embeddings": 512},
+        encoder={"num_hidden_layers": layers},
+        hidden_act="gelu_new" if gated and act == "gelu" else act,
+        gated=bool(gated),
+        num_key_value_heads=None,
+        rope=None,
+        attention_scale=1.0,
+        relative=(buckets, config.integer("relative_attention_max_distance", 128)),
+        logits_multiplier=config.integer("d_model") ** -0.5 if scaled else 1.0,
+        tie_word_embeddings=tied and not encoder_only,
+        encoder_only=encoder_only,
+    )
+
+
+def _stored(config: Config) -> Sequence[Stored]:
+    names: list[tuple[str, str]] = [("embed_tokens", "shared")]
+    for stack, mlp in (("encoder", 1), ("decoder", 2)):
+        for own, at in (("self_attn", "0.SelfAttention"), ("cross_attn", "1.EncDecAttention")):
+            block = f"{stack}.block.*.layer."
+            names += [(f"{stack}.layers.*.{own}.{x}_proj", f"{block}{at}.{x}") for x in "qkvo"]
+            names.append((f"{stack}.layers.*.{own}_norm", f"{block}{at[0]}.layer_norm"))
+        dense = f"{stack}.block.*.layer.{mlp}.DenseReluDense"
+        names += [
+            (f"{stack}.layers.*.mlp.gate_proj", f"{dense}.wi_0"),
+            (f"{stack}.layers.*.mlp.up_proj", f"{dense}.{'wi_1' if config.gated else 'wi'}"),
+            (f"{stack}.layers.*.mlp.down_proj", f"{dense}.wo"),
+            (f"{stack}.layers.*.mlp_norm", f"{stack}.block.*.layer.{mlp}.layer_norm"),
+            (f"{stack}.norm", f"{stack}.final_layer_norm"),
+        ]
+    table = "{}.block.0.layer.0.SelfAttention.relative_attention_bias.weight"
+    return [
+        *(Stored(own, key) for own, key in names),
+        *(
+            Stored(f"{stack}.relative_table", table.format(stack), transposed=True)
+            for stack in ("encoder", "decoder")
+        ),
+    ]
+
+
+UNUSED = {
+    "decoder": ("encoder.*", "decoder.block.*.layer.1.EncDecAttention.[kv].weight"),
+    "encoder": ("decoder.*",),
+}
+for _type, _name in (("t5", "T5"), ("mt5", "MT5")):
+    _reader = partial(_read, scaled=_type == "t5")
+    register_encoder_decoder(
+        _type, f"{_name}ForConditionalGeneration", _reader, _stored, unused=UNUSED
+    )
+    register(
+        Family(
+            _type,
+            (f"{_name}EncoderModel",),
+            partial(_reader, encoder_only=True),
+            EncoderPart,
+            encoder_signature,
+            stored=_stored,
+            unused=("encoder.embed_tokens.weight",),
+        )
+    )

@@ -1,0 +1,211 @@
+"""Encoders and decoders of every family against transformers, and generation with both."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import irc
+from irc.backends.base import Program
+from irc.frontends import huggingface, layers
+from irc.frontends.layers.attention import Cache
+
+from .cases import Case, cases
+from .runners import program, relative
+from .test_transformers import oracle, tokens
+
+pytestmark = pytest.mark.oracle
+ENCODER_DECODERS: dict[str, Case] = cases("ENCODER_DECODERS")
+MESHES = [(name, mesh) for name, case in ENCODER_DECODERS.items() for mesh in case.meshes]
+LENGTHS, STEPS = np.array([9, 5], np.int32), 32
+Arrays = Mapping[str, np.ndarray]
+
+
+def saved(name: str, folder: Path, dtype: str = "float32") -> Any:
+    """The model of a case, saved to a folder.
+
+    Tables are small and products large, so that a token is not always followed by itself, and the
+    biases of logits are not zeros.
+    """
+    torch, _ = oracle()
+    model = ENCODER_DECODERS[name].save(folder, dtype)
+    with torch.no_grad():
+        for key, parameter in model.named_parameters():
+            if parameter.ndim > 1:
+                parameter *= 0.2 if "shared" in key or "embed" in key else 2.0
+    if hasattr(model, "final_logits_bias"):
+        model.final_logits_bias += 0.2 * torch.randn_like(model.final_logits_bias)
+    model.save_pretrained(folder)
+    return model
+
+
+def sources(model: Any) -> tuple[Arrays, dict[str, Any]]:
+    """The inputs of the encoder, for irc and for transformers; one row has padding."""
+    torch, _ = oracle()
+    if model.config.model_type == "whisper":
+        x = np.random.default_rng(2).standard_normal((2, 10, 18)).astype(np.float32)
+        return {"input_features": x}, {"input_features": torch.tensor(x)}
+    ids = tokens(9, seed=2)
+    mask = (np.arange(9) < LENGTHS[:, None]).astype(np.int64)
+    inputs = {"input_ids": torch.tensor(ids), "attention_mask": torch.tensor(mask)}
+    return {"input_ids": ids.astype(np.int32), "encoder_lengths": LENGTHS}, inputs
+
+
+def check(
+    model: Any, encoder: Program, decoder: Program, pieces: list[int], limit: float = 1e-4
+) -> None:
+    """Compare the encoder, and the decoder's logits of tokens in pieces, with transformers."""
+    torch, _ = oracle()
+    source, inputs = sources(model)
+    ids = tokens(sum(pieces), seed=3)
+    with torch.no_grad():
+        wanted = model(**inputs, decoder_input_ids=torch.tensor(ids))
+    state = encoder.run(source)
+    hidden, states = state.pop("last_hidden_state"), wanted.encoder_last_hidden_state.numpy()
+    for row, length in enumerate(LENGTHS if "encoder_lengths" in source else [9, 9]):
+        assert relative(hidden[row, :length], states[row, :length]) < limit
+    if "encoder_lengths" in source:
+        state["encoder_lengths"] = LENGTHS
+    stream, past = decoder.open({"B": 2, "C": 64, "E": 9}), 0
+    for count in pieces:
+        steps = np.arange(count, dtype=np.int32)
+        call = {
+            "input_ids": ids[:, past : past + count].astype(np.int32),
+            "positions": np.tile(past + steps, (2, 1)),
+            "past_lengths": np.full(2, past, np.int32),
+            "logit_positions": np.tile(steps, (2, 1)),
+        }
+        logits = stream.step(call | state)["logits"]
+        assert relative(logits, wanted.logits[:, past : past + count].numpy()) < limit
+        past += count
+
+
+@pytest.mark.parametrize("name", ENCODER_DECODERS)
+def test_both_parts_agree_with_transformers(name: str, tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    model = saved(name, folder)
+    for backend, pieces in (("onnx", [4, 1, 4] + [1] * STEPS), ("reference", [9, 1, 1])):
+        encoder = program(huggingface.load(folder, part="encoder"), backend, tmp_path / "encoder")
+        decoder = program(huggingface.load(folder), backend, tmp_path / "decoder")
+        check(model, encoder, decoder, pieces)
+
+
+@pytest.mark.parametrize(("name", "mesh"), MESHES)
+def test_both_parts_on_several_ranks(name: str, mesh: str, tmp_path: Path) -> None:
+    model = saved(name, tmp_path / "model")
+    encoder, decoder = (
+        irc.compile(
+            tmp_path / "model",
+            tmp_path / part,
+            backend="reference",
+            mesh=mesh,
+            settings={"part": part},
+        ).program
+        for part in ("encoder", "decoder")
+    )
+    check(model, encoder, decoder, [5, 3, 1])
+
+
+@pytest.mark.parametrize(
+    "backend", ["cuda", pytest.param("tensorrt-rtx", marks=pytest.mark.needs_rtx)]
+)
+@pytest.mark.parametrize("name", ENCODER_DECODERS)
+def test_backends_for_gpus_build_both_parts(name: str, backend: str, tmp_path: Path) -> None:
+    saved(name, tmp_path / "model", "bfloat16")
+    for part in ("encoder", "decoder"):
+        irc.compile(tmp_path / "model", tmp_path / part, backend=backend, settings={"part": part})
+
+
+@pytest.mark.parametrize("name", ["t5", "bart", "whisper"])
+def test_generation_equals_that_of_transformers(name: str, tmp_path: Path) -> None:
+    torch, transformers = oracle()
+    model = saved(name, tmp_path / "model")
+    source, inputs = sources(model)
+    encoder = irc.compile(tmp_path / "model", tmp_path / "encoder", settings={"part": "encoder"})
+    decoder = irc.compile(tmp_path / "model", tmp_path / "decoder")
+    state = encoder.run(source)
+    rules = {"max_new_tokens": 20, "min_new_tokens": 20, "do_sample": False, "eos_token_id": None}
+    rules["forced_eos_token_id"] = None  # BART's
+    for beams in (1, 3):
+        got = decoder.model.generate_batch(
+            [[1], [1]], 20, beams=beams, extra={**state, "encoder_lengths": LENGTHS}
+        )
+        with torch.no_grad():  # not Whisper's own generate, which is for 30 seconds of speech
+            wanted = transformers.GenerationMixin.generate(
+                model, **inputs, **rules, num_beams=beams
+            )
+        assert [row[0].tokens for row in got] == wanted.tolist()
+
+
+def test_an_encoder_alone(tmp_path: Path) -> None:
+    torch, _ = oracle()
+    case = Case("t5", ENCODER_DECODERS["flan_t5"].keys, architecture="T5EncoderModel")
+    model = case.save(tmp_path / "model")
+    source, inputs = sources(model)
+    got = irc.evaluate(huggingface.load(tmp_path / "model"), source)
+    with torch.no_grad():
+        wanted = model(**inputs).last_hidden_state.numpy()
+    assert list(got) == ["last_hidden_state"]
+    assert relative(got["last_hidden_state"][1, :5], wanted[1, :5]) < case.limit
+
+
+def test_a_head_of_its_own(tmp_path: Path) -> None:
+    """Checkpoints of T5 1.1 have one; transformers 5 calls it tied nevertheless."""
+    torch, _ = oracle()
+    model = saved("flan_t5", tmp_path / "model")
+    model.lm_head.weight = torch.nn.Parameter(torch.randn_like(model.shared.weight))
+    model.save_pretrained(tmp_path / "model")
+    encoder = program(huggingface.load(tmp_path / "model", part="encoder"), "reference", tmp_path)
+    with pytest.warns(UserWarning, match=r"lm_head.weight and shared.weight have different values"):
+        module = huggingface.load(tmp_path / "model")
+    check(model, encoder, program(module, "reference", tmp_path), [5])
+    path = tmp_path / "model" / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"tie_word_embeddings": False}))
+    check(model, encoder, program(huggingface.load(path.parent), "reference", tmp_path), [5])
+
+
+def test_parts_and_inputs_that_are_missing(tmp_path: Path) -> None:
+    saved("t5", tmp_path / "model")
+    folder, out = tmp_path / "model", tmp_path / "out"
+    with pytest.raises(irc.Error, match=r"t5 has no part 'middle'; its parts are decoder, encoder"):
+        irc.compile(folder, out, settings={"part": "middle"})
+    with pytest.raises(irc.Error, match=r"no setting 'parts'; it takes ignore=key,key and part="):
+        irc.compile(folder, out, settings={"parts": "encoder"})
+    decoder = irc.compile(folder, out).model
+    with pytest.raises(irc.Error, match="the inputs lack encoder_lengths, cross_k0"):
+        decoder.run({"input_ids": [[1, 2]]})
+    with pytest.raises(irc.Error, match="generation has no value for encoder_lengths, cross_k0"):
+        decoder.generate_batch([[1]], 4)
+    encoder = irc.compile(folder, tmp_path / "encoder", settings={"part": "encoder"}).model
+    with pytest.raises(irc.Error, match="this model is not a language model"):
+        encoder.generate_batch([[1]], 4)
+    state = encoder.run({"input_ids": [[1, 2, 3]], "encoder_lengths": [3]})
+    with pytest.raises(irc.Error, match=r"expected a row for each of 2 prompts"):
+        decoder.generate_batch([[1], [1]], 4, extra=state | {"encoder_lengths": [3, 3]})
+
+
+def test_cross_attention_over_keys_and_values_that_are_ready() -> None:
+    """They give what the sequence that they come from gives."""
+
+    class Both(irc.frontends.Module):
+        def __init__(self) -> None:
+            self.attn = layers.Attention(24, 4, 2, 8, qk_norm=1e-6, clip=0.5, memory_size=12)
+
+        def forward(self, x: Any, memory: Any, lengths: Any) -> Any:
+            ready = self.attn.memory_cache(memory)
+            assert isinstance(ready, Cache)
+            return [self.attn(x, memory=m, lengths=lengths) for m in (memory, ready)]
+
+    shapes = {"x": (2, 3, 24), "memory": (2, 5, 12)}
+    specs = {name: irc.Spec("f32", shape) for name, shape in shapes.items()}
+    module = irc.trace(Both(), specs | {"lengths": irc.Spec("i32", (2,))})
+    random = np.random.default_rng(4)
+    arrays = {name: random.standard_normal(shape, np.float32) for name, shape in shapes.items()}
+    weights = irc.frontends.random_weights(module, seed=1)
+    one, other = irc.evaluate(weights, arrays | {"lengths": np.array([5, 2], np.int32)}).values()
+    assert relative(other, one) < 1e-6
