@@ -46,7 +46,7 @@ def rotated(e: Emitter, op: ops.Rope, cos: str, sin: str) -> str:
         sin,
         num_heads=heads,
         interleaved=int(op.interleaved),
-        rotary_embedding_dim=op.rotary_dim if op.rotary_dim != op.head_dim else 0,
+        rotary_embedding_dim=op.turned if op.turned != op.head_dim else 0,
     )
 
 

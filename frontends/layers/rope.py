@@ -8,7 +8,7 @@ from typing import Literal
 from .. import functional as F
 from ..tensor import Tensor
 
-Kind = Literal["default", "linear", "dynamic", "llama3", "yarn", "longrope"]
+Kind = Literal["default", "linear", "dynamic", "llama3", "yarn", "longrope", "proportional"]
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,8 @@ from ...errors import Error
 # (dropout, initializers), text generation, and how a product is split over devices.
 _HARMLESS = """
     _attn_implementation_autoset _name_or_path architectures attention_dropout auto_map
-    bad_words_ids base_model_tp_plan begin_suppress_tokens bos_token_id chunk_size_feed_forward
+    bad_words_ids base_model_tp_plan begin_suppress_tokens bos_token_id cache_implementation
+    chunk_size_feed_forward
     decoder_start_token_id diversity_penalty do_sample dtype early_stopping embd_pdrop
     encoder_no_repeat_ngram_size eos_token_id exponential_decay_length_penalty finetuning_task
     forced_bos_token_id forced_eos_token_id hidden_dropout id2label initializer_range label2id
@@ -51,6 +52,10 @@ class ConfigReader:
         """A float."""
         value = self._take(key, default, (int, float), "a number")
         return self._float(key, value)
+
+    def number_or_none(self, key: str, default: float) -> Any:
+        """A float, or None where the key is present and null."""
+        return self.number(key, None if key in self._values else default)
 
     def flag(self, key: str, default: Any = False) -> bool:
         """true or false."""

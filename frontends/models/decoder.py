@@ -15,7 +15,7 @@ from ...weights import Ref, UnboundRef
 from .. import functional as F
 from ..layers import MLP, Attention, Embedding, GatedMLP, LayerNorm, Linear, RmsNorm, Rope
 from ..layers.attention import Cache
-from ..module import Module, ModuleList
+from ..module import Module, ModuleList, Parameter
 from ..tensor import Tensor
 from .config_reader import MOST_LAYERS, REQUIRED, ConfigReader
 from .family import Family, Signature, register
@@ -41,9 +41,11 @@ class DecoderConfig:
     num_attention_heads, `sliding_window` 0 no window, `attention_scale` None 1/sqrt(head_dim), a
     softcap of 0 none. `rope` None: queries and keys are not rotated. `alibi` is as in Attention.
     `learned_positions` > 0 is the size of a table of positions, whose first `position_offset` rows
-    have no position. `qk_norm` normalizes queries and keys per head, or across all heads.
+    have no position. `qk_norm` normalizes queries and keys per head, with the same weights or with
+    those of `each_head`, or across all heads.
 
-    `norm_offset` is added to the weights of RMS norms; `norm_bias` is for layer norms. `block`
+    `norm_offset` is added to the weights of RMS norms; `norm_bias` and `norm_affine`, whether they
+    have weights at all, are for layer norms. `block`
     says where the norms of a layer are: before attention and feed-forward, behind each (before the
     residual is added), both, or `parallel`, with attention and feed-forward of the same input, of
     one norm or of two. What they add to the residual is multiplied by `residual_multiplier`,
@@ -66,6 +68,7 @@ class DecoderConfig:
     norm_eps: float = 1e-6
     norm_offset: float = 0.0
     norm_bias: bool = True
+    norm_affine: bool = True
     block: Block = "pre"
     rope: Rope | None = field(default_factory=Rope)
     alibi: float = 0.0
@@ -75,7 +78,7 @@ class DecoderConfig:
     output_bias: bool = False
     mlp_bias: bool = False
     head_bias: bool = False
-    qk_norm: Literal["", "head", "all_heads"] = ""
+    qk_norm: Literal["", "head", "each_head", "all_heads"] = ""
     attention_scale: float | None = None
     attention_softcap: float = 0.0
     qkv_clip: float = 0.0
@@ -198,25 +201,52 @@ _DEFAULTS = {
 }
 
 
-def require_full_attention(config: ConfigReader) -> None:
-    """Raise an Error where a config (Qwen) limits the attention of some layers to a window."""
-    for unused in ("sliding_window", "max_window_layers"):  # without use_sliding_window
-        config.integer(unused, 0)
-    if config.flag("use_sliding_window"):
-        raise config.error("use_sliding_window", "irc supports no window in some layers only")
-    if set(config.words("layer_types")) - {"full_attention"}:
-        raise config.error("layer_types", "irc supports full_attention only")
+def read_windows(
+    config: ConfigReader, is_local: Callable[[int], Any] | None = None
+) -> tuple[Mapping[str, Any], ...]:
+    """The windows of the layers of Qwen, which `use_sliding_window` switches on.
+
+    Without `layer_types` layer i (from 0) has a window if `is_local(i)`, by default from layer
+    `max_window_layers` on.
+    """
+    count, window = layer_count(config), config.integer("sliding_window", 0)
+    first = config.integer("max_window_layers", 28)
+    if not config.flag("use_sliding_window"):
+        config.require("layer_types", ["full_attention"] * count, "use_sliding_window is not set")
+        return ()
+    if window < 1:
+        raise config.error("use_sliding_window", "expected a sliding_window of at least 1")
+    local = [is_local(i) if is_local else i >= first for i in range(count)]
+    default = ["sliding_attention" if limited else "full_attention" for limited in local]
+    return read_layer_types(config, count, window_types(window), default=default)
+
+
+def layer_count(config: ConfigReader) -> int:
+    """The number of layers."""
+    return config.integer("num_hidden_layers", most=MOST_LAYERS)
+
+
+def window_types(window: int, **local: Any) -> dict[str, Mapping[str, Any]]:
+    """The options of layers with and without a window; `local` are others of the former."""
+    return {
+        "sliding_attention": {"sliding_window": window, **local},
+        "full_attention": {"sliding_window": 0},
+    }
 
 
 def read_layer_types(
-    config: ConfigReader, count: int, types: Mapping[str, Mapping[str, Any]], period: int = 0
+    config: ConfigReader,
+    count: int,
+    types: Mapping[str, Mapping[str, Any]],
+    period: int = 0,
+    default: Sequence[str] = (),
 ) -> tuple[Mapping[str, Any], ...]:
     """The options of every layer by its type in `layer_types` of config.json.
 
-    `types` are the options of each type. Without `layer_types` every layer number `period` (from
-    1) has the last type, the others the first.
+    `types` are the options of each type. Without `layer_types` layers have the types of `default`;
+    without both, every layer number `period` (from 1) has the last type, the others the first.
     """
-    names = config.words("layer_types")
+    names = config.words("layer_types") or default
     first, last = next(iter(types)), list(types)[-1]
     if not names:
         names = [last if period and (i + 1) % period == 0 else first for i in range(count)]
@@ -249,8 +279,28 @@ def make_norm(config: Any, dtype: str, size: int = 0) -> Module:
     """A norm over `size` features, by default hidden_size."""
     size = size or config.hidden_size
     if config.norm == "layer":
-        return LayerNorm(size, config.norm_eps, bias=config.norm_bias, dtype=dtype)
+        affine, bias = config.norm_affine, config.norm_bias
+        return LayerNorm(size, config.norm_eps, affine, bias, dtype)
     return RmsNorm(size, config.norm_eps, config.norm_offset, dtype)
+
+
+def _make_qk_norm(config: Any, dtype: str, size: int) -> Module:
+    if config.qk_norm == "each_head":
+        return HeadNorms(size // config.head_size, config.head_size, config.norm_eps, dtype)
+    return make_norm(config, dtype, size)
+
+
+class HeadNorms(Module):
+    """The layer norm of every head of x [..., heads*head_dim], with weights of its own."""
+
+    def __init__(self, heads: int, head_dim: int, eps: float, dtype: str) -> None:
+        self.weight = Parameter((heads, head_dim), dtype)
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [..., heads*head_dim] to the same."""
+        heads = x.reshape(*x.shape[:-1], *self.weight.shape)
+        return (F.layer_norm(heads, eps=self.eps) * self.weight).reshape(*x.shape)
 
 
 class DecoderLayer(Module):
@@ -283,8 +333,8 @@ class DecoderLayer(Module):
             config.head_size,
             qkv_bias=config.qkv_bias,
             output_bias=config.output_bias,
-            qk_norm=(lambda size: make_norm(config, dtype, size)) if config.qk_norm else None,
-            norm_all_heads=config.qk_norm == "all_heads",
+            qk_norm=partial(_make_qk_norm, config, dtype) if config.qk_norm else None,
+            norm_all_heads=config.qk_norm in ("each_head", "all_heads"),
             rope=config.rope,
             window=config.sliding_window,
             softcap=config.attention_softcap,

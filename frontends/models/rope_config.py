@@ -16,21 +16,24 @@ def read_rope(
     context: int,
     theta: float,
     fraction: float | None = None,
-    layer_type: str = "",
+    layer_type: str = "full_attention",
+    local_theta: str = "",
 ) -> Rope:
     """The rope of `rope_parameters` (transformers 5), or of `rope_scaling` and `rope_theta`.
 
     `head_size` is the number of features of a head, `context` max_position_embeddings; `theta` and
     `fraction`, the part of a head that is rotated, are the family's defaults. None: the family
     rotates whole heads. `layer_type` is the entry of rope_parameters to read, where it has one
-    for each type of layers.
+    for each type of layers. Older files have the base of layers with a window in the key
+    `local_theta`; their rope_scaling is for the other layers.
     """
     new, old = config.inner("rope_parameters"), config.inner("rope_scaling")
-    if layer_type and isinstance(new.get(layer_type), dict):
+    if isinstance(new.get(layer_type), dict):
         new = new[layer_type]
-    inner = ConfigReader(old or new, "config.json: the rope settings")
-    theta = inner.number("rope_theta", config.number("rope_theta", theta))
+    inner = ConfigReader(new if local_theta else old or new, "config.json: the rope settings")
+    theta = inner.number("rope_theta", config.number(local_theta or "rope_theta", theta))
     kind = inner.word("rope_type", inner.word("type", "default"))
+    kind = "longrope" if kind == "su" else kind  # its name in early files of Phi-3
     if kind not in _KINDS:
         hint = did_you_mean(kind, _KINDS)
         raise Error(
@@ -45,6 +48,10 @@ def read_rope(
     if original < 1:
         raise Error(f"config.json: {key} is {original}; it must be at least 1")
     rotary_dim = 0 if part == 1 else int(head_size * part)
+    if kind == "proportional":
+        rotary_dim -= rotary_dim % 2
+    if part != 1 and not 0 < rotary_dim <= head_size:
+        raise Error(f"config.json: partial_rotary_factor is {part}; expected a part of {head_size}")
     fields = scaling_fields(kind, inner, context, original)
     rope = Rope(theta=theta, kind=kind, rotary_dim=rotary_dim, **fields)
     inner.finish(f"a rope of type {kind}")
@@ -96,4 +103,5 @@ _KINDS: dict[Any, Callable[[ConfigReader, int, int], dict[str, Any]]] = {
     "llama3": _llama3,
     "yarn": _yarn,
     "longrope": _longrope,
+    "proportional": lambda inner, context, original: {"factor": inner.number("factor", 1.0)},
 }

@@ -91,6 +91,21 @@ def merged_qkv(key: str, ranges: Sequence[Ranges], transposed: bool = False) -> 
     ]
 
 
+def merged_outputs(layer: str, key: str, sizes: Mapping[str, int]) -> list[Stored]:
+    """The parameters of these names and numbers of outputs, which follow each other in `key`.
+
+    `layer` is what the names and the key begin with.
+    """
+    ranges, total = merged(*sizes.values()), sum(sizes.values())
+    pairs = zip(sizes, ranges, strict=True)
+    return [Stored(layer + name, layer + key, outputs, total) for name, outputs in pairs]
+
+
+def renamed(names: Mapping[str, str], layer: str = "model.layers.*.") -> list[Stored]:
+    """The parameters of every layer that have other names in a checkpoint: name -> its key."""
+    return [Stored(layer + name, layer + key) for name, key in names.items()]
+
+
 def stored_references(weights: Mapping[str, Weight], tensors: Iterable[Stored]) -> dict[str, Ref]:
     """The references of the weights that have an entry in `tensors`, of which the first fits."""
     entries, references = list(tensors), dict[str, Ref]()

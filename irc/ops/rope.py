@@ -19,7 +19,9 @@ from ..ir.dims import exact_divide
 from ..ir.types import TensorType
 from .shapes import float_operand, index_operand
 
-Kind: TypeAlias = Literal["default", "linear", "dynamic", "llama3", "yarn", "longrope"]
+Kind: TypeAlias = Literal[
+    "default", "linear", "dynamic", "llama3", "yarn", "longrope", "proportional"
+]
 Array: TypeAlias = Any  # a numpy array
 _STRETCHED = ("dynamic", "llama3", "yarn", "longrope")
 _FAR = 1e6  # no model has a factor as large; keeps every formula within f32
@@ -39,7 +41,9 @@ class Rope(Op):
     * `yarn` (Peng et al., 2023): `factor`, `original_positions`, `beta_fast`, `beta_slow`,
       `mscale`, `mscale_all_dim`, `truncate`;
     * `longrope` (Ding et al., 2024): `short_factors` up to `original_positions`, then
-      `long_factors`, one number per pair each.
+      `long_factors`, one number per pair each;
+    * `proportional` (Gemma 4): pairs span the head, of which those of the first `rotary_dim` / 2
+      turn, with frequencies as of whole heads; positions are divided by `factor`.
 
     The length of `dynamic` and `longrope` is the largest position of the call plus one, over all
     rows, so batch and sequence must be replicated; a call with a piece of a prompt holds the last
@@ -69,8 +73,8 @@ class Rope(Op):
 
     @property
     def turned(self) -> int:
-        """How many features of a head turn."""
-        return self.rotary_dim or self.head_dim
+        """How many features of a head are paired."""
+        return self.head_dim if self.kind == "proportional" else self.rotary_dim or self.head_dim
 
     @property
     def by_length(self) -> bool:
@@ -130,6 +134,10 @@ def inverse_frequencies(op: Rope, length: int | None = None) -> tuple[Array, flo
             long = length is not None and length > op.original_positions
             factors = np.array(op.long_factors if long else op.short_factors, np.float32)
             return 1 / (factors * np.float32(op.theta) ** powers), _longrope_factor(op)
+        case "proportional":
+            inverse = _inverse(op.theta, powers) / np.float32(op.factor)
+            inverse[(op.rotary_dim or op.head_dim) // 2 :] = 0
+            return inverse, 1.0
         case _:
             return _inverse(op.theta, powers), 1.0
 
@@ -222,9 +230,10 @@ def _check_numbers(op: Rope) -> None:
     What passes gives finite frequencies without overflow on the way.
     """
     _check_ranges(op)
-    if op.head_dim < 1 or not 0 <= op.rotary_dim <= op.head_dim or op.turned % 2:
+    turned = op.rotary_dim or op.head_dim
+    if op.head_dim < 1 or not 0 <= op.rotary_dim <= op.head_dim or turned % 2 or op.turned % 2:
         raise Error(
-            f"rope turns pairs of features, so rotary_dim ({op.turned}) must be even "
+            f"rope turns pairs of features, so rotary_dim ({turned}) must be even "
             f"and at most head_dim ({op.head_dim})"
         )
     if op.kind in _STRETCHED and op.original_positions < 2:

@@ -149,6 +149,7 @@ ROPES = [
     _rope(index="i64", kind="linear", factor=2.0),
     *(_rope(kind=kind, **_LONG) for kind in ("dynamic", "llama3", "yarn")),
     _rope(kind="longrope", **_FACTORS, **_LONG),
+    _rope(kind="proportional", rotary_dim=4, factor=2.0),
 ]
 
 HEADS = {"head_dim": 4}

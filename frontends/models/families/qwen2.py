@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from ..config_reader import ConfigReader
-from ..decoder import DecoderConfig, read_decoder, register_decoder, require_full_attention
+from ..decoder import DecoderConfig, read_decoder, read_windows, register_decoder
 
 
 def _read(config: ConfigReader) -> DecoderConfig:
-    require_full_attention(config)
     defaults = {"max_position_embeddings": 32768}
-    return read_decoder(config, defaults=defaults, qkv_bias=True)
+    return read_decoder(config, defaults=defaults, qkv_bias=True, layers=read_windows(config))
 
 
 QWEN2 = register_decoder("qwen2", ("Qwen2ForCausalLM",), _read)

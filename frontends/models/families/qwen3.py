@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 from ..config_reader import ConfigReader
-from ..decoder import DecoderConfig, read_decoder, register_decoder, require_full_attention
+from ..decoder import DecoderConfig, read_decoder, read_windows, register_decoder
 
 
 def _read(config: ConfigReader) -> DecoderConfig:
-    require_full_attention(config)
     bias = config.flag("attention_bias")
     defaults = {"max_position_embeddings": 32768, "num_key_value_heads": 32, "head_dim": 128}
-    return read_decoder(config, defaults=defaults, qkv_bias=bias, output_bias=bias, qk_norm="head")
+    return read_decoder(
+        config,
+        defaults=defaults,
+        qkv_bias=bias,
+        output_bias=bias,
+        qk_norm="head",
+        layers=read_windows(config),
+    )
 
 
 QWEN3 = register_decoder("qwen3", ("Qwen3ForCausalLM",), _read)

@@ -1,0 +1,73 @@
+"""Gemma 2: soft caps, windows in every other layer, norms on both sides. Gemma Team, 2024."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ..config_reader import ConfigReader
+from ..decoder import (
+    DecoderConfig,
+    layer_count,
+    read_decoder,
+    read_layer_types,
+    register_decoder,
+    window_types,
+)
+from ..stored import Stored, renamed
+
+_NAMES = {
+    "attention_output_norm": "post_attention_layernorm",
+    "post_attention_layernorm": "pre_feedforward_layernorm",
+    "feed_forward_output_norm": "post_feedforward_layernorm",
+}
+DEFAULTS = {
+    "hidden_size": 2304,
+    "intermediate_size": 9216,
+    "num_hidden_layers": 26,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "hidden_act": "gelu_pytorch_tanh",
+    "tie_word_embeddings": True,
+}
+
+
+def read_gemma(config: ConfigReader, **options: Any) -> DecoderConfig:
+    """The sizes of a Gemma 2 or 3; `options` are those in which they differ."""
+    config.ignore("hidden_act")  # older files have both, and hidden_activation counts
+    config.require("use_bidirectional_attention", False, "irc computes causal attention")
+    bias, hidden_size = config.flag("attention_bias"), config.integer("hidden_size", 2304)
+    scalar = config.number("query_pre_attn_scalar", 256.0)
+    if scalar <= 0 or hidden_size <= 0:
+        raise config.error("query_pre_attn_scalar", "expected it and hidden_size above 0")
+    return read_decoder(
+        config,
+        keys={"hidden_act": "hidden_activation"},
+        norm_offset=1.0,
+        block="sandwich",
+        qkv_bias=bias,
+        output_bias=bias,
+        attention_scale=scalar**-0.5,
+        embedding_multiplier=hidden_size**0.5,
+        **options,
+    )
+
+
+def stored_gemma(config: DecoderConfig) -> Sequence[Stored]:
+    """The norms of a Gemma, which have other names."""
+    return renamed(_NAMES)
+
+
+def _read(config: ConfigReader) -> DecoderConfig:
+    types = window_types(config.integer("sliding_window", 4096))
+    return read_gemma(
+        config,
+        defaults=DEFAULTS | {"vocab_size": 256000, "max_position_embeddings": 8192},
+        layers=read_layer_types(config, layer_count(config), types, period=2),
+        attention_softcap=config.number_or_none("attn_logit_softcapping", 50.0) or 0.0,
+        logits_softcap=config.number_or_none("final_logit_softcapping", 30.0) or 0.0,
+    )
+
+
+GEMMA2 = register_decoder("gemma2", ("Gemma2ForCausalLM",), _read, stored=stored_gemma)

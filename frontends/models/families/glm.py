@@ -1,0 +1,38 @@
+"""GLM-4 of 2024: interleaved rope of half of a head. GLM Team, 2024."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ..config_reader import ConfigReader
+from ..decoder import DecoderConfig, read_decoder, register_decoder
+from ..stored import Stored, merged_outputs
+
+
+def read_glm(config: ConfigReader, **options: Any) -> DecoderConfig:
+    """The sizes of a GLM."""
+    defaults = {
+        "norm_eps": 1.5625e-7,
+        "head_dim": 128,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 131072,
+    }
+    return read_decoder(
+        config,
+        defaults=defaults,
+        rotary_fraction=0.5,
+        interleaved_rope=True,
+        qkv_bias=config.flag("attention_bias", True),
+        **options,
+    )
+
+
+def stored_glm(config: DecoderConfig) -> Sequence[Stored]:
+    """The merged tensors of a GLM."""
+    size = config.intermediate_size
+    parts = {"gate_proj": size, "up_proj": size}
+    return merged_outputs("model.layers.*.mlp.", "gate_up_proj", parts)
+
+
+GLM = register_decoder("glm", ("GlmForCausalLM",), read_glm, stored=stored_glm)

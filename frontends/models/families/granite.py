@@ -1,0 +1,26 @@
+"""Granite: a Llama with multipliers of embeddings, scores, residuals and logits. IBM, 2024."""
+
+from __future__ import annotations
+
+from ..config_reader import ConfigReader
+from ..decoder import DecoderConfig, read_decoder, register_decoder
+
+
+def _read(config: ConfigReader) -> DecoderConfig:
+    bias, scaling = config.flag("attention_bias"), config.number("logits_scaling", 1.0)
+    if scaling <= 0:
+        raise config.error("logits_scaling", "expected a number above 0")
+    return read_decoder(
+        config,
+        defaults={"max_position_embeddings": 2048},
+        qkv_bias=bias,
+        output_bias=bias,
+        mlp_bias=config.flag("mlp_bias"),
+        attention_scale=config.number("attention_multiplier", 1.0),
+        embedding_multiplier=config.number("embedding_multiplier", 1.0),
+        residual_multiplier=config.number("residual_multiplier", 1.0),
+        logits_multiplier=1 / scaling,
+    )
+
+
+GRANITE = register_decoder("granite", ("GraniteForCausalLM",), _read)

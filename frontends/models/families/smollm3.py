@@ -1,0 +1,32 @@
+"""SmolLM3: a decoder without positions in every fourth layer. Hugging Face, 2025."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..config_reader import ConfigReader
+from ..decoder import DecoderConfig, layer_count, read_decoder, read_windows, register_decoder
+
+
+def _read(config: ConfigReader) -> DecoderConfig:
+    count, bias = layer_count(config), config.flag("attention_bias")
+    interval = config.integer("no_rope_layer_interval", 4)
+    has_rope = config.numbers("no_rope_layers") or [(i + 1) % interval for i in range(count)]
+    if len(has_rope) < count:
+        raise config.error("no_rope_layers", f"expected a number for each of {count} layers")
+    windows = read_windows(config, lambda i: not has_rope[i]) or [dict[str, Any]()] * count
+    layers = [
+        options if has_rope[i] else {**options, "rope": None} for i, options in enumerate(windows)
+    ]
+    return read_decoder(
+        config,
+        defaults={"tie_word_embeddings": True, "num_key_value_heads": 4},
+        rope_theta=2e6,
+        layers=tuple(layers),
+        qkv_bias=bias,
+        output_bias=bias,
+        mlp_bias=config.flag("mlp_bias"),
+    )
+
+
+SMOLLM3 = register_decoder("smollm3", ("SmolLM3ForCausalLM",), _read)

@@ -1,0 +1,65 @@
+"""Dense decoders of today: Gemma, Phi, OLMo, SmolLM3, Granite, GLM, Cohere and others."""
+
+from __future__ import annotations
+
+from . import SIZES, Case
+
+FOUR = SIZES | {"num_hidden_layers": 4, "sliding_window": 6}  # of which the last is unlike others
+GEMMA = FOUR | {"head_dim": 16, "query_pre_attn_scalar": 24}
+GLOBAL = {"rope_type": "linear", "factor": 4.0, "rope_theta": 50000.0}
+LOCAL = {"rope_type": "default", "rope_theta": 3000.0}
+ROPES = {"full_attention": GLOBAL, "sliding_attention": LOCAL}
+TYPES = ["sliding_attention", "full_attention"] * 2
+LONG = {
+    "rope_type": "longrope",
+    "rope_theta": 10000.0,
+    "original_max_position_embeddings": 2,  # so that every call is a long one
+    "short_factor": [1.0] * 6,
+    "long_factor": [1.0, 1.2, 1.5, 2.0, 3.0, 4.0],
+    "partial_rotary_factor": 0.75,
+}
+VISION = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "image_size": 28}
+VISION |= {"num_attention_heads": 2, "patch_size": 14}
+WIDE = SIZES | {"hidden_size": 64}  # heads of 16 features
+
+DECODERS: dict[str, Case] = {
+    "gemma2": Case("gemma2", GEMMA | {"attn_logit_softcapping": 3.0}),
+    "gemma3": Case(
+        "gemma3_text",
+        GEMMA | {"final_logit_softcapping": 2.0, "rope_parameters": ROPES, "layer_types": TYPES},
+    ),
+    "gemma3_vision": Case(
+        "gemma3",
+        {"text_config": GEMMA, "vision_config": VISION},
+        meshes=(),
+        architecture="Gemma3ForConditionalGeneration",
+    ),
+    "phi": Case("phi", SIZES | {"qk_layernorm": True}),
+    "phi3": Case("phi3", SIZES | {"sliding_window": 7}),
+    "phi4": Case("phi3", WIDE | {"rope_parameters": LONG, "tie_word_embeddings": True}),
+    "olmo": Case("olmo", SIZES | {"clip_qkv": 0.8}),
+    "olmo2": Case("olmo2"),
+    "olmo3": Case("olmo3", FOUR | {"rope_parameters": ROPES}),
+    "smollm3": Case("smollm3", FOUR | {"use_sliding_window": True, "attention_bias": True}),
+    "granite": Case(
+        "granite",
+        SIZES
+        | {"attention_multiplier": 0.2, "embedding_multiplier": 3.0}
+        | {"residual_multiplier": 0.4, "logits_scaling": 5.0},
+    ),
+    "glm": Case("glm", SIZES | {"head_dim": 16}),
+    "glm4": Case("glm4", SIZES | {"head_dim": 16, "attention_bias": False}),
+    "cohere": Case("cohere", SIZES | {"use_qk_norm": True}),
+    "cohere2": Case("cohere2", FOUR),
+    "starcoder2": Case("starcoder2", SIZES | {"sliding_window": 7}),
+    "stablelm": Case("stablelm", WIDE | {"use_qkv_bias": True}),
+    "stablelm_parallel": Case("stablelm", WIDE | {"use_parallel_residual": True}),
+    "qwen2_windows": Case(
+        "qwen2", FOUR | {"use_sliding_window": True, "max_window_layers": 1}, meshes=()
+    ),
+    "qwen3_windows": Case(
+        "qwen3",
+        FOUR | {"head_dim": 16, "use_sliding_window": True, "layer_types": TYPES},
+        meshes=(),
+    ),
+}
