@@ -33,7 +33,6 @@ def read_rope(
     inner = ConfigReader(new if local_theta else old or new, "config.json: the rope settings")
     theta = inner.number("rope_theta", config.number(local_theta or "rope_theta", theta))
     kind = inner.word("rope_type", inner.word("type", "default"))
-    kind = "longrope" if kind == "su" else kind  # its name in early files of Phi-3
     if kind not in _KINDS:
         hint = did_you_mean(kind, _KINDS)
         raise Error(

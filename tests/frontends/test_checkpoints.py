@@ -447,10 +447,10 @@ WRONG: list[tuple[dict[str, Any], str]] = [
         "short_factor is ['x']; expected a list of numbers",
     ),
     ({"partial_rotary_factor": 0.5}, "partial_rotary_factor has no meaning"),
-    (QWEN2 | {"use_sliding_window": True}, "irc supports no window in some layers only"),
+    (QWEN2 | {"use_sliding_window": True}, "expected a sliding_window of at least 1"),
     (
         QWEN2 | {"layer_types": ["full_attention", "sliding_attention"]},
-        "irc supports full_attention only",
+        "use_sliding_window is not set",
     ),
 ]
 

@@ -11,6 +11,8 @@ from ..decoder import DecoderConfig, layer_count, read_decoder, read_windows, re
 def _read(config: ConfigReader) -> DecoderConfig:
     count, bias = layer_count(config), config.flag("attention_bias")
     interval = config.integer("no_rope_layer_interval", 4)
+    if interval < 1:
+        raise config.error("no_rope_layer_interval", "expected a number above 0")
     has_rope = config.numbers("no_rope_layers") or [(i + 1) % interval for i in range(count)]
     if len(has_rope) < count:
         raise config.error("no_rope_layers", f"expected a number for each of {count} layers")
