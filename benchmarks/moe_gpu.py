@@ -32,7 +32,6 @@ from irc.backends.ranks.communicator import Communicator
 from irc.frontends import Module, ModuleList, Tensor, random_weights
 from irc.frontends import functional as F
 from irc.frontends.layers import MixtureOfExperts, RmsNorm
-from irc.frontends.layers.moe import route
 from irc.ir.dtypes import numpy_dtype
 
 EXPERTS, CHOSEN, HIDDEN, INNER = 8, 2, 4096, 14336
@@ -51,7 +50,7 @@ class Layer(Module):
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """x [T, HIDDEN] to the same, and the experts of each token."""
         normed = self.norm(x)
-        _, chosen = route(self.moe.gate(normed), CHOSEN, True, "bf16")
+        _, chosen = self.moe.gate(normed)
         return x + self.moe(normed), chosen
 
 

@@ -20,8 +20,10 @@ from .masks import BlockSparse as BlockSparse
 from .mlp import MLP as MLP
 from .mlp import GatedMLP as GatedMLP
 from .mlp import activation as activation
+from .moe import ClampedSwiGLU as ClampedSwiGLU
 from .moe import Experts as Experts
 from .moe import MixtureOfExperts as MixtureOfExperts
+from .moe import Routing as Routing
 from .positions import RelativePositions as RelativePositions
 from .rope import Rope as Rope
 from .tables import Table as Table

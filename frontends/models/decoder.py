@@ -20,6 +20,7 @@ from ..tensor import Tensor
 from .config_reader import MOST_LAYERS, REQUIRED, ConfigReader
 from .family import Family, Signature, register
 from .language_model import States, at_positions, key_value_cache, results_of, signature_of
+from .mixture import Mixture, joined_alternatives
 from .rope_config import read_rope
 from .stored import Stored
 
@@ -49,7 +50,8 @@ class DecoderConfig:
     says where the norms of a layer are: before attention and feed-forward, behind each (before the
     residual is added), both, or `parallel`, with attention and feed-forward of the same input, of
     one norm or of two. What they add to the residual is multiplied by `residual_multiplier`,
-    embeddings by `embedding_multiplier`, and logits by `logits_multiplier`.
+    embeddings by `embedding_multiplier`, and logits by `logits_multiplier`. `mixture`: the
+    feed-forward is a mixture of experts.
 
     `layers` has the options in which each layer differs, by the names of these fields.
     """
@@ -89,6 +91,7 @@ class DecoderConfig:
     logits_multiplier: float = 1.0
     logits_softcap: float = 0.0
     tie_word_embeddings: bool = False
+    mixture: Mixture | None = None
     layers: tuple[Mapping[str, Any], ...] = ()
 
     def __post_init__(self) -> None:
@@ -263,6 +266,11 @@ def tied_embeddings(config: DecoderConfig) -> Mapping[str, Ref]:
     return {"model.embed_tokens.weight": UnboundRef("lm_head.weight")}
 
 
+def other_names(config: DecoderConfig) -> Mapping[str, Ref]:
+    """Where a checkpoint may have a tied embedding table, and experts that it stores joined."""
+    return {**tied_embeddings(config), **joined_alternatives(config)}
+
+
 class Call(NamedTuple):
     """What one call of a model gives to every layer: positions i32 [B, S], past lengths i32 [B].
 
@@ -346,6 +354,9 @@ class DecoderLayer(Module):
 
     def add_feed_forward(self, config: Any, dtype: str) -> None:
         """Create the feed-forward, under its name in checkpoints."""
+        if config.mixture is not None:
+            self.mlp = config.mixture.layer(config.hidden_size, dtype)
+            return
         kind = GatedMLP if config.gated else MLP
         self.mlp = kind(
             config.hidden_size, config.intermediate_size, config.hidden_act, config.mlp_bias, dtype
@@ -471,7 +482,7 @@ def register_decoder(
     architectures: Sequence[str],
     read: Callable[[ConfigReader], Config],
     layer: type[DecoderLayer] = DecoderLayer,
-    alternatives: Callable[[Config], Mapping[str, Ref]] = tied_embeddings,
+    alternatives: Callable[[Config], Mapping[str, Ref]] = other_names,
     stored: Callable[[Config], Sequence[Stored]] = lambda config: (),
     decoder: type[Decoder] = Decoder,
     **options: Any,

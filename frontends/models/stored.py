@@ -9,7 +9,7 @@ from itertools import accumulate, pairwise
 
 from ...ir.core import Weight
 from ...ir.dims import Shape
-from ...weights import ConcatRef, Ref, Slice, Transpose, UnboundRef
+from ...weights import ConcatRef, Ref, Slice, StridedRef, Transpose, UnboundRef
 
 Ranges = Sequence[tuple[int, int]]
 
@@ -20,8 +20,9 @@ class Stored:
 
     Each `*` of the pattern stands for a number, which takes the place of a `*` in the key. Both may
     be prefixes: what follows in the name, such as `.weight`, follows in the key. Of a merged tensor
-    with `total` outputs the parameter is the outputs in `ranges`, in that order. `transposed`: the
-    tensor is [in, out], as in GPT-2, where the parameter is [out, in].
+    with `total` outputs the parameter is the outputs in `ranges`, in that order, of each range
+    every output number `step`. `transposed`: the tensor is [in, out], as in GPT-2, where the
+    parameter is [out, in]. `dim` is the dimension of the outputs: 1 behind that of experts.
     """
 
     pattern: str
@@ -29,6 +30,8 @@ class Stored:
     ranges: Ranges = ()
     total: int = 0
     transposed: bool = False
+    dim: int = 0
+    step: int = 1
 
     def reference(self, name: str, shape: Shape) -> Ref | None:
         """Where a checkpoint has the parameter `name` of this shape; None for another pattern."""
@@ -43,18 +46,26 @@ class Stored:
 
     def _layout(self, key: str, shape: Shape) -> Ref:
         """The tensor `key` as a parameter of this shape."""
-        transposed = self.transposed and len(shape) == 2
+        dim, last = self.dim, len(shape) - 1
+        transposed = self.transposed and last > dim
+        turn = Transpose((*range(dim), last, dim)) if transposed else None
         if not self.ranges:
-            return UnboundRef(key).then(Transpose((1, 0))) if transposed else UnboundRef(key)
-        sizes = [self.total, *(size for size in shape[1:] if isinstance(size, int))]
-        stored = UnboundRef(key, tuple(sizes[::-1] if transposed else sizes))
-        parts: list[Ref] = []
-        for outputs in self.ranges:
-            rest = (None,) * (len(sizes) - 1)
-            kept = Slice((*rest, outputs) if transposed else (outputs, *rest))
-            part = stored.then(kept)
-            parts.append(part.then(Transpose((1, 0))) if transposed else part)
-        return parts[0] if len(parts) == 1 else ConcatRef(tuple(parts), 0)
+            return UnboundRef(key).then(turn) if turn else UnboundRef(key)
+        sizes = [size for size in shape if isinstance(size, int)]
+        sizes[dim] = self.total
+        if turn:
+            sizes[dim], sizes[last] = sizes[last], sizes[dim]
+            dim = last
+        stored = UnboundRef(key, tuple(sizes))
+        parts = [self._part(stored, dim, outputs, len(sizes)) for outputs in self.ranges]
+        parts = [part.then(turn) if turn else part for part in parts]
+        return parts[0] if len(parts) == 1 else ConcatRef(tuple(parts), self.dim)
+
+    def _part(self, stored: Ref, dim: int, outputs: tuple[int, int], ndim: int) -> Ref:
+        """Some outputs of a merged tensor, which are its dimension `dim`."""
+        if self.step > 1:
+            return StridedRef(stored, dim, *outputs, self.step)
+        return stored.then(Slice(tuple(outputs if i == dim else None for i in range(ndim))))
 
 
 def in_layers(key: str, names: Mapping[str, str], transposed: bool = False) -> list[Stored]:

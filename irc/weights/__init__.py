@@ -12,6 +12,7 @@ from .computed import QuantizedRef as QuantizedRef
 from .computed import ReciprocalRef as ReciprocalRef
 from .computed import RepeatedRef as RepeatedRef
 from .computed import SortingRef as SortingRef
+from .computed import StridedRef as StridedRef
 from .computed import TakenRef as TakenRef
 from .computed import UnpackedRef as UnpackedRef
 from .computed import is_computed as is_computed

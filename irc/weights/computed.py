@@ -382,6 +382,35 @@ class SortingRef(ComputedRef, keyword="sorting"):
 
 
 @dataclass(frozen=True)
+class StridedRef(ComputedRef, keyword="strided"):
+    """`strided(@ckpt["gate_up"]; 1, 0, 64, 2)`: of a dimension, every second slice from 0 to 63."""
+
+    source: Ref
+    dim: Along
+    start: int
+    stop: int
+    step: int
+
+    def source_shape(self, shapes: Sequence[Sizes]) -> Sizes:
+        (shape,) = shapes
+        size = shape[self.dim] if 0 <= self.dim < len(shape) else 0
+        if not 0 <= self.start < self.stop <= size or self.step < 1:
+            raise Error(f"{self} takes slices of {[*shape]}, which it does not have")
+        return (*shape[: self.dim], len(self._all), *shape[self.dim + 1 :])
+
+    @property
+    def _all(self) -> range:
+        return range(self.start, self.stop, self.step)
+
+    def compute(self, read: Elements, picks: Picks) -> Array:
+        index = [self._all[i] for i in (picks[self.dim][0], picks[self.dim][-1])]
+        region = range(index[0], index[1] + 1)
+        values = read.elements(self.source, (*picks[: self.dim], region, *picks[self.dim + 1 :]))
+        wanted = [self._all[i] - index[0] for i in picks[self.dim]]
+        return np.take(values, wanted, self.dim)
+
+
+@dataclass(frozen=True)
 class TakenRef(ComputedRef, keyword="taken"):
     """`taken(@ckpt["w"], sorting(@ckpt["g_idx"]); 0)`: slices of a dimension at some indices."""
 

@@ -327,7 +327,7 @@ def test_defaults_are_those_of_transformers() -> None:
     qwen = config_of("qwen2", use_sliding_window=False, sliding_window=7)
     assert qwen.qkv_bias and not qwen.output_bias and qwen.sliding_window == 0
     mixtral = config_of("mixtral", num_attention_heads=8, router_jitter_noise=0.1)
-    assert (mixtral.num_local_experts, mixtral.num_experts_per_tok, mixtral.kv_heads) == (8, 2, 8)
+    assert (mixtral.mixture.experts, mixtral.mixture.chosen, mixtral.kv_heads) == (8, 2, 8)
     assert (mixtral.norm_eps, mixtral.rope.theta, mixtral.sliding_window) == (1e-5, 1e6, 0)
     qwen3 = config_of("qwen3", num_attention_heads=32)
     assert (qwen3.kv_heads, qwen3.head_size, qwen3.qk_norm) == (32, 128, "head")

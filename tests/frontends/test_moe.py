@@ -65,7 +65,8 @@ def by_hand(
 @pytest.mark.parametrize("experts", [3, 5, 8])
 @pytest.mark.parametrize("chosen", [1, 2, 3])
 def test_routed_experts(experts: int, chosen: int, normalize: bool) -> None:
-    layer = layers.MixtureOfExperts(HIDDEN, WIDTH, experts, chosen, normalize=normalize)
+    routing = layers.Routing(normalize)
+    layer = layers.MixtureOfExperts(HIDDEN, WIDTH, experts, chosen, routing=routing)
     x = tokens_for(layer, 2, 5, HIDDEN)
     out, w = run(layer, x=x)
     wanted, _ = by_hand(x.reshape(-1, HIDDEN), w, chosen, normalize, 0)

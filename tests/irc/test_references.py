@@ -42,6 +42,7 @@ from irc.weights import (
     Slice,
     SortingRef,
     Step,
+    StridedRef,
     TakenRef,
     Transpose,
     UnboundRef,
@@ -136,6 +137,9 @@ def meaning(ref: Ref, arrays: Arrays, mesh: Mesh, rank: int) -> Array:
         case TakenRef():
             source, indices = (meaning(part, arrays, mesh, rank) for part in ref.inputs)
             array = source.take(indices, ref.dim)
+        case StridedRef():
+            source = meaning(ref.source, arrays, mesh, rank)
+            array = source.take(np.arange(ref.start, ref.stop, ref.step), ref.dim)
         case ZerosRef():
             array = np.zeros(ref.shape, numpy_dtype(ref.dtype))
         case _:
@@ -277,9 +281,11 @@ class References:
         whole = tuple(
             size and size * count - int(self.rng.integers(count)) for size, count in pairs
         )
-        return self.chosen(
-            [TakenRef(ref, order, dim), RepeatedRef(ref, counts, whole), ReciprocalRef(ref)]
-        )
+        kinds = [TakenRef(ref, order, dim), RepeatedRef(ref, counts, whole), ReciprocalRef(ref)]
+        if shape[dim]:
+            start, step = int(self.rng.integers(shape[dim])), int(self.rng.integers(1, 4))
+            kinds.append(StridedRef(ref, dim, start, shape[dim], step))
+        return self.chosen(kinds)
 
     def computed(self, ref: Ref) -> Ref:
         """A part of a quantized reference, also times a vector."""

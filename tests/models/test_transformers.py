@@ -212,7 +212,9 @@ def test_mixture_of_experts_agrees_with_qwen2_moe() -> None:
     joined = weights.pop("experts.gate_up_proj")
     weights["experts.gate"], weights["experts.up"] = joined[:, :10], joined[:, 10:]
     weights["experts.down"] = weights.pop("experts.down_proj")
-    layer = layers.MixtureOfExperts(24, 10, 5, 3, normalize=False, shared_size=14, shared_gate=True)
+    layer = layers.MixtureOfExperts(
+        24, 10, 5, 3, routing=layers.Routing(False), shared_size=14, shared_gate=True
+    )
     module = irc.trace(layer, {"x": irc.Spec("f32", x.shape)})
     assert relative(irc.evaluate(module, {"x": x}, weights=weights)["result0"], wanted) < 1e-5
 

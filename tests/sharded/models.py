@@ -11,7 +11,8 @@ from irc.backends.reference import ReferenceProgram
 from irc.frontends import random_weights
 from irc.frontends.models import DecoderConfig
 from irc.frontends.models.families.llama import LLAMA
-from irc.frontends.models.families.mixtral import MIXTRAL, MixtralConfig
+from irc.frontends.models.families.mixtral import MIXTRAL
+from irc.frontends.models.mixture import Mixture
 from irc.ir.core import Module
 from tests.choices import settled
 
@@ -59,8 +60,9 @@ MODELS: dict[str, Build] = {
 def mixtral(experts: int = 5, chosen: int = 2, **sizes: Any) -> Module:
     """A Mixtral of two layers."""
     own: dict[str, Any] = {"intermediate_size": 10, "num_hidden_layers": 2, "head_dim": 4}
-    own |= {"num_local_experts": experts, "num_experts_per_tok": chosen}
-    config = MixtralConfig(**TINY | own | sizes)
+    own = TINY | own | sizes
+    mixture = Mixture(own["intermediate_size"], experts, chosen, names=("w1", "w3", "w2"))
+    config = DecoderConfig(**own, mixture=mixture)
     return random_weights(MIXTRAL.trace(config, "f32", name="tiny"), 4)
 
 

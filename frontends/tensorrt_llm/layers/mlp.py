@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 from ....ir.dims import product
 from ... import functional as F
 from ...layers.mlp import find_activation
-from ...layers.moe import mix_experts, route
+from ...layers.moe import Routing, mix_experts, route
 from ...tensor import Tensor
 from ..api import api, register, release
 from ..arithmetic import unwrapped
@@ -322,7 +322,7 @@ class MixtureOfExperts(Module):
             parts = given.reshape(given.shape[0], over.size, width)
             given = F.gather(parts, F.rank(over.axis), dim=1)
         normalize = self.moe_config.normalization_mode == ExpertScaleNormalizationMode.RENORMALIZE
-        return route(self.router(given), self.top_k, normalize, tokens.dtype)
+        return route(self.router(given), self.top_k, Routing(normalize), tokens.dtype)
 
 
 MOE = MixtureOfExperts

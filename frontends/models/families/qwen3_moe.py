@@ -1,0 +1,25 @@
+"""Qwen3-MoE: Qwen3 with mixtures of experts. Yang et al., 2025."""
+
+from __future__ import annotations
+
+from ...layers import Routing
+from ..config_reader import ConfigReader
+from ..decoder import DecoderConfig, read_decoder, register_decoder, require_full_attention
+from ..mixture import read_mixture, read_sparse_step
+
+
+def _read(config: ConfigReader) -> DecoderConfig:
+    require_full_attention(config)
+    bias = config.flag("attention_bias")
+    return read_decoder(
+        config,
+        defaults={"max_position_embeddings": 32768, "num_key_value_heads": 4},
+        qkv_bias=bias,
+        output_bias=bias,
+        qk_norm="head",
+        mixture=read_mixture(config, routing=Routing(config.flag("norm_topk_prob"))),
+        layers=read_sparse_step(config),
+    )
+
+
+QWEN3_MOE = register_decoder("qwen3_moe", ("Qwen3MoeForCausalLM",), _read)

@@ -1,0 +1,118 @@
+"""`Mixture`: the mixture of experts of a layer, and where checkpoints have its weights."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ...errors import Error
+from ...weights import Ref
+from ..layers.moe import ClampedSwiGLU, MixtureOfExperts, Names, Routing
+from .config_reader import MOST_LAYERS, REQUIRED, ConfigReader
+from .stored import Stored
+
+_MOST_EXPERTS = 1 << 16  # of all layers
+_TRAINING = """
+    aux_loss_alpha ep_size norm_topk_eps output_router_logits router_aux_loss_coef
+    router_jitter_noise seq_aux
+"""
+
+
+@dataclass(frozen=True)
+class Mixture:
+    """The options of the MixtureOfExperts of a layer, by the names that it gives them."""
+
+    intermediate_size: int
+    experts: int
+    chosen: int
+    routing: Routing = field(default_factory=Routing)
+    act: str | ClampedSwiGLU = "silu"
+    bias: bool = False
+    weigh_inputs: bool = False
+    shared_size: int = 0
+    shared_gate: bool = False
+    names: Names = ("gate_proj", "up_proj", "down_proj")
+
+    def layer(self, hidden_size: int, dtype: str) -> MixtureOfExperts:
+        """The layer, its weights as in a checkpoint that stores every expert separately."""
+        return MixtureOfExperts(hidden_size, **vars(self), dtype=dtype)
+
+
+def read_mixture(
+    config: ConfigReader,
+    size: str = "moe_intermediate_size",
+    count: str = "num_experts",
+    defaults: tuple[Any, Any] = (REQUIRED, REQUIRED),
+    **more: Any,
+) -> Mixture:
+    """The mixture of a config whose keys for the width and the number of experts are these.
+
+    transformers 5 also calls that number num_local_experts. `defaults` are those of the number of
+    experts and of the chosen ones; `more` are fields that are not read.
+    """
+    config.ignore(_TRAINING)
+    number = config.integer("num_local_experts", None)
+    experts = config.integer(count, defaults[0] if number is None else number)
+    chosen = config.integer("num_experts_per_tok", defaults[1])
+    layers = config.integer("num_hidden_layers", most=MOST_LAYERS)
+    if not 1 <= chosen <= experts:
+        raise Error(f"num_experts_per_tok {chosen} lies outside 1 to {count} {experts}")
+    if layers * experts > _MOST_EXPERTS:
+        raise Error(
+            f"config.json has {experts} experts in {layers} layers; expected at most "
+            f"{_MOST_EXPERTS} in all"
+        )
+    act = more.pop("act", None) or config.word("hidden_act", "silu")
+    return Mixture(config.integer(size), experts, chosen, act=act, **more)
+
+
+def dense_layers(count: int, dense: Iterable[int]) -> tuple[Mapping[str, Any], ...]:
+    """The options of `count` layers of which some, by number, have a plain feed-forward."""
+    numbers = {*dense}
+    return tuple({"mixture": None} if i in numbers else {} for i in range(count)) if numbers else ()
+
+
+def read_sparse_step(config: ConfigReader) -> tuple[Mapping[str, Any], ...]:
+    """The options of layers where Qwen's config says which have a plain feed-forward."""
+    count = config.integer("num_hidden_layers", most=MOST_LAYERS)
+    step = config.integer("decoder_sparse_step", 1)
+    dense = {int(number) for number in config.numbers("mlp_only_layers")}
+    return dense_layers(count, dense | {i for i in range(count) if (i + 1) % max(1, step)})
+
+
+def joined_experts(
+    mixture: Mixture, transposed: bool = False, interleaved: bool = False, path: str = "mlp"
+) -> list[Stored]:
+    """The tensors of checkpoints that have one for all experts, with gate and up joined.
+
+    `transposed`: [experts, in, out]. `interleaved`: outputs of gate and up take turns, else they
+    follow each other. `path` is that of the mixture in a layer of the model.
+    """
+    width, options = mixture.intermediate_size, dict[str, Any](transposed=transposed, dim=1)
+    own, stored = f"model.layers.*.{path}.experts.", "model.layers.*.mlp.experts."
+    entries: list[Stored] = []
+    for i, name in enumerate(("gate", "up")):
+        ranges = [(i, 2 * width) if interleaved else (i * width, (i + 1) * width)]
+        options |= {"ranges": ranges, "total": 2 * width, "step": 1 + interleaved}
+        entries.append(Stored(f"{own}{name}", f"{stored}gate_up_proj", **options))
+        entries.append(Stored(f"{own}{name}_bias", f"{stored}gate_up_proj_bias", **options))
+    down = Stored(f"{own}down", f"{stored}down_proj", transposed=transposed, dim=1)
+    return [*entries, down, Stored(f"{own}down_bias", f"{stored}down_proj_bias")]
+
+
+def joined_alternatives(config: Any, path: str = "mlp") -> Mapping[str, Ref]:
+    """Where transformers 5 has the weights of experts: joined."""
+    references: dict[str, Ref] = {}
+    for i, options in enumerate(config.of_layers()):
+        mixture: Mixture | None = options.mixture
+        if mixture is None:
+            continue
+        count, width = mixture.experts, mixture.intermediate_size
+        wide, narrow = (count, width, config.hidden_size), (count, config.hidden_size, width)
+        shapes = {"gate": wide, "up": wide, "down": narrow}
+        names = {f"model.layers.{i}.{path}.experts.{name}": shape for name, shape in shapes.items()}
+        for entry in joined_experts(mixture, path=path):
+            refs = {name: entry.reference(name, shape) for name, shape in names.items()}
+            references |= {name: ref for name, ref in refs.items() if ref is not None}
+    return references
