@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -52,8 +52,8 @@ def read_mixture(
     experts and of the chosen ones; `more` are fields that are not read.
     """
     config.ignore(_TRAINING)
-    number = config.integer("num_local_experts", None)
-    experts = config.integer(count, defaults[0] if number is None else number)
+    count = config.key(f"{count}|num_local_experts")
+    experts = config.integer(count, defaults[0])
     chosen = config.integer("num_experts_per_tok", defaults[1])
     layers = config.integer("num_hidden_layers", most=MOST_LAYERS)
     if not 1 <= chosen <= experts:
@@ -67,18 +67,31 @@ def read_mixture(
     return Mixture(config.integer(size), experts, chosen, act=act, **more)
 
 
-def dense_layers(count: int, dense: Iterable[int]) -> tuple[Mapping[str, Any], ...]:
-    """The options of `count` layers of which some, by number, have a plain feed-forward."""
+def dense_layers(
+    count: int, dense: Iterable[int], layers: Sequence[Mapping[str, Any]] = ()
+) -> tuple[Mapping[str, Any], ...]:
+    """The options of `count` layers of which some, by number, have a plain feed-forward.
+
+    `layers` are options in which layers differ besides.
+    """
     numbers = {*dense}
-    return tuple({"mixture": None} if i in numbers else {} for i in range(count)) if numbers else ()
+    if not numbers:
+        return tuple(layers)
+    others: Sequence[Mapping[str, Any]] = layers or [{}] * count
+    return tuple(
+        {**other, "mixture": None} if i in numbers else other for i, other in enumerate(others)
+    )
 
 
-def read_sparse_step(config: ConfigReader) -> tuple[Mapping[str, Any], ...]:
-    """The options of layers where Qwen's config says which have a plain feed-forward."""
+def read_sparse_step(
+    config: ConfigReader, layers: Sequence[Mapping[str, Any]] = ()
+) -> tuple[Mapping[str, Any], ...]:
+    """dense_layers by the config of Qwen."""
     count = config.integer("num_hidden_layers", most=MOST_LAYERS)
     step = config.integer("decoder_sparse_step", 1)
     dense = {int(number) for number in config.numbers("mlp_only_layers")}
-    return dense_layers(count, dense | {i for i in range(count) if (i + 1) % max(1, step)})
+    dense |= {i for i in range(count) if (i + 1) % max(1, step)}
+    return dense_layers(count, dense, layers)
 
 
 def joined_experts(

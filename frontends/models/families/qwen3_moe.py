@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from ...layers import Routing
 from ..config_reader import ConfigReader
-from ..decoder import DecoderConfig, read_decoder, register_decoder, require_full_attention
+from ..decoder import DecoderConfig, read_decoder, read_windows, register_decoder
 from ..mixture import read_mixture, read_sparse_step
 
 
 def _read(config: ConfigReader) -> DecoderConfig:
-    require_full_attention(config)
     bias = config.flag("attention_bias")
     return read_decoder(
         config,
@@ -18,7 +17,7 @@ def _read(config: ConfigReader) -> DecoderConfig:
         output_bias=bias,
         qk_norm="head",
         mixture=read_mixture(config, routing=Routing(config.flag("norm_topk_prob"))),
-        layers=read_sparse_step(config),
+        layers=read_sparse_step(config, read_windows(config, lambda i: True)),
     )
 
 
