@@ -153,6 +153,8 @@ def _nearest(values: Mapping[str, Any]) -> str:
     values = {**values, **ConfigReader(values).inner("text_config"), "text_config": None}
     best: tuple[str, list[str]] | None = None
     for family in FAMILIES.values():
+        if family.inside:
+            continue  # another family reads the object that is in front here
         try:
             unread = family.unread(values)
         except Error:

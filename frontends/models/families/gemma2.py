@@ -21,29 +21,26 @@ _NAMES = {
     "post_attention_layernorm": "pre_feedforward_layernorm",
     "feed_forward_output_norm": "post_feedforward_layernorm",
 }
-DEFAULTS = {
-    "hidden_size": 2304,
-    "intermediate_size": 9216,
-    "num_hidden_layers": 26,
-    "num_attention_heads": 8,
+_DEFAULTS: dict[str, Any] = {
+    "hidden_act": "gelu_pytorch_tanh",
     "num_key_value_heads": 4,
     "head_dim": 256,
-    "hidden_act": "gelu_pytorch_tanh",
     "tie_word_embeddings": True,
 }
 
 
-def read_gemma(config: ConfigReader, **options: Any) -> DecoderConfig:
+def read_gemma(config: ConfigReader, defaults: dict[str, Any], **options: Any) -> DecoderConfig:
     """The sizes of a Gemma 2 or 3; `options` are those in which they differ."""
     config.ignore("hidden_act")  # older files have both, and hidden_activation counts
     config.require("use_bidirectional_attention", False, "irc computes causal attention")
-    bias, hidden_size = config.flag("attention_bias"), config.integer("hidden_size", 2304)
+    bias, hidden_size = config.flag("attention_bias"), config.integer("hidden_size")
     scalar = config.number("query_pre_attn_scalar", 256.0)
     if scalar <= 0 or hidden_size <= 0:
         raise config.error("query_pre_attn_scalar", "expected it and hidden_size above 0")
     return read_decoder(
         config,
         keys={"hidden_act": "hidden_activation"},
+        defaults=_DEFAULTS | defaults,
         norm_offset=1.0,
         block="sandwich",
         qkv_bias=bias,
@@ -63,7 +60,7 @@ def _read(config: ConfigReader) -> DecoderConfig:
     types = window_types(config.integer("sliding_window", 4096))
     return read_gemma(
         config,
-        defaults=DEFAULTS | {"vocab_size": 256000, "max_position_embeddings": 8192},
+        {"max_position_embeddings": 8192},
         layers=read_layer_types(config, layer_count(config), types, period=2),
         attention_softcap=config.number_or_none("attn_logit_softcapping", 50.0) or 0.0,
         logits_softcap=config.number_or_none("final_logit_softcapping", 30.0) or 0.0,

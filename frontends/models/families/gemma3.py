@@ -7,14 +7,14 @@ from dataclasses import replace
 from ..config_reader import ConfigReader
 from ..decoder import DecoderConfig, read_layer_types, register_decoder, window_types
 from ..rope_config import read_rope
-from .gemma2 import DEFAULTS, read_gemma, stored_gemma
+from .gemma2 import read_gemma, stored_gemma
 
 
-def _read(config: ConfigReader) -> DecoderConfig:
+def _read(config: ConfigReader, **defaults: int) -> DecoderConfig:
     config.require("attn_logit_softcapping", None, "Gemma 3 has no soft cap of scores")
     sizes = read_gemma(
         config,
-        defaults=DEFAULTS | {"vocab_size": 262208, "max_position_embeddings": 131072},
+        defaults={"max_position_embeddings": 131072} | defaults,
         rope_theta=1e6,
         qk_norm="head",
         logits_softcap=config.number("final_logit_softcapping", 0.0),
@@ -36,7 +36,7 @@ def _read(config: ConfigReader) -> DecoderConfig:
 
 def _read_text(config: ConfigReader) -> DecoderConfig:
     config.require("final_logit_softcapping", None, "models with a vision tower have no soft cap")
-    return _read(config)
+    return _read(config, vocab_size=262208, num_attention_heads=8)
 
 
 GEMMA3_TEXT = register_decoder("gemma3_text", ("Gemma3ForCausalLM",), _read, stored=stored_gemma)
