@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,6 +18,7 @@ from irc.errors import Error, did_you_mean
 from irc.ir.core import Function, Module, Op
 from irc.ir.dims import Dim, Shape, bind
 from irc.ir.types import TensorType
+from irc.ops import CacheUpdate, Call
 from irc.pipeline.options import options_of
 
 Array: TypeAlias = np.ndarray
@@ -28,7 +29,9 @@ Arrays: TypeAlias = dict[str, Array]
 class Port:
     """One argument or result of a program. `state` marks memory that a result overwrites.
 
-    `computed` is the dtype in which the program computes it, "" where that is its own.
+    `computed` is the dtype in which the program computes it, "" where that is its own. `fixed`
+    marks a state [B, ...] of one size for any number of tokens, as that of a recurrence; other
+    states, such as caches of keys and values, have a place for every token.
     """
 
     name: str
@@ -36,6 +39,7 @@ class Port:
     shape: Shape
     state: bool = False
     computed: str = field(default="", compare=False)
+    fixed: bool = False
 
 
 @dataclass(frozen=True)
@@ -193,11 +197,13 @@ def local_ports_of(function: Function) -> Ports:
 
 def _ports(function: Function, args: list[TensorType], results: list[TensorType]) -> Ports:
     aliases = function.aliases()
-    stateful = set(aliases.values())
+    stateful, growing = set(aliases.values()), set(growing_args(function))
     inputs: list[Port] = []
     states: list[Port] = []
     for arg, type in zip(function.args, args, strict=True):
-        port = Port(str(arg.name), type.dtype, type.shape, arg.index in stateful)
+        state, symbolic = arg.index in stateful, any(isinstance(n, Dim) for n in type.shape[1:])
+        fixed = state and not symbolic and arg.index not in growing
+        port = Port(str(arg.name), type.dtype, type.shape, state, fixed=fixed)
         (states if port.state else inputs).append(port)
     outputs = [
         Port(name, type.dtype, type.shape)
@@ -205,6 +211,22 @@ def _ports(function: Function, args: list[TensorType], results: list[TensorType]
         if i not in aliases
     ]
     return Ports(tuple(inputs), tuple(states), tuple(outputs))
+
+
+def growing_args(function: Function) -> Iterator[int]:
+    """The arguments in which `cache_update` writes tokens, here or in a function called from here.
+
+    A cache that is part of an argument, or another view of it, counts as well.
+    """
+    for op in function:
+        caches = [op.cache] if isinstance(op, CacheUpdate) else []
+        if isinstance(op, Call):
+            caches = [op.values[at] for at in growing_args(op.callee)]
+        for cache in caches:
+            while (producer := cache.producer) is not None and producer.operands:
+                cache = producer.operands[0]
+            if cache.owner is function:
+                yield cache.index
 
 
 def check_plain(inputs: Mapping[str, object], ports: Ports) -> None:

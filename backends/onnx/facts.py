@@ -22,12 +22,14 @@ MODEL = "rank{}.onnx"
 class PortFact(TypedDict):
     """An input or output; a sharded one has `axes`, the mesh axes of each dimension.
 
-    `computed` is the dtype that the models have in place of the module's, `dtype`.
+    `computed` is the dtype that the models have in place of the module's, `dtype`; `fixed` is as in
+    Port.
     """
 
     name: str
     dtype: str
     computed: NotRequired[str]
+    fixed: NotRequired[bool]
     shape: list[int | str]
     axes: NotRequired[list[list[str]]]
 
@@ -160,6 +162,8 @@ def port_facts(
         entry = {"name": port.name, "dtype": port.dtype, "shape": shape}
         if (computed := dtype(port.dtype)) != port.dtype:
             entry["computed"] = computed
+        if port.fixed:
+            entry["fixed"] = True
         axes = sharding.get((port.name, result))
         return entry if axes is None else entry | {"axes": [list(over) for over in axes]}
 

@@ -65,6 +65,7 @@ class RankModel:
         self.sends = {peer(mesh, rank, e["stage"]): e["names"] for e in stage["sends"]}
         sent = {name for names in self.sends.values() for name in names}
         self.passed_on = sent - set(facts["results"])  # to other stages, and to no caller
+        self.fixed = {port.name for port in self.ports.states if port.fixed}
         received = {name for names in self.receives.values() for name in names}
         every = (*self.ports.inputs, *self.ports.states)
         self.taken = [port.name for port in every if port.name not in received]
@@ -106,17 +107,23 @@ class RankModel:
     ) -> Arrays:
         """The results for checked inputs, without those that only other pipeline stages get.
 
-        Receives values from other stages, and sends them theirs. States in `memory` are read and
-        written there, and are no results; a stream keeps its bindings in `kept`.
+        Receives values from other stages, and sends them theirs. States in `memory` are no results:
+        they are read and written there, or replaced where they are fixed, since the old state may
+        be read when the new one is there. A stream keeps its bindings in `kept`.
         """
         for source in self.receives:
             assert communicator is not None
             arrays = {**arrays, **communicator.receive(source)}
         inputs = {name: np.asarray(array, order="C") for name, array in arrays.items()}
-        bound = {self.outputs[self.states[name]]: array for name, array in memory.items()}
+        after = {name: self.outputs[self.states[name]] for name in memory}
+        bound = {after[name]: array for name, array in memory.items() if name not in self.fixed}
         values = run_parts(self.parts, {**inputs, **memory}, bound, communicator, kept)
+        memory.update({name: values[after[name]] for name in memory.keys() & self.fixed})
+        hidden = set(after.values())
         results = {
-            result: values[output] for result, output in self.outputs.items() if output not in bound
+            result: values[output]
+            for result, output in self.outputs.items()
+            if output not in hidden
         }
         for to, names in self.sends.items():
             assert communicator is not None

@@ -18,7 +18,7 @@ SMALLEST = 64  # positions that a growing cache starts with and grows by at leas
 
 
 class RankStream:
-    """The states of one conversation. Input and output of a state are the same memory.
+    """The states of one conversation. Input and output of a growing state are the same memory.
 
     ONNX Runtime's attention takes time for the full capacity of a cache, so where the model allows
     it, caches start a little larger than their contents and grow by a quarter (a copy each) up to

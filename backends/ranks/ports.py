@@ -108,7 +108,7 @@ def port_of_fact(fact: Mapping[str, Any], state: bool = False) -> Port:
     TensorType(fact["dtype"], shape, axes)  # an Error where they do not fit
     computed = fact.get("computed", "")
     numpy_dtype(computed or fact["dtype"])
-    return Port(fact["name"], fact["dtype"], shape, state, computed)
+    return Port(fact["name"], fact["dtype"], shape, state, computed, fact.get("fixed", False))
 
 
 def ports_of_facts(facts: Mapping[str, Any]) -> Ports:

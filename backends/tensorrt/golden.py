@@ -135,6 +135,7 @@ def first_call(ids: Sequence[int], rows: int) -> dict[str, np.ndarray]:
         "input_ids": np.tile(np.array(ids, np.int32), (rows, 1)),
         "positions": np.tile(np.arange(len(ids), dtype=np.int32), (rows, 1)),
         "past_lengths": np.zeros(rows, np.int32),
+        "lengths": np.full(rows, len(ids), np.int32),
         "logit_positions": np.full((rows, 1), len(ids) - 1, np.int32),
     }
 

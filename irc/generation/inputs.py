@@ -1,7 +1,8 @@
 """`complete`: converts the inputs of a program, and adds those that a language model implies.
 
 Language models follow frontends/models/language_model.py: `input_ids` [B, S], `positions` [B, S],
-`past_lengths` [B], `logit_positions` [B, T], and caches [B, heads, C, head size] as states.
+`past_lengths` [B], `lengths` [B], `logit_positions` [B, T], and caches [B, heads, C, head size] and
+fixed states [B, ...] as states.
 """
 
 from __future__ import annotations
@@ -208,6 +209,8 @@ def _fill(ports: Ports, arrays: Arrays, slots: Range) -> None:
     steps = np.arange(count, dtype=np.int32)
     if "positions" in names and "positions" not in arrays:
         arrays["positions"] = past[:, None] + steps
+    if "lengths" in names and "lengths" not in arrays:
+        arrays["lengths"] = np.full(batch, count, np.int32)
     if "logit_positions" in names and "logit_positions" not in arrays:
         arrays["logit_positions"] = np.tile(steps, (batch, 1))
     chosen = arrays.get("logit_positions", steps)
@@ -235,7 +238,7 @@ def rounded(count: int, slots: Range) -> int:
 
 
 def state_shape(state: Port, batch: int, slots: int) -> tuple[int, ...]:
-    """The shape of a cache [B, ..., C, head size] for a batch size and a capacity."""
+    """The shape of a state for a batch size and a capacity, which a fixed state does not have."""
     sizes = _symbols(state, batch, slots)
     shape: list[int] = []
     for dim in state.shape:
@@ -258,11 +261,13 @@ def cache_sizes(states: Iterable[Port], batch: int, slots: int) -> dict[str, int
 
 def _symbols(state: Port, batch: int, slots: int) -> dict[str, int]:
     sizes: dict[str, int] = {}
-    if len(state.shape) in _CACHE_NDIMS:
-        for dim, size in ((state.shape[0], batch), (state.shape[-2], slots)):
-            multiple = multiple_of(dim)
-            if multiple is not None and size % multiple[1] == 0:
-                sizes[multiple[0]] = size // multiple[1]
+    pairs = [(state.shape[0], batch)] if state.fixed else []
+    if not state.fixed and len(state.shape) in _CACHE_NDIMS:
+        pairs = [(state.shape[0], batch), (state.shape[-2], slots)]
+    for dim, size in pairs:
+        multiple = multiple_of(dim)
+        if multiple is not None and size % multiple[1] == 0:
+            sizes[multiple[0]] = size // multiple[1]
     return sizes
 
 
@@ -279,7 +284,7 @@ def cache_range(states: Iterable[Port], dims: Mapping[str, Any]) -> Range:
     """The least and the most tokens of caches: C, or its range; (0, 0): any number."""
     limits: list[Range] = []
     for state in states:
-        if len(state.shape) not in _CACHE_NDIMS:
+        if state.fixed or len(state.shape) not in _CACHE_NDIMS:
             continue
         dim = state.shape[-2]
         multiple = multiple_of(dim)

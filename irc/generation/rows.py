@@ -1,10 +1,10 @@
 """`Rows`: the sequences of a batch in a compiled language model, their lengths and caches.
 
 Two signatures are served by the names of their ports: irc's own language models (`positions`,
-`past_lengths`, `logit_positions`, caches `k0` [B, heads, C, D]), and networks of TensorRT-LLM
-(`position_ids`, `last_token_ids`, `past_key_value_0` [B, 2, heads, C, D], ...), whose caches are
-either states of capacity C, or grow by concatenation. Those of TensorRT-LLM may be packed: their
-`input_ids` are the tokens of all rows without padding, [T] or [1, T].
+`past_lengths`, `lengths`, `logit_positions`, caches `k0` [B, heads, C, D]), and networks of
+TensorRT-LLM (`position_ids`, `last_token_ids`, `past_key_value_0` [B, 2, heads, C, D], ...), whose
+caches are either states of capacity C, or grow by concatenation. Those of TensorRT-LLM may be
+packed: their `input_ids` are the tokens of all rows without padding, [T] or [1, T].
 """
 
 from __future__ import annotations
@@ -98,8 +98,21 @@ class Rows:
         return len(self.past)
 
     def start(self) -> Array:
-        """The logits [rows, V] of the token after each prompt."""
-        return self.step(self.prompts)
+        """The logits [rows, V] of the token after each prompt.
+
+        With fixed states prompts are computed in calls of as many tokens as the model takes; rows
+        that have ended wait for the others.
+        """
+        longest = most = max(map(len, self.prompts))
+        tokens = multiple_of(self.ids.shape[-1])
+        if tokens is not None and any(port.fixed for port in self.program.ports.states):
+            most = self.dims.get(tokens[0], (1, 1, longest))[2] * self.multiple
+        logits = self.step([prompt[:most] for prompt in self.prompts])
+        for begin in range(most, longest, most):
+            pieces = [prompt[begin : begin + most] for prompt in self.prompts]
+            has_tokens = np.array([len(piece) > 0 for piece in pieces])
+            logits = np.where(has_tokens[:, None], self.step(pieces), logits)
+        return logits
 
     def step(self, tokens: Sequence[Sequence[int]]) -> Array:
         """The logits [rows, V] of the token after `tokens` of each row, which join its caches."""
@@ -126,7 +139,7 @@ class Rows:
         """
         follow = getattr(self.stream, "follow", None)
         names = {port.name for port in self.inputs}
-        plain = names <= {"input_ids", *_ADVANCED, "logit_positions"} and not self.extra
+        plain = names <= {"input_ids", *_ADVANCED, "lengths", "logit_positions"} and not self.extra
         if follow is None or not plain or self.multiple > 1 or count < 1:
             return None
         call = _Call(self, [[token]] * self.count, 0, 0)
@@ -287,8 +300,9 @@ _VALUES: dict[str, _Value] = {
     "position_ids": lambda call, port: call.joined(call.positions()),
     "positions": lambda call, port: call.positions(),
     "last_token_ids": lambda call, port: call.ends(),
-    "logit_positions": lambda call, port: call.counts[:, None] - 1,
+    "logit_positions": lambda call, port: np.maximum(call.counts[:, None] - 1, 0),
     "past_lengths": lambda call, port: call.rows.past,
+    "lengths": lambda call, port: call.counts,
     "host_past_key_value_lengths": lambda call, port: call.rows.past,
     "sequence_length": lambda call, port: call.rows.past + call.counts,
     "context_lengths": lambda call, port: call.prompts(),

@@ -155,8 +155,12 @@ def _ends(lengths: Array, batch: int, tokens: int) -> Array:
 
 def _masked(x: Array, lengths: Array) -> Array:
     """x [B, S, heads] with zeros for padding."""
-    ends = _ends(lengths, *x.shape[:2])[:, None, None]
-    return np.where(np.less(np.arange(x.shape[1])[:, None], ends), x, 0)
+    return np.where(_here(lengths, *x.shape[:2])[..., None], x, 0)
+
+
+def _here(lengths: Array, batch: int, tokens: int) -> Array:
+    """bool [B, S]: whether a token is none of the padding."""
+    return np.arange(tokens) < _ends(lengths, batch, tokens)[:, None]
 
 
 def _by_head(x: Array, size: int, heads: int) -> Array:
