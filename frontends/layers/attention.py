@@ -36,7 +36,8 @@ class Attention(Module):
     `clip` > 0 bounds queries, keys and values. `alibi` > 0 is the largest exponent of the slopes of
     ALiBi, usually 8. `relative` adds learned biases, the weight `relative_table` [heads, buckets].
     `logn` > 0 is the length from which queries grow with the logarithm of their position.
-    `block_sparse` limits a query to some blocks of keys.
+    `block_sparse` limits a query to some blocks of keys. With `gate` the sigmoid of another
+    projection multiplies what the heads give.
     """
 
     def __init__(
@@ -61,6 +62,7 @@ class Attention(Module):
         relative: RelativePositions | None = None,
         logn: int = 0,
         block_sparse: BlockSparse | None = None,
+        gate: bool = False,
         dtype: str = "f32",
     ) -> None:
         kv_heads = kv_heads or heads
@@ -72,6 +74,7 @@ class Attention(Module):
         self.q_proj = Linear(hidden_size, heads * head_dim, qkv_bias, dtype)
         self.k_proj = Linear(source, kv_heads * head_dim, qkv_bias, dtype)
         self.v_proj = Linear(source, kv_heads * head_dim, qkv_bias, dtype)
+        self.gate_proj = Linear(hidden_size, heads * head_dim, qkv_bias, dtype) if gate else None
         self.o_proj = Linear(heads * head_dim, hidden_size, output_bias, dtype)
         counts = (heads, kv_heads) if norm_all_heads else (1, 1)
         self.q_norm, self.k_norm = (_norm(qk_norm, n * head_dim, dtype) for n in counts)
@@ -141,7 +144,10 @@ class Attention(Module):
             prefix=prefix,
             block_sparse=self.block_sparse,
         )
-        out = self.o_proj(mixed.named("mixed"))
+        mixed = mixed.named("mixed")
+        if self.gate_proj is not None:
+            mixed = mixed * F.sigmoid(self.gate_proj(x))
+        out = self.o_proj(mixed)
         return out if cache is None else (out, Cache(k, v))
 
     def memory_cache(self, memory: Tensor) -> Cache:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from typing import Any, cast
 
@@ -125,6 +126,7 @@ class ConfigReader:
 
     def _list(self, key: str, kinds: tuple[type, ...], wanted: str) -> list[Any]:
         found: list[Any] = self._take(key, [], (list,), wanted)
+        found = [math.inf if item == {"__float__": "Infinity"} else item for item in found]
         if any(not isinstance(item, kinds) or isinstance(item, bool) for item in found):
             raise Error(f"{self.title}: {key} is {_short(found)}; expected {wanted}")
         return found

@@ -43,7 +43,8 @@ class DecoderConfig:
     softcap of 0 none. `rope` None: queries and keys are not rotated. `alibi` is as in Attention.
     `learned_positions` > 0 is the size of a table of positions, whose first `position_offset` rows
     have no position. `qk_norm` normalizes queries and keys per head, with the same weights or with
-    those of `each_head`, or across all heads.
+    those of `each_head`, or across all heads. With `attention_gate` a sigmoid of the input
+    multiplies what the heads give.
 
     `norm_offset` is added to the weights of RMS norms; `norm_bias` and `norm_affine`, whether they
     have weights at all, are for layer norms. `block`
@@ -81,6 +82,7 @@ class DecoderConfig:
     mlp_bias: bool = False
     head_bias: bool = False
     qk_norm: Literal["", "head", "each_head", "all_heads"] = ""
+    attention_gate: bool = False
     attention_scale: float | None = None
     attention_softcap: float = 0.0
     qkv_clip: float = 0.0
@@ -274,12 +276,14 @@ def other_names(config: DecoderConfig) -> Mapping[str, Ref]:
 class Call(NamedTuple):
     """What one call of a model gives to every layer: positions i32 [B, S], past lengths i32 [B].
 
-    `positions` is None where a model has none. `memory` holds what layers leave for later ones in
-    this call.
+    `positions` is None where a model has none, `lengths` i32 [B], the numbers of tokens of this
+    call, where no layer has a fixed state. `memory` holds what layers leave for later ones in this
+    call.
     """
 
     positions: Tensor | None
     past: Tensor
+    lengths: Tensor | None
     memory: dict[str, Any]
 
 
@@ -349,6 +353,7 @@ class DecoderLayer(Module):
             scale=config.attention_scale,
             clip=config.qkv_clip,
             alibi=config.alibi,
+            gate=config.attention_gate,
             dtype=dtype,
         )
 
@@ -454,10 +459,11 @@ class CausalLM(Module):
         past_lengths: Tensor,
         logit_positions: Tensor,
         positions: Tensor | None = None,
+        lengths: Tensor | None = None,
         **states: Tensor,
     ) -> dict[str, Tensor]:
         """Logits f32 [B, T, vocab_size] and the states after this call."""
-        call = Call(positions, past_lengths, {})
+        call = Call(positions, past_lengths, lengths, {})
         layers = [
             {name: states[f"{name}{i}"] for name in names} for i, names in enumerate(self.states)
         ]

@@ -3,8 +3,10 @@
 Arguments: `input_ids` i32 [B, S], the tokens of this call; `positions` i32 [B, S], their positions;
 `past_lengths` i32 [B], the number of tokens in the caches; `logit_positions` i32 [B, T], the tokens
 of this call whose logits are requested; and the states of every layer, such as `k0`, `v0`, `k1`,
-... [B, kv_heads, C, head_dim], its caches of capacity C. Results: `logits` f32 [B, T, vocab], and
-every state under its own name, aliased to the argument.
+... [B, kv_heads, C, head_dim], its caches of capacity C. A model with states without C, whose size
+is fixed, also takes `lengths` i32 [B], the tokens of this call in each row; those behind are
+padding, which leave such states as they are. Results: `logits` f32 [B, T, vocab], and every state
+under its own name, aliased to the argument.
 """
 
 from __future__ import annotations
@@ -18,6 +20,9 @@ from ..tensor import Tensor
 from ..trace import Spec
 from .family import Signature
 
+LONGEST_CALL = (
+    256  # tokens of a call where layers have fixed states, whose work grows by its square
+)
 States = Mapping[str, Spec]  # the states of one layer, by names without the number of the layer
 
 
@@ -59,7 +64,11 @@ def signature_of(layers: Sequence[States], longest: int, positions: bool = True)
         "logit_positions": Spec("i32", ("B", "T")),
         **states,
     }
-    dims = {"B": (1, 1, 8), "S": (1, min(128, longest), longest), "T": (1, 1, longest)}
+    call = longest
+    if any("C" not in spec.shape for spec in states.values()):
+        inputs["lengths"] = Spec("i32", ("B",))
+        call = min(longest, LONGEST_CALL)
+    dims = {"B": (1, 1, 8), "S": (1, min(128, call), call), "T": (1, 1, call)}
     if any("C" in spec.shape for spec in states.values()):
         dims["C"] = (1, longest, longest)
     return Signature(inputs, dims, {name: name for name in states})

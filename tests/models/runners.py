@@ -39,6 +39,7 @@ class Runner:
             "input_ids": ids.astype(np.int32),
             "positions": self.past[:, None] + np.arange(tokens, dtype=np.int32),
             "past_lengths": self.past,
+            "lengths": np.full(rows, tokens, np.int32),
             "logit_positions": np.tile(np.arange(tokens, dtype=np.int32), (rows, 1)),
         }
         self.past = self.past + np.int32(tokens)

@@ -1,0 +1,73 @@
+"""Qwen3.5 (text): three of four layers are gated delta nets. Qwen Team, 2026."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ...layers.recurrent import GatedDeltaNet, RecurrentSizes
+from ..config_reader import ConfigReader
+from ..decoder import read_decoder, read_layer_types, register_decoder
+from ..hybrid import HybridConfig, HybridLayer, parts_of
+from ..stored import Stored
+
+_TYPES = {"linear_attention": {"mixer": GatedDeltaNet}, "full_attention": {"mixer": None}}
+
+
+def _read(config: ConfigReader) -> HybridConfig:
+    config.ignore(
+        "mamba_ssm_dtype mtp_num_hidden_layers mtp_use_dedicated_embeddings mlp_only_layers"
+    )
+    config.require("attn_output_gate", True, "irc computes the gate of Qwen3.5's attention")
+    bias, period = config.flag("attention_bias"), config.integer("full_attention_interval", 4)
+    return read_decoder(
+        config,
+        HybridConfig,
+        defaults={"max_position_embeddings": 32768, "num_key_value_heads": 4, "head_dim": 256},
+        rotary_fraction=0.25,
+        norm_offset=1.0,
+        qk_norm="head",
+        qkv_bias=bias,
+        output_bias=bias,
+        attention_gate=True,
+        layers=read_layer_types(config, config.integer("num_hidden_layers"), _TYPES, period),
+        recurrent=RecurrentSizes(
+            heads=config.integer("linear_num_value_heads", 32),
+            groups=config.integer("linear_num_key_heads", 16),
+            key_size=config.integer("linear_key_head_dim", 128),
+            value_size=config.integer("linear_value_head_dim", 128),
+            width=config.integer("linear_conv_kernel_dim", 4),
+            act=config.word("hidden_act", "silu"),
+        ),
+    )
+
+
+def _stored(config: HybridConfig) -> Sequence[Stored]:
+    own, key = "model.layers.*.mixer.", "model.layers.*.linear_attn."
+    sizes, size = config.recurrent, config.head_size
+    parts = (sizes.keys, sizes.keys, sizes.values)
+    attention, total = "model.layers.*.self_attn.", 2 * size * config.num_attention_heads
+    queries = [(at, at + size) for at in range(0, total, 2 * size)]  # each before its gate
+    gates = [(at + size, at + 2 * size) for at, _ in queries]
+    return [
+        *parts_of(own, ("q_proj", "k_proj", "v_proj"), f"{key}in_proj_qkv", parts),
+        *parts_of(own, ("q_conv", "k_conv", "v_conv"), f"{key}conv1d", parts),
+        Stored(f"{own}z_proj", f"{key}in_proj_z"),
+        Stored(f"{own}dt_proj", f"{key}in_proj_a"),
+        Stored(f"{own}beta_proj", f"{key}in_proj_b"),
+        Stored(own[:-1], key[:-1]),
+        Stored(f"{attention}q_proj", f"{attention}q_proj", queries, total),
+        Stored(f"{attention}gate_proj", f"{attention}q_proj", gates, total),
+    ]
+
+
+TEXT = register_decoder("qwen3_5_text", ("Qwen3_5ForCausalLM",), _read, HybridLayer, stored=_stored)
+WHOLE = register_decoder(
+    "qwen3_5",
+    ("Qwen3_5ForConditionalGeneration",),
+    _read,
+    HybridLayer,
+    stored=_stored,
+    prefixes=("model.", "model.language_model."),
+    unused=("model.visual.*", "mtp.*"),
+    inside="text_config",
+)

@@ -1,0 +1,79 @@
+"""Decoders of which some layers have a recurrence with fixed states in place of attention."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ...errors import Error
+from ..layers.recurrent import Recurrent, RecurrentSizes
+from ..tensor import Tensor
+from .decoder import Call, DecoderConfig, DecoderLayer
+from .language_model import States
+from .stored import Stored, merged
+
+
+@dataclass(frozen=True)
+class HybridConfig(DecoderConfig):
+    """A decoder whose layers have a `mixer` of the sizes `recurrent`, or attention where None."""
+
+    mixer: type[Recurrent] | None = None
+    recurrent: RecurrentSizes = field(default_factory=lambda: RecurrentSizes(1, 1, 1, 1))
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        sizes = self.recurrent
+        if min(sizes.heads, sizes.groups, sizes.key_size, sizes.value_size, sizes.width - 1) < 1:
+            raise Error(f"config.json has a recurrence with a size below 1: {sizes}")
+        if sizes.heads % sizes.groups:
+            raise Error(
+                f"config.json has {sizes.heads} heads of a recurrence, which cannot share "
+                f"{sizes.groups} groups of keys evenly"
+            )
+
+
+class HybridLayer(DecoderLayer):
+    """A recurrence or attention, and a feed-forward."""
+
+    @staticmethod
+    def states(config: Any, dtype: str) -> States:
+        """The states of a layer with these options."""
+        if config.mixer is None:
+            return DecoderLayer.states(config, dtype)
+        return config.mixer.states(config.recurrent, dtype)
+
+    def add_attention(self, config: Any, dtype: str) -> None:
+        """Create the recurrence or the attention."""
+        if config.mixer is None:
+            super().add_attention(config, dtype)
+        else:
+            size, eps = config.hidden_size, config.norm_eps
+            self.mixer = config.mixer(size, config.recurrent, eps, dtype)
+        self.has_attention = config.mixer is None
+
+    def attend(
+        self, x: Tensor, call: Call, states: Mapping[str, Tensor]
+    ) -> tuple[Tensor, Mapping[str, Tensor]]:
+        """x [B, S, hidden_size] to the same, and the states after this call."""
+        if self.has_attention:
+            return super().attend(x, call, states)
+        return self.mixer(x, states, call.lengths)
+
+
+def parts_of(prefix: str, names: Sequence[str], key: str, sizes: Sequence[int]) -> list[Stored]:
+    """Parameters of these names and numbers of outputs, which a checkpoint joins in one tensor."""
+    ranges = zip(names, merged(*sizes), strict=True)
+    return [Stored(prefix + name, key, kept, sum(sizes)) for name, kept in ranges]
+
+
+def mamba2_stored(own: str, key: str, sizes: RecurrentSizes) -> list[Stored]:
+    """The parameters of Mamba2 below `own`, as checkpoints have them below `key`."""
+    parts = (sizes.values, sizes.keys, sizes.keys)
+    names = ("z_proj", "x_proj", "b_proj", "c_proj", "dt_proj")
+    return [
+        *parts_of(own, names, f"{key}in_proj", (sizes.values, *parts, sizes.heads)),
+        *parts_of(own, ("x_conv", "b_conv", "c_conv"), f"{key}conv1d", parts),
+        Stored(f"{own}norm_weight", f"{key}norm.weight"),
+        Stored(own[:-1], key[:-1]),
+    ]

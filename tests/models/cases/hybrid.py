@@ -1,0 +1,39 @@
+"""Decoders of which some layers have a recurrence with fixed states in place of attention."""
+
+from __future__ import annotations
+
+from . import SIZES, Case
+
+QWEN3_5 = SIZES | {
+    "num_hidden_layers": 3,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 6,
+    "head_dim": 8,
+    "linear_num_key_heads": 6,
+    "linear_num_value_heads": 12,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 6,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+}
+
+GRANITE = SIZES | {
+    "num_attention_heads": 6,
+    "shared_intermediate_size": 40,
+    "mamba_n_heads": 6,
+    "mamba_d_state": 8,
+    "layer_types": ["linear_attention", "full_attention"],
+    "embedding_multiplier": 3.0,
+    "attention_multiplier": 0.2,
+    "residual_multiplier": 0.7,
+    "logits_scaling": 2.0,
+}
+
+DECODERS = {
+    "qwen3_5": Case("qwen3_5_text", QWEN3_5),
+    "granite_hybrid": Case("granitemoehybrid", GRANITE | {"num_local_experts": 0}),
+    "granite_hybrid_experts": Case(
+        "granitemoehybrid",
+        GRANITE | {"num_local_experts": 5, "mamba_n_groups": 2, "position_embedding_type": "rope"},
+        ("tp=2",),
+    ),
+}
