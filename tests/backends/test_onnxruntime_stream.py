@@ -345,3 +345,21 @@ def test_only_physical_cores_are_counted(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_cores_are_divided_among_the_ranks_that_run_together() -> None:
     assert [threads_per_rank(8, 2, cores) for cores in (1, 4, 11, 16)] == [1, 1, 2, 4]
+
+
+def test_a_fixed_state_is_read_after_its_new_value_is_known(tmp_path: Path) -> None:
+    module = parse_module("""module @m dims(B=1:2:4) {
+      func @forward(%x: f32[B, 4], %s: f32[B, 4]) -> (y: f32[B, 4], s: f32[B, 4] aliases %s) {
+        %new = add %s, %x : f32[B, 4]
+        %size = exp %new : f32[B, 4]
+        %y = sub %s, %size : f32[B, 4]
+        return %y, %new
+      } }""")
+    program = loaded(module, tmp_path)
+    assert [port.fixed for port in program.ports.states] == [True]
+    stream, state = program.open({"B": 2}), np.zeros((2, 4), np.float32)
+    for step in range(4):
+        x = fresh(step).standard_normal((2, 4)).astype(np.float32)
+        wanted = state - np.exp(state + x)
+        np.testing.assert_allclose(stream.step({"x": x})["y"], wanted, rtol=1e-5, atol=1e-5)
+        state = state + x

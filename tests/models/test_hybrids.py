@@ -1,0 +1,86 @@
+"""Generation with fixed states: rows of any lengths, long prompts, beams, caches in codes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import irc
+from irc.backends.base import ports_of
+from irc.frontends import huggingface
+from tests.fresh import fresh
+
+from .cases import cases
+from .runners import Runner, relative
+from .test_transformers import greedy_of, logits_of, tokens
+
+pytestmark = pytest.mark.oracle
+HYBRIDS = ("qwen3_5", "granite_hybrid")
+END = 0
+# prompts of more than 8 tokens take several calls
+DIMS = {"B": (1, 1, 15), "S": (1, 4, 8), "C": (1, 64, 64)}
+LENGTHS = (1, 5, 8, 9, 20)
+
+
+def prompts() -> list[list[int]]:
+    return [fresh(n).integers(1, 96, n).tolist() for n in LENGTHS]
+
+
+@pytest.mark.parametrize("backend", ["onnx", "reference"])
+@pytest.mark.parametrize("name", HYBRIDS)
+def test_a_batch_continues_each_prompt_as_transformers_does(
+    name: str, backend: str, tmp_path: Path
+) -> None:
+    model = cases("DECODERS")[name].save(tmp_path / "model")
+    built = irc.compile(tmp_path / "model", tmp_path / "built", backend=backend, dims=DIMS)
+    batch = built.model.generate_batch(prompts(), 8)
+    for prompt, (best, *_) in zip(prompts(), batch, strict=True):
+        wanted = [*greedy_of(model, np.array([prompt]), 8)[0].tolist(), END]
+        wanted = wanted[: wanted.index(END)]
+        assert [*best.tokens[len(prompt) :], END][: len(wanted) + 1] == [*wanted, END]
+        assert list(built.model.generate_ids(prompt, 8).tokens) == wanted
+
+
+def test_beams_take_the_states_of_their_rows(tmp_path: Path) -> None:
+    model = cases("DECODERS")["qwen3_5"].save(tmp_path / "model")
+    built = irc.compile(tmp_path / "model", tmp_path / "built", backend="onnx", dims=DIMS)
+    results = built.model.generate_batch(prompts(), 6, beams=3)
+    assert len({tuple(beam.tokens) for beams in results for beam in beams}) == 3 * len(LENGTHS)
+    for prompt, beams in zip(prompts(), results, strict=True):
+        for beam in beams:
+            wanted = log_probs(model, beam.tokens)[len(prompt) - 1 :]
+            np.testing.assert_allclose(beam.log_probs, wanted, atol=1e-3)
+
+
+def log_probs(model: Any, tokens: list[int]) -> np.ndarray:
+    """Those of every token but the first."""
+    logits = logits_of(model, np.array([tokens]))[0, :-1].astype(np.float64)
+    sums = np.log(np.sum(np.exp(logits), axis=-1))
+    return logits[np.arange(len(logits)), tokens[1:]] - sums
+
+
+def test_codes_are_for_growing_states_only(tmp_path: Path) -> None:
+    model = cases("DECODERS")["qwen3_5"].save(tmp_path / "model")
+    np.savez(tmp_path / "data.npz", input_ids=tokens(16, 3))
+    options: dict[str, Any] = {"kv_cache": "int8", "calibration": tmp_path / "data.npz"}
+    built = irc.compile(tmp_path / "model", tmp_path / "built", **options)
+    states = ports_of(built.module.main).states
+    assert {port.name for port in states if port.dtype == "i8"} == {"k1", "v1"}
+    assert {port.name for port in states if not port.fixed} == {"k1", "v1"}
+    ids = tokens(12)
+    prefill, steps = Runner(built.program, len(ids)).decode(ids[:, :7], ids[:, 7:])
+    logits = np.concatenate([prefill, steps], axis=1)
+    assert 0 < relative(logits, logits_of(model, ids)) < 5e-2
+
+
+def test_which_states_are_fixed_is_known_with_capacities_as_numbers(tmp_path: Path) -> None:
+    cases("DECODERS")["granite_hybrid"].save(tmp_path / "model")
+    module = huggingface.load(tmp_path / "model")
+    for passes in ("static-capacity", 'static-capacity, expand, shard{mesh="pp=2"}, pipeline'):
+        copy = irc.parse(str(module))
+        irc.run_passes(copy, passes)
+        fixed = {port.name: port.fixed for port in ports_of(copy.main).states}
+        assert fixed == {n: n not in ("k1", "v1") for n in fixed} and len(fixed) == 6
