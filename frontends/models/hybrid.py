@@ -9,6 +9,7 @@ from typing import Any
 from ...errors import Error
 from ..layers.recurrent import Recurrent, RecurrentSizes
 from ..tensor import Tensor
+from .config_reader import ConfigReader
 from .decoder import Call, DecoderConfig, DecoderLayer
 from .language_model import States
 from .stored import Stored, merged
@@ -61,10 +62,29 @@ class HybridLayer(DecoderLayer):
         return self.mixer(x, states, call.lengths)
 
 
-def parts_of(prefix: str, names: Sequence[str], key: str, sizes: Sequence[int]) -> list[Stored]:
-    """Parameters of these names and numbers of outputs, which a checkpoint joins in one tensor."""
+def parts_of(
+    prefix: str, names: Sequence[str], key: str, sizes: Sequence[int], dim: int = 0
+) -> list[Stored]:
+    """Parameters of these sizes along `dim`, which a checkpoint joins in one tensor."""
     ranges = zip(names, merged(*sizes), strict=True)
-    return [Stored(prefix + name, key, kept, sum(sizes)) for name, kept in ranges]
+    return [Stored(prefix + name, key, kept, sum(sizes), dim=dim) for name, kept in ranges]
+
+
+def read_mamba2(config: ConfigReader, prefix: str) -> RecurrentSizes:
+    """The sizes of Mamba2 by keys with this prefix."""
+    config.ignore(f"{prefix}chunk_size {prefix}d_head")
+    heads, values = config.integer(f"{prefix}n_heads", 128), config.integer(f"{prefix}expand", 2)
+    return RecurrentSizes(
+        heads=heads,
+        groups=config.integer(f"{prefix}n_groups", 1),
+        key_size=config.integer(f"{prefix}d_state", 256),
+        value_size=values * config.integer("hidden_size") // max(1, heads),
+        width=config.integer(f"{prefix}d_conv", 4),
+        bias=config.flag(f"{prefix}proj_bias"),
+        conv_bias=config.flag(f"{prefix}conv_bias", True),
+        act=config.word("hidden_act", "silu"),
+        limits=config.numbers("time_step_limit"),
+    )
 
 
 def mamba2_stored(own: str, key: str, sizes: RecurrentSizes) -> list[Stored]:
