@@ -16,6 +16,7 @@ from .images import Dropout as Dropout
 from .images import MaxPool2d as MaxPool2d
 from .index import FrozenIndex as FrozenIndex
 from .index import frozen_levels as frozen_levels
+from .latent_attention import LatentAttention as LatentAttention
 from .masks import BlockSparse as BlockSparse
 from .mlp import MLP as MLP
 from .mlp import GatedMLP as GatedMLP

@@ -63,8 +63,10 @@ def read_mixture(
             f"config.json has {experts} experts in {layers} layers; expected at most "
             f"{_MOST_EXPERTS} in all"
         )
-    act = more.pop("act", None) or config.word("hidden_act", "silu")
-    return Mixture(config.integer(size), experts, chosen, act=act, **more)
+    act, width = more.pop("act", None) or config.word("hidden_act", "silu"), config.integer(size)
+    if shared := config.integer("n_shared_experts", 0):
+        more["shared_size"] = width * shared
+    return Mixture(width, experts, chosen, act=act, **more)
 
 
 def dense_layers(
@@ -77,7 +79,7 @@ def dense_layers(
     numbers = {*dense}
     if not numbers:
         return tuple(layers)
-    others: Sequence[Mapping[str, Any]] = layers or [{}] * count
+    others = layers or [dict[str, Any]()] * count
     return tuple(
         {**other, "mixture": None} if i in numbers else other for i, other in enumerate(others)
     )
@@ -92,6 +94,31 @@ def read_sparse_step(
     dense = {int(number) for number in config.numbers("mlp_only_layers")}
     dense |= {i for i in range(count) if (i + 1) % max(1, step)}
     return dense_layers(count, dense, layers)
+
+
+def read_group_routing(config: ConfigReader) -> Routing:
+    """The routing of DeepSeek-V3 and of models after it."""
+    return Routing(
+        normalize=config.flag("norm_topk_prob", True),
+        scoring="sigmoid",
+        scale=config.number("routed_scaling_factor", 1.0),
+        correction=True,
+        groups=config.integer("n_group", 1),
+        chosen_groups=config.integer("topk_group", 1),
+        group_best=2,
+        dtype="f32",
+    )
+
+
+def read_first_dense(config: ConfigReader) -> tuple[Mapping[str, Any], ...]:
+    """The options of layers of which the first have a plain feed-forward, as in DeepSeek-V2."""
+    count = config.integer("num_hidden_layers", most=MOST_LAYERS)
+    return dense_layers(count, range(config.integer("first_k_dense_replace", 0)))
+
+
+def shared_experts(config: Any) -> list[Stored]:
+    """Where DeepSeek and models after it have the shared experts, which are one feed-forward."""
+    return [Stored("model.layers.*.mlp.shared_expert", "model.layers.*.mlp.shared_experts")]
 
 
 def joined_experts(

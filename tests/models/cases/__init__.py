@@ -48,9 +48,9 @@ class Case:
             model = transformers.AutoModelForCausalLM.from_config(config)
         model = model.eval().to(getattr(torch, dtype))
         with torch.no_grad():
-            for parameter in model.parameters():
-                if parameter.ndim < 2:  # norms and biases, which begin with ones and zeros
-                    parameter.add_(0.2 * torch.randn_like(parameter))
+            for tensor in model.state_dict().values():
+                if tensor.ndim < 2:  # norms and biases, which begin with ones and zeros
+                    tensor.add_(0.2 * torch.randn_like(tensor))
         model.save_pretrained(folder, save_original_format=True)
         return model
 
