@@ -10,6 +10,7 @@ GPT2 = {"vocab_size": 96, "n_embd": 48, "n_layer": 2, "n_head": 4, "n_positions"
 RANGE = {"initializer_range": 0.15}
 ABSENT = ("num_key_value_heads", "intermediate_size")
 PLAIN: dict[str, Any] = {key: value for key, value in SIZES.items() if key not in ABSENT}
+NEOX = PLAIN | {"intermediate_size": 80, "rotary_pct": 0.5}
 OPT = PLAIN | {"ffn_dim": 80, "word_embed_proj_dim": 48, "init_std": 0.15}
 FALCON = PLAIN | {"ffn_hidden_size": 80}
 BLOOM = {"vocab_size": 96, "hidden_size": 48, "n_layer": 2, "seq_length": 64} | RANGE
@@ -18,6 +19,8 @@ MPT = {"vocab_size": 96, "d_model": 48, "n_layers": 2, "n_heads": 4, "max_seq_le
 DECODERS = {
     "gpt2": Case("gpt2", GPT2 | RANGE),
     "gptj": Case("gptj", GPT2 | RANGE | {"rotary_dim": 4}),
+    "gpt_neox": Case("gpt_neox", NEOX),
+    "gpt_neox_in_turn": Case("gpt_neox", NEOX | {"use_parallel_residual": False}, ("tp=2",)),
     "opt": Case("opt", OPT),
     "bloom": Case("bloom", BLOOM | {"n_head": 4}),
     "bloom_six_heads": Case("bloom", BLOOM | {"n_head": 6}, ("tp=2",)),

@@ -1,0 +1,51 @@
+"""GPT-NeoX and Pythia: two norms side by side, rope of the first features. Black et al., 2022."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ..config_reader import ConfigReader
+from ..decoder import DecoderConfig, read_decoder, register_decoder
+from ..stored import Stored, by_group, in_layers, merged_qkv
+
+_NAMES = {
+    "input_layernorm": "input_layernorm",
+    "post_attention_layernorm": "post_attention_layernorm",
+    "self_attn.o_proj": "attention.dense",
+    "mlp.up_proj": "mlp.dense_h_to_4h",
+    "mlp.down_proj": "mlp.dense_4h_to_h",
+}
+
+
+def _read(config: ConfigReader) -> DecoderConfig:
+    config.ignore("classifier_dropout")
+    bias = config.flag("attention_bias", True)
+    parallel = config.flag("use_parallel_residual", True)
+    return read_decoder(
+        config,
+        keys={"norm_eps": "layer_norm_eps"},
+        defaults={"hidden_act": "gelu", "norm_eps": 1e-5, "max_position_embeddings": 2048},
+        rope_theta=config.number("rotary_emb_base", 10000.0),
+        rotary_fraction=config.number("rotary_pct", 0.25),
+        norm="layer",
+        block="parallel_two_norms" if parallel else "pre",
+        gated=False,
+        qkv_bias=bias,
+        output_bias=bias,
+        mlp_bias=True,
+    )
+
+
+def _stored(config: DecoderConfig) -> Sequence[Stored]:
+    heads = config.num_attention_heads
+    qkv = by_group(heads, heads, config.head_size)
+    return [
+        Stored("model.embed_tokens", "gpt_neox.embed_in"),
+        Stored("model.norm", "gpt_neox.final_layer_norm"),
+        Stored("lm_head", "embed_out"),
+        *in_layers("gpt_neox.layers.*", _NAMES),
+        *merged_qkv("gpt_neox.layers.*.attention.query_key_value", qkv),
+    ]
+
+
+GPT_NEOX = register_decoder("gpt_neox", ("GPTNeoXForCausalLM",), _read, stored=_stored)
