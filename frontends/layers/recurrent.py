@@ -69,8 +69,7 @@ class CausalConv(Module):
 class Recurrent(Module):
     """Base of the layers: three projections with convolutions, a gate and step sizes per head.
 
-    `first`, `second` and `third` name what is projected to values, or keys, in the order in which
-    checkpoints join them.
+    `parts` name those projections, in the order in which checkpoints join them; x and v are values.
     """
 
     parts: tuple[str, str, str]
@@ -105,7 +104,7 @@ class Recurrent(Module):
     def projected(
         self, x: Tensor, states: States, lengths: Tensor | None
     ) -> tuple[list[Tensor], dict[str, Tensor]]:
-        """The three parts [B, S, features] of x behind their convolutions, and those's states."""
+        """The three parts [B, S, features] of x behind their convolutions, and the states after."""
         parts: list[Tensor] = []
         after: dict[str, Tensor] = {}
         for part in self.parts:

@@ -32,6 +32,7 @@ def read_rope(
         new = new[layer_type]
     inner = ConfigReader(new if local_theta else old or new, "config.json: the rope settings")
     theta = inner.number("rope_theta", config.number(local_theta or "rope_theta", theta))
+    inner.ignore("mrope_section mrope_interleaved")  # the positions of text are equal in all parts
     kind = inner.word("rope_type", inner.word("type", "default"))
     if kind not in _KINDS:
         hint = did_you_mean(kind, _KINDS)

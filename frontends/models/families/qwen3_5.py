@@ -1,19 +1,22 @@
-"""Qwen3.5 (text): three of four layers are gated delta nets. Qwen Team, 2026."""
+"""Qwen3.5 (text), with or without experts: three of four layers are gated delta nets."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
+from ...layers import Routing
 from ...layers.recurrent import GatedDeltaNet, RecurrentSizes
 from ..config_reader import ConfigReader
 from ..decoder import read_decoder, read_layer_types, register_decoder
 from ..hybrid import HybridConfig, HybridLayer, parts_of
+from ..mixture import read_mixture
 from ..stored import Stored
 
 _TYPES = {"linear_attention": {"mixer": GatedDeltaNet}, "full_attention": {"mixer": None}}
 
 
-def _read(config: ConfigReader) -> HybridConfig:
+def _read(config: ConfigReader, **more: Any) -> HybridConfig:
     config.ignore(
         "mamba_ssm_dtype mtp_num_hidden_layers mtp_use_dedicated_embeddings mlp_only_layers"
     )
@@ -38,7 +41,15 @@ def _read(config: ConfigReader) -> HybridConfig:
             width=config.integer("linear_conv_kernel_dim", 4),
             act=config.word("hidden_act", "silu"),
         ),
+        **more,
     )
+
+
+def _read_moe(config: ConfigReader) -> HybridConfig:
+    config.ignore("intermediate_size")
+    shared = config.integer("shared_expert_intermediate_size", 512)
+    mixture = read_mixture(config, shared_size=shared, shared_gate=True, routing=Routing(True))
+    return _read(config, mixture=mixture, intermediate_size=mixture.intermediate_size)
 
 
 def _stored(config: HybridConfig) -> Sequence[Stored]:
@@ -60,14 +71,18 @@ def _stored(config: HybridConfig) -> Sequence[Stored]:
     ]
 
 
-TEXT = register_decoder("qwen3_5_text", ("Qwen3_5ForCausalLM",), _read, HybridLayer, stored=_stored)
-WHOLE = register_decoder(
-    "qwen3_5",
-    ("Qwen3_5ForConditionalGeneration",),
-    _read,
-    HybridLayer,
-    stored=_stored,
-    prefixes=("model.", "model.language_model."),
-    unused=("model.visual.*", "mtp.*"),
-    inside="text_config",
-)
+for _kind, _reader in (("", _read), ("_moe", _read_moe)):
+    _name = f"Qwen3_5{_kind[1:].capitalize()}"
+    register_decoder(
+        f"qwen3_5{_kind}_text", (f"{_name}ForCausalLM",), _reader, HybridLayer, stored=_stored
+    )
+    register_decoder(
+        f"qwen3_5{_kind}",
+        (f"{_name}ForConditionalGeneration",),
+        _reader,
+        HybridLayer,
+        stored=_stored,
+        prefixes=("model.", "model.language_model."),
+        unused=("model.visual.*", "mtp.*"),
+        inside="text_config",
+    )

@@ -28,8 +28,26 @@ GRANITE = SIZES | {
     "logits_scaling": 2.0,
 }
 
+# config.json of a model with images has the sizes of the text in an object of its own
+IMAGES = {"depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2}
+ROPE = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}
+QWEN3_5_MOE = {
+    "text_config": QWEN3_5
+    | {
+        "num_experts": 5,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 24,
+        "shared_expert_intermediate_size": 32,
+        "rope_parameters": ROPE | {"mrope_section": [1, 1, 0], "mrope_interleaved": True},
+    },
+    "vision_config": IMAGES | {"out_hidden_size": 48, "num_position_embeddings": 4},
+}
+
 DECODERS = {
     "qwen3_5": Case("qwen3_5_text", QWEN3_5),
+    "qwen3_5_moe": Case(
+        "qwen3_5_moe", QWEN3_5_MOE, ("tp=2",), "Qwen3_5MoeForConditionalGeneration"
+    ),
     "granite_hybrid": Case("granitemoehybrid", GRANITE | {"num_local_experts": 0}),
     "granite_hybrid_experts": Case(
         "granitemoehybrid",
