@@ -12,6 +12,7 @@ from math import prod
 from typing import TYPE_CHECKING, NamedTuple
 
 from irc.analysis.communication import slowest_link
+from irc.analysis.cost import PER_GB
 from irc.analysis.sizes import LocalSizes
 from irc.analysis.topology import Topology, sent
 from irc.analysis.units import amount
@@ -29,7 +30,6 @@ UNKNOWN = (1, 64, 8192)  # tokens where the module gives a symbol no range
 # Weights of the fewest, typical and most tokens: decoding calls the model once per token.
 WEIGHTS = (0.9, 0.09, 0.01)
 REQUESTED = "it was requested"  # the reason for a scheme that is not the cheapest
-PER_GB = 35.0  # microseconds per call that 10^9 bytes on each rank are worth
 ORDER: tuple[Layout, ...] = ("replicated", "columns", "rows", "cyclic")  # of equal costs
 
 

@@ -24,8 +24,9 @@ from .solve import Solver
 class ShardModule(Pass):
     """Splits weights over the mesh by a plan; the sharding rules of the operations do the rest.
 
-    `plan` is megatron, or the path of a file of rows such as `*.fc.weight 0@tp`, or of JSON with a
-    Hugging Face tp_plan. Sums that are partial where a complete value is needed are completed by an
+    `plan` is auto, or the path of a file of rows such as `*.fc.weight 0@tp`, or of JSON with a
+    Hugging Face tp_plan. `auto` chooses by the operations around each weight and by the cost of
+    collectives. Sums that are partial where a complete value is needed are completed by an
     all_reduce, with `sequence` by a reduce_scatter over the tokens and an all_gather later. No
     head is split: where heads do not divide they are padded or replicated, whichever costs less.
     The batch is sharded over dp.
@@ -57,9 +58,9 @@ class ShardModule(Pass):
     def run(self, module: Module, stats: Stats) -> None:
         self._check(module)
         changes = Stats()
-        plan = Plan.of(self.plan, module, changes)
         if self.mesh:
             module.mesh = _merged(module.mesh, Mesh.parse(self.mesh))
+        plan = Plan.of(self.plan, module, changes)
         if all(size == 1 for axis, size in module.mesh.axes if axis != PIPELINE):
             return
         cut_segments(plan)
@@ -71,7 +72,7 @@ class ShardModule(Pass):
         for function in module.functions.values():
             Solver(module, function, placement, changes, self.sequence).run()
         changes.notes = grouped(changes.notes)
-        changes.summary = share_of_weights(plan, self.plan == DEFAULT)
+        changes.summary = share_of_weights(plan)
         stats.update(changes)
 
     def _check(self, module: Module) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from math import gcd, lcm
+from typing import TYPE_CHECKING
 
 from irc.ir.core import Function, Op, Value, Weight
 from irc.ir.sharding import parse_rule
@@ -15,8 +16,10 @@ from irc.weights import Pad, RepeatedRef, with_shape
 
 from ..shared.edit import retype, used_once
 from ..shared.parameters import Product, is_shared, rounded, weights_of
-from .plan import Plan
 from .segments import Projection
+
+if TYPE_CHECKING:
+    from .plan import Plan
 
 
 def pad_blocks(plan: Plan) -> None:

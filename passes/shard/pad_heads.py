@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from irc.errors import Error
 from irc.ir.core import Function, Op, Value, Weight
@@ -35,8 +36,10 @@ from irc.weights import Slice as SliceStep
 from ..shared.edit import change, insert_before, retype, used_once
 from ..shared.parameters import has_one_scale, is_shared, rounded, weights_of
 from .pad_blocks import blocks_within_heads
-from .plan import Plan
 from .segments import Projection
+
+if TYPE_CHECKING:
+    from .plan import Plan
 
 
 def pad_heads(plan: Plan) -> None:
@@ -179,7 +182,7 @@ def path_of(value: Value, user: Op, heads: int) -> Path | None:
         if projection is not None:
             weights = [_in_heads(parameter, dim, heads) for parameter, dim in projection.parts]
             return Path(projection, tuple(ops), heads) if None not in weights else None
-        if op is None or not _by_head(op, heads):
+        if op is None or not by_head(op, heads):
             return None
         ops.append(op)
         user, value = op, op.new if isinstance(op, CacheUpdate) else op.operands[0]
@@ -206,7 +209,7 @@ def _keeps(op: Op | None, value: Value, user: Op) -> bool:
     return all(aliases.get(i) == op.cache.index for i in uses)
 
 
-def _by_head(op: Op, heads: int) -> bool:
+def by_head(op: Op, heads: int) -> bool:
     """Whether an operation treats heads separately; in 4 dimensions heads are one of them."""
     match op:
         case CacheUpdate():

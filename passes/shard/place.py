@@ -15,7 +15,7 @@ from irc.ir.dtypes import dtype
 from irc.ir.mesh import AXES
 from irc.ir.types import Axes
 
-from .plan import Plan, Row
+from .plan import DEFAULT, Plan, Rest, Row
 
 BATCH = "dp"  # data-parallel replicas
 
@@ -76,7 +76,7 @@ def _check_entries(plan: Plan, names: list[str], shown: str) -> None:
         more = f", nor do its {len(source) - 1} others" if len(source) > 1 else ""
         raise Error(
             f"{path}: the entry {first} of the tp_plan fits no weight of this module{more}; "
-            f"{shown}. Correct the entries, or leave it to the default with the plan megatron"
+            f"{shown}. Correct the entries, or leave it to the default with the plan auto"
         )
     for entry, path in source.items():
         if entry not in used:
@@ -112,7 +112,7 @@ def _check_axes(plan: Plan) -> None:
         if axis == BATCH and not any(_sized(function) for function in module.functions.values()):
             raise Error(_no_batch(module))
         if axis in plan.axes:
-            raise Error(_no_weight(module, plan.rows, axis))
+            raise Error(_no_weight(plan, axis))
         if axis not in AXES:
             raise Error(
                 f"nothing is sharded over the mesh axis {axis}{did_you_mean(axis, AXES)}; write a "
@@ -129,9 +129,14 @@ def _no_batch(module: Module) -> str:
     )
 
 
-def _no_weight(module: Module, rows: list[Row], axis: str) -> str:
-    names = list(module.weights)[:3]
+def _no_weight(plan: Plan, axis: str) -> str:
+    rows, names = plan.rows, list(plan.module.weights)[:3]
     shown = f", whose weights are called {', '.join(f'@{name}' for name in names)}" if names else ""
+    if not rows:
+        return (
+            f"the plan {DEFAULT} shards no weight of this module over {axis}{shown}; no product or "
+            f"lookup has one with an element of a dimension for every rank, so leave {axis} out"
+        )
     more = f" and {len(rows) - 1} more" if len(rows) > 1 else ""
     return (
         f"the plan ({rows[0].source}: {rows[0]}{more}) shards no weight of this module over {axis}"
@@ -171,13 +176,11 @@ def _split(plan: Plan, value: Value, row: Row) -> None:
 
 _SHOWN = 3  # kinds of replicated weights
 _UNNAMED = "no row of the plan names it"
+_NO_PRODUCT = "no product and no lookup uses it"
 
 
-def share_of_weights(plan: Plan, is_default: bool) -> str:
-    """A sentence about a sharded module; "" where its mesh has no axis over which rows shard.
-
-    `is_default`: the rows are those of the default plan.
-    """
+def share_of_weights(plan: Plan) -> str:
+    """A sentence about a sharded module; "" where its mesh has no axis over which rows shard."""
     module = plan.module
     planned = plan.axes - {BATCH}
     axes = [axis for axis, size in module.mesh.axes if size > 1 and axis in planned]
@@ -188,7 +191,8 @@ def share_of_weights(plan: Plan, is_default: bool) -> str:
     for name, weight in module.weights.items():
         if not weight.type.sharded and sizes[name]:
             row = plan.row_of(weight)
-            key = general(plan.origin(name)), _UNNAMED if row is None else row.source
+            why = _NO_PRODUCT if plan.rest is Rest.CHOSEN else _UNNAMED
+            key = general(plan.origin(name)), why if row is None else row.source
             rest[key] = rest.get(key, 0) + sizes[name]
     if not total:
         return ""
@@ -201,7 +205,7 @@ def share_of_weights(plan: Plan, is_default: bool) -> str:
     says += f"; replicated: {', '.join(shown)}" if shown else ""
     if large and large[-1][0][1] == _UNNAMED:
         says += f"; --plan FILE shards more, with rows such as {large[-1][0][0]} 0@{axes[-1]}"
-        says += ", then megatron" * is_default
+        says += f", or the row {DEFAULT}"
     return says
 
 

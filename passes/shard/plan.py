@@ -2,8 +2,8 @@
 
 `*.q_proj.weight 0@tp` shards the rows of every weight with such a name over tp; `replicated`
 replicates it; `0@tp, 1@ep` shards two dimensions. Arguments of the main function are matched as
-well. The word `megatron` stands for the default rows. A tensor-parallel plan of Hugging Face
-transformers has a style per module or parameter.
+well. A tensor-parallel plan of Hugging Face transformers has a style per module or parameter. The
+word `auto` leaves all other weights to `choose`, which looks at the operations, not at names.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import os
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from enum import Enum
 from fnmatch import fnmatchcase
 from glob import escape
 from pathlib import Path
@@ -22,10 +23,10 @@ from irc.files import open_file
 from irc.ir.core import Module, Value, Weight
 from irc.ir.types import Axes
 from irc.json_files import read_object
-from irc.ops import Embedding
 from irc.pipeline import Compilation, Stats
 
 from ..shared.parameters import Product, weights_of
+from .choose import choose, is_end
 
 _SPLIT = re.compile(r"(\d+)@([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*)")
 
@@ -35,8 +36,7 @@ class Row:
     """One row: a pattern, the axes of dimensions, and the source of the row.
 
     A row that a user wrote must match something in the model: `must_fit`. Of the rows of one
-    `entry` of a tp_plan one must. A row for `tables` is for weights that only lookups use, whatever
-    their names.
+    `entry` of a tp_plan one must.
     """
 
     pattern: str
@@ -44,11 +44,10 @@ class Row:
     source: str
     must_fit: bool = False
     entry: str = ""
-    tables: bool = False
 
-    def fits(self, name: str, looked_up: bool = False) -> bool:
-        """Whether a weight or argument has such a name; `looked_up` says that it is a table."""
-        return (looked_up or not self.tables) and fnmatchcase(name, self.pattern)
+    def fits(self, name: str) -> bool:
+        """Whether a weight or argument has such a name."""
+        return fnmatchcase(name, self.pattern)
 
     @property
     def axes(self) -> Axes:
@@ -79,24 +78,21 @@ def row(text: str, source: str) -> Row:
     return Row(pattern, tuple(splits), source)
 
 
-def find_row(rows: list[Row], name: str, looked_up: bool = False) -> Row | None:
-    """The first row that matches a name. `looked_up`: the weight is a table of lookups."""
-    return next((row for row in rows if row.fits(name, looked_up)), None)
+def find_row(rows: list[Row], name: str) -> Row | None:
+    """The first row that matches a name."""
+    return next((row for row in rows if row.fits(name)), None)
 
 
-COLUMN = (
-    "q_proj k_proj v_proj qkv_proj q k v wq wk wv wqkv Wqkv query key value query_key_value c_attn "
-    "q_b_proj kv_b_proj gate_proj up_proj gate_up_proj fc1 fc_in c_fc w1 w3 wi wi_0 wi_1 "
-    "dense_h_to_4h intermediate.dense lm_head embed_out"
-)
-ROW = "o_proj out_proj c_proj o wo down_proj fc2 fc_out w2 dense dense_4h_to_h attn_out"
-POSITION = (
-    "wpe position_embeddings position_embedding embed_positions token_type_embeddings pos_emb "
-    "pos_embed segment_embeddings"
-)
-EMBEDDING = "embed_tokens wte word_embeddings tok_embeddings embedding embed embed_in"
-DEFAULT = "megatron"
-ENDS = ("lm_head", "embed_out", *EMBEDDING.split())
+DEFAULT = "auto"
+WORDS = (DEFAULT, "megatron")  # the second is an older name
+
+
+class Rest(Enum):
+    """What becomes of weights that no row is for."""
+
+    REPLICATED = "replicated"
+    CHOSEN = "chosen"
+    ENDS_CHOSEN = "tables and heads are chosen"
 
 
 def plan_of(compilation: Compilation) -> str:
@@ -108,54 +104,31 @@ def plan_of(compilation: Compilation) -> str:
     return path if tp_plan_in(dict(compilation.config), path) else ""
 
 
-def megatron() -> list[Row]:
-    """Column-parallel into a block, row-parallel out of it, vocabulary-parallel at both ends.
-
-    Shoeybi et al., 2019. Experts go over ep, and over tp within. What lookups alone use is a table
-    of embeddings, whatever it is called.
-    """
-    rows = [
-        row("*experts.gate 0@ep, 1@tp", "megatron: experts, column-parallel"),
-        row("*experts.up 0@ep, 1@tp", "megatron: experts, column-parallel"),
-        row("*experts.down 0@ep, 2@tp", "megatron: experts, row-parallel"),
-    ]
-    rows += _named(COLUMN, "0@tp", "0@tp", "column-parallel")
-    rows += _named(ROW, "1@tp", "replicated", "row-parallel")
-    rows += _named(EMBEDDING, "0@tp", "replicated", "vocabulary-parallel")
-    tables = _named(POSITION, "replicated", "replicated", "positions, on every rank")
-    tables.append(row("* 0@tp", "megatron: vocabulary-parallel, as only lookups use it"))
-    return [*rows, *(replace(row, tables=True) for row in tables)]
-
-
-def _named(modules: str, weight: str, bias: str, source: str) -> list[Row]:
-    """Rows for the parameters of all modules of some names, wherever they are."""
-    return [
-        row(f"{prefix}{module}.{parameter}* {axes}", f"megatron: {source}")
-        for module in modules.split()
-        for prefix in ("", "*.")
-        for parameter, axes in (("weight", weight), ("bias", bias))
-    ]
-
-
 @dataclass
 class Plan:
-    """The rows of a plan for a module; `origins` has the old names of renamed weights."""
+    """The rows of a plan for a module; `origins` has the old names of renamed weights.
+
+    `chosen` has rows by name, for weights of products and lookups that no other row is for.
+    """
 
     module: Module
     rows: list[Row]
     stats: Stats
     origins: dict[str, str] = field(default_factory=dict[str, str])
+    chosen: dict[str, Row] = field(default_factory=dict[str, Row])
+    rest: Rest = Rest.REPLICATED
 
     @staticmethod
     def of(text: str, module: Module, stats: Stats) -> Plan:
-        """A plan for a module: megatron, or the path of a file.
+        """A plan for a module, which has its mesh: auto, or the path of a file.
 
-        Names of modules decide about matrices [out, in]. One that a product takes as [in, out] gets
-        a row of its own, with these dimensions exchanged; rows that a user wrote are taken as they
-        are.
+        Names of modules in a tp_plan are about matrices [out, in]. One that a product takes as
+        [in, out] gets a row of its own, with these dimensions exchanged; rows that a user wrote are
+        taken as they are.
         """
-        rows, turned = read_plan(text), dict[str, Row]()
-        for product in filter(None, map(Product.of, module.ops())):
+        rows, rest = read_plan(text)
+        turned: dict[str, Row] = {}
+        for product in filter(None, map(Product.of, module.ops() if rows else ())):
             if product.inputs > product.outputs:
                 continue
             dims = {product.inputs: product.outputs, product.outputs: product.inputs}
@@ -164,7 +137,14 @@ class Plan:
                 if row and not row.must_fit and weight.type.ndim == product.parameter.type.ndim:
                     splits = tuple((dims.get(dim, dim), axes) for dim, axes in row.splits)
                     turned[weight.name] = replace(row, pattern=escape(weight.name), splits=splits)
-        return Plan(module, [*turned.values(), *rows], stats)
+        plan = Plan(module, [*turned.values(), *rows], stats, rest=rest)
+        if rest is not Rest.REPLICATED:
+            layouts = choose(plan, None if rest is Rest.CHOSEN else is_end)
+            plan.chosen = {
+                name: Row(escape(name), splits, f"{DEFAULT}: {why}")
+                for name, (splits, why) in layouts.items()
+            }
+        return plan
 
     def origin(self, name: str) -> str:
         """The name that a weight had at first."""
@@ -172,12 +152,17 @@ class Plan:
 
     def row_of(self, value: Value) -> Row | None:
         """The row of a weight, or of an argument."""
-        name = self.origin(value.name) if isinstance(value, Weight) else str(value.name)
-        return find_row(self.rows, name, isinstance(value, Weight) and _only_looked_up(value))
+        if not isinstance(value, Weight):
+            return find_row(self.rows, str(value.name))
+        return self.row_called(self.origin(value.name))
+
+    def row_called(self, name: str) -> Row | None:
+        """The row of a weight by the name that it had at first."""
+        return find_row(self.rows, name) or self.chosen.get(name)
 
     def group_size(self, name: str, dim: int) -> int:
         """The number of ranks over which it shards a dimension of the weights of a name."""
-        row, used = find_row(self.rows, self.origin(name)), dict[int, Axes]()
+        row, used = self.row_called(self.origin(name)), dict[int, Axes]()
         for at, wanted in row.splits if row is not None else ():
             used[at] = self.mesh_axes(wanted, list(used.values()))
         return self.module.mesh.group_size(used.get(dim, ()))
@@ -202,21 +187,18 @@ class Plan:
     def axes(self) -> set[str]:
         """The axes that rows name; `tp` stands for ep.tp, see `mesh_axes`."""
         axes = {axis for row in self.rows for axis in row.axes}
+        axes |= {"tp"} if self.rest is not Rest.REPLICATED else set()
         return axes | {"ep"} if "tp" in axes else axes
 
 
-def _only_looked_up(weight: Weight) -> bool:
-    uses = {name for op in weight.users for name, v in op.named_operands() if v is weight}
-    return all(isinstance(op, Embedding) for op in weight.users) and uses == {"table"}
-
-
-def read_plan(path: str) -> list[Row]:
+def read_plan(path: str) -> tuple[list[Row], Rest]:
     """The rows of a file: lines of text (# begins a comment), or JSON with a Hugging Face tp_plan.
 
-    JSON is a tp_plan itself or a config.json that has one. The name `DEFAULT` is no file.
+    JSON is a tp_plan itself or a config.json that has one: it omits the ends of the whole model.
+    The names in `WORDS` are no files.
     """
-    if path == DEFAULT:
-        return megatron()
+    if path in WORDS:
+        return [], Rest.CHOSEN
     if path.endswith(".json"):
         return _from_json(path)
     try:
@@ -224,31 +206,30 @@ def read_plan(path: str) -> list[Row]:
             text = file.read().decode()
     except (OSError, UnicodeDecodeError) as error:
         raise Error(
-            f"cannot read the plan {path}: {error}; a plan is megatron, or a file of rows such as "
+            f"cannot read the plan {path}: {error}; a plan is auto, or a file of rows such as "
             "*.q_proj.weight 0@tp"
         ) from None
     rows: list[Row] = []
+    rest = Rest.REPLICATED
     for number, line in enumerate(text.splitlines(), 1):
         line = line.partition("#")[0].strip()
-        if line == DEFAULT:
-            rows += megatron()
+        if line in WORDS:
+            rest = Rest.CHOSEN
         elif line:
             rows.append(replace(row(line, f"{path}:{number}"), must_fit=True))
-    if not rows:
+    if not rows and rest is Rest.REPLICATED:
         raise Error(f"the plan {path} has no rows; write some such as *.q_proj.weight 0@tp")
-    return rows
+    return rows, rest
 
 
-def _from_json(path: str) -> list[Row]:
+def _from_json(path: str) -> tuple[list[Row], Rest]:
     table = read_object(Path(path), "the plan")
     if not table:
         raise Error(f"the plan {path} is not a table of module patterns")
     plan = tp_plan_in(table, path)
     if plan is None and "model_type" in table:
-        raise Error(f"{path} has no tp_plan (base_model_tp_plan); give another plan, or megatron")
-    # a tp_plan of a base model omits the ends of the whole model: they get the default rows
-    ends = [r for r in megatron() if r.tables or any(f"{end}." in r.pattern for end in ENDS)]
-    return [*styled_rows(plan or table, path), *ends]
+        raise Error(f"{path} has no tp_plan (base_model_tp_plan); give another plan, or auto")
+    return styled_rows(plan or table, path), Rest.ENDS_CHOSEN
 
 
 # -- tensor-parallel plans of Hugging Face transformers

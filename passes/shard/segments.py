@@ -6,12 +6,15 @@ A shard of a merged weight would hold elements of the first segment only.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from irc.ir.core import Value, Weight
 from irc.ops import Add, Linear, Matmul
 
 from ..shared.parameters import Slicer, segments_of, slice_refusal, weights_of
-from .plan import Plan
+
+if TYPE_CHECKING:
+    from .plan import Plan
 
 
 @dataclass(frozen=True)

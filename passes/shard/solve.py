@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from irc.analysis.places import value_name
 from irc.errors import Error
 from irc.ir.core import Function, Module, Op, Result, Value, Weight
-from irc.ir.declare import placeholder, types_of
 from irc.ir.layouts import uneven
 from irc.ir.sharding import Rule, Words, operand_words, parse_rule, passed_sums
 from irc.ir.types import Axes
@@ -21,7 +20,7 @@ from irc.pipeline import Stats
 
 from ..shared.bounds import keeps_finite_sums
 from ..shared.edit import insert_before, retype, used_once
-from ..shared.local_operation import fits
+from ..shared.local_operation import is_local, with_axes
 from .place import BATCH, Placement
 from .transfers import Transfers, choose_across, look_up_parts, queue_apart, scale_across
 
@@ -179,20 +178,11 @@ class Solver:
 
     def _works(self, op: Op, wanted: Wanted) -> bool:
         """Whether the operation on such shards gives shards of its results."""
-        types = [v.type.replace(axes=a) for v, a in zip(op.operands, wanted, strict=True)]
-        trial = placeholder(op, tuple(Value(t, None, i) for i, t in enumerate(types)))
+        trial = with_axes(op, wanted)
         key = trial.type_key()
         if key not in self._fits:
-            self._fits[key] = self._is_local(trial)
+            self._fits[key] = is_local(trial, self.module.mesh)
         return self._fits[key]
-
-    def _is_local(self, trial: Op) -> bool:
-        try:
-            results = types_of(trial)
-        except Error:
-            return False
-        trial.results = tuple(Value(type, trial, i) for i, type in enumerate(results))
-        return fits(trial, self.module.mesh)
 
     def _bring(self, op: Op, at: int, wanted: Sequence[Axes], why: str) -> None:
         """Shard every dimension of an operand over exactly the wanted axes."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from irc.errors import Error
@@ -10,7 +11,7 @@ from irc.ir.declare import placeholder, types_of
 from irc.ir.dims import product
 from irc.ir.layouts import local_shape, local_type
 from irc.ir.mesh import Mesh
-from irc.ir.types import TensorType
+from irc.ir.types import Axes, TensorType
 from irc.ops import DynamicScale, Reshape
 from irc.ops.factors import factor_groups
 from irc.ops.quant import QuantizedOp
@@ -38,6 +39,22 @@ def fits(op: Op, mesh: Mesh) -> bool:
         return types_of(local) == tuple(_part(result.type, mesh) for result in op.results)
     except Error:
         return False
+
+
+def with_axes(op: Op, wanted: Sequence[Sequence[Axes]]) -> Op:
+    """An operation over operands with these axes, without results."""
+    types = [v.type.replace(axes=tuple(a)) for v, a in zip(op.operands, wanted, strict=True)]
+    return placeholder(op, tuple(Value(type, None, i) for i, type in enumerate(types)))
+
+
+def is_local(trial: Op, mesh: Mesh) -> bool:
+    """Whether an operation of `with_axes` on shards gives shards of its results."""
+    try:
+        results = types_of(trial)
+    except Error:
+        return False
+    trial.results = tuple(Value(type, trial, i) for i, type in enumerate(results))
+    return fits(trial, mesh)
 
 
 def _part(type: TensorType, mesh: Mesh) -> TensorType:

@@ -114,20 +114,23 @@ def test_the_share_of_sharded_weights_is_said(checkpoint: Path, tmp_path: Path) 
     words = ["compile", tmp_path / "m.py", "--random-weights", "0", "--mesh", "tp=2", "--dry-run"]
     lines = works(*words).out.splitlines()
     said = next(line for line in lines if "of the weights" in line)
-    total, proj, small = (2 * 4 * n for n in (64 * 64 + 2 * 64 * 256 + 384, 64 * 256, 256 + 64))
+    total = 2 * 4 * (64 * 64 + 2 * 64 * 256 + 384)
     assert said == (
-        f"  {1 - (proj + small) / total:.1%} of the weights ({total / 1000:.1f} kB) are sharded; "
-        f"replicated: h.*.proj.weight ({proj / 1000:.1f} kB: no row of the plan names it), "
-        f"the rest ({small / 1000:.1f} kB); --plan FILE shards more, with rows "
-        "such as h.*.proj.weight 0@tp, then megatron"
+        f"  {1 - 2 * 4 * 64 / total:.1%} of the weights ({total / 1000:.1f} kB) are sharded; "
+        "replicated: the rest (512 B)"
     )
     assert said in works(*words, "--explain").out
-    (tmp_path / "plan.txt").write_text("h.*.proj.weight 0@tp\nmegatron\n")
-    more = works(*words, "--plan", tmp_path / "plan.txt").out
-    assert f"{1 - 2 * 4 * 256 / total:.1%} of the weights" in more and "--plan FILE" not in more
+    (tmp_path / "plan.txt").write_text("h.*.fc.weight 0@tp\n")
+    less = works(*words, "--plan", tmp_path / "plan.txt").out
+    query = 2 * 4 * 64 * 64
+    assert f"{1 - (query + 4 * 4 * 64) / total:.1%} of the weights" in less  # the others follow
+    assert f"replicated: h.*.q_proj.weight ({query / 1000:.1f} kB: no row of the plan names" in less
+    assert (
+        "--plan FILE shards more, with rows such as h.*.q_proj.weight 0@tp, or the row" in less
+    )
     for mesh in ("dp=2", "cp=2"):
         assert "of the weights" not in works(*words[:-2], mesh, "--dry-run").out
-    assert "such as h.*.proj.weight 0@tp" in works(*words[:-2], "cp=2,tp=2", "--dry-run").out
+    assert said in works(*words[:-2], "cp=2,tp=2", "--dry-run").out
     (tmp_path / "plan.txt").write_text("*.mlp.*.weight replicated\nmegatron\n")
     words = ["compile", checkpoint, "--dry-run", "--mesh", "tp=2", "--plan", tmp_path / "plan.txt"]
     assert f".mlp.up_proj.weight (12.3 kB: {tmp_path}/plan.txt:1)" in works(*words).out

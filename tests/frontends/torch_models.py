@@ -19,17 +19,11 @@ Arrays = Mapping[str, np.ndarray[Any, Any]]
 
 @dataclass(frozen=True)
 class Example:
-    """A model with inputs, whose `axes` are dimensions of any size by name.
-
-    `sharded` are patterns of the matrices that tp shards, with the rows of `plan` before the
-    default ones; with these alone nothing is gathered.
-    """
+    """A model with inputs, whose `axes` are dimensions of any size by name."""
 
     model: Any
     inputs: Arrays
     axes: Mapping[str, Mapping[int, str]]
-    sharded: tuple[str, ...] = ()
-    plan: tuple[str, ...] = ()
 
     def resized(self, sizes: Mapping[str, int]) -> dict[str, np.ndarray[Any, Any]]:
         """Inputs whose dimensions have other sizes: the first elements of each."""
@@ -85,10 +79,7 @@ def resnet(torch: Any) -> Example:
             return self.inner(x).logits
 
     inputs = {"x": fresh(1).standard_normal((3, 3, 32, 32)).astype(np.float32)}
-    sharded = ("*.classifier.1.weight", "*.layer.?.convolution.weight")
-    plan = ("*.classifier.1.* 0@tp", "*.layer.1.convolution.weight 1@tp")
-    plan += ("*.layer.?.convolution.weight 0@tp",)
-    return Example(ResNet(), inputs, {"x": {0: "batch"}}, sharded, plan)
+    return Example(ResNet(), inputs, {"x": {0: "batch"}})
 
 
 def clip(torch: Any) -> Example:
@@ -115,9 +106,8 @@ def clip(torch: Any) -> Example:
     pixels = fresh(4).standard_normal((3, 3, 16, 16)).astype(np.float32)
     rows = {0: "texts", 1: "seq"}
     axes = {"ids": rows, "mask": rows, "pixels": {0: "images"}}
-    sharded = ("*token_embedding.weight", "*_proj.weight", "*.fc?.weight")
     inputs = {"ids": ids, "mask": mask, "pixels": pixels}
-    return Example(Clip(), inputs, axes, sharded)
+    return Example(Clip(), inputs, axes)
 
 
 def gru4rec_step(torch: Any) -> Example:
@@ -143,7 +133,7 @@ def gru4rec_step(torch: Any) -> Example:
         "starts": np.array([0, 1, 0], np.float32),
     }
     axes = {"item": {0: "batch"}, "state": {1: "batch"}, "starts": {0: "batch"}}
-    return Example(Step(), inputs, axes, ("table.weight", "out.weight"), ("out.* 0@tp",))
+    return Example(Step(), inputs, axes)
 
 
 def dlrm(torch: Any) -> Example:
@@ -174,7 +164,7 @@ def dlrm(torch: Any) -> Example:
         "offsets": np.array([[0, 2, 2, 7], [0, 3, 5, 9], [0, 1, 2, 3]]),
     }
     axes = {"dense": {0: "batch"}, "ids": {1: "ids"}, "offsets": {1: "batch"}}
-    return Example(Dlrm(), inputs, axes, ("tables.*",))
+    return Example(Dlrm(), inputs, axes)
 
 
 def cached_layer(torch: Any) -> Example:

@@ -185,12 +185,12 @@ def test_blocks_divide_weights(inputs: int, options: str, scales: tuple[int, int
 @pytest.mark.parametrize(
     ("mesh", "group", "blocks"), [("tp=2", 64, 6), ("tp=3", 64, 6), ("tp=4", 48, 8)]
 )
-def test_no_shard_cuts_a_group(mesh: str, group: int, blocks: int) -> None:
+def test_no_shard_cuts_a_group(mesh: str, group: int, blocks: int, tmp_path: Path) -> None:
     """384 inputs over 2, 3 and 4 ranks: 192, 128 and 96 on each."""
-    text = str(linear(24, 384)).replace("@fc.weight", "@down_proj.weight")
-    module = irc.parse(text.replace("module @m", f"module @m mesh({mesh})"))
-    quantized(module, "scheme=w4a16, group=64")
-    assert module.weights["down_proj.scale"].type.shape == (24, 384 // group)
+    (tmp_path / "plan.txt").write_text("fc.weight 1@tp")
+    module = irc.parse(str(linear(24, 384)).replace("module @m", f"module @m mesh({mesh})"))
+    quantized(module, f'scheme=w4a16, group=64, plan="{tmp_path}/plan.txt"')
+    assert module.weights["fc.scale"].type.shape == (24, 384 // group)
     assert 384 // group == blocks
 
 
@@ -288,13 +288,13 @@ def test_refusals(options: str, message: str) -> None:
         quantized(module, options)
 
 
-def test_blocks_by_definition_have_to_fit() -> None:
+def test_blocks_by_definition_have_to_fit(tmp_path: Path) -> None:
     with pytest.raises(Error, match="blocks of 32, which mxfp4 requires, do not divide 120"):
         quantized(linear(24, 120), "scheme=mxfp4")
-    text = str(linear(24, 96)).replace("@fc", "@down_proj")
-    module = irc.parse(text.replace("module @m", "module @m mesh(tp=2)"))
+    (tmp_path / "plan.txt").write_text("fc.weight 1@tp")
+    module = irc.parse(str(linear(24, 96)).replace("module @m", "module @m mesh(tp=2)"))
     with pytest.raises(Error, match="do not divide 96 in shards of 48; exclude the layer"):
-        quantized(module, "scheme=mxfp8")
+        quantized(module, f'scheme=mxfp8, plan="{tmp_path}/plan.txt"')
 
 
 def test_auto_counts_the_scales_of_the_shards_of_the_plan(tmp_path: Path) -> None:

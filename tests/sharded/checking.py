@@ -12,11 +12,14 @@ import numpy as np
 
 import irc
 import irc.passes
+from irc.analysis.communication import messages
+from irc.analysis.sizes import LocalSizes, typical_sizes
+from irc.analysis.topology_file import default_topology
 from irc.backends.reference import evaluate
 from irc.frontends import random_weights
 from irc.frontends.trace import Spec
-from irc.ir.core import Module
-from irc.ir.dtypes import numpy_dtype
+from irc.ir.core import Module, Value, Weight
+from irc.ir.dtypes import dtype, numpy_dtype
 from irc.ir.types import TensorType
 from irc.pipeline import Stats, run_pipeline
 from irc.pipeline.instruments import VerifyEach
@@ -134,3 +137,40 @@ def plan_file(folder: Path, *rows: str) -> Path:
     path = folder / "plan.txt"
     path.write_text("\n".join(rows), encoding="utf-8")
     return path
+
+
+_PRODUCTS = ("linear", "matmul", "gated_mlp", "conv", "embedding", "gather")
+_MOVES = ("transpose", "reshape", "dequantize", "cast", "squeeze", "unsqueeze", "expand", "slice")
+
+
+def share_of_products(module: Module, ranks: int) -> float:
+    """The share of the bytes of weights of products and lookups that are sharded, among those with
+    a dimension of an element or more for every rank."""
+    weights: dict[Weight, None] = {}
+    for op in module.ops():
+        if op.opname in _PRODUCTS:
+            matrices = (weight_of(value) for value in op.operands)
+            weights.update(dict.fromkeys(w for w in matrices if w is not None and w.type.ndim > 1))
+    sizes = {w: dtype(w.type.dtype).nbytes(int(np.prod(w.type.shape))) for w in weights}
+    large = {w: n for w, n in sizes.items() if max(map(int, w.type.shape)) >= ranks}
+    assert large, "the module has no weights of products"
+    return sum(n for w, n in large.items() if w.type.sharded) / sum(large.values())
+
+
+def weight_of(value: Value) -> Weight | None:
+    """The weight of numbers that a value is, as it is, moved or dequantized."""
+    while not isinstance(value, Weight):
+        op = value.producer
+        if op is None or op.opname not in _MOVES:
+            return None
+        value = op.operands[0]
+    return None if value.type.dtype in ("i32", "i64", "bool") else value
+
+
+def sent_bytes(module: Module, ranks: int) -> float:
+    """The bytes that one rank sends in one run of a sharded module, by ring algorithms."""
+    mesh = module.mesh
+    sizes = LocalSizes(mesh, typical_sizes(module))
+    found = messages(module.main, sizes, default_topology())
+    assert all(message.group_size == ranks for message in found)
+    return sum(message.sent for message in found)

@@ -11,7 +11,7 @@ import irc
 import irc.passes
 from irc.errors import Error
 from irc.ir.core import Module
-from irc.passes.shard.plan import find_row, megatron, read_plan
+from irc.passes.shard.plan import Rest, find_row, read_plan
 from irc.pipeline import run_pipeline
 from tests.sharded import checking
 from tests.sharded.checking import plan_file
@@ -65,8 +65,11 @@ PLACED: dict[str, tuple[str, list[str], dict[str, str]]] = {
         ["*.fc1.weight 1@tp", "*.weight 0@tp  # all others", "", "megatron"],
         {FC1: "f32[6, 4@tp]", FC2: "f32[4@tp, 6]"},
     ),
-    "megatron stands for its rows": (
-        "tp=2", ["*.fc1.weight replicated", "megatron"], {FC1: "f32[6, 4]", FC2: "f32[4, 6@tp]"}
+    "auto chooses for the weights without a row": (
+        "tp=2", ["*.fc1.weight replicated", "auto"], {FC1: "f32[6, 4]", FC2: "f32[4@tp, 6]"}
+    ),
+    "auto follows what rows decide": (
+        "tp=2", ["megatron", "*.fc1.weight 0@tp"], {FC1: "f32[6@tp, 4]", FC2: "f32[4, 6@tp]"}
     ),
     "several axes": (
         "dp=2,tp=2",
@@ -94,9 +97,9 @@ PLACED: dict[str, tuple[str, list[str], dict[str, str]]] = {
     "a symbol over two axes": (
         "dp=2,tp=3", ["x 0@dp", "y 0@tp", "*fc1* 0@tp"], {"x": "f32[6*B_dp_tp@dp, 4]"}
     ),
-    "a table of any name is vocabulary-parallel, unless a linear uses it too or it has positions": (
+    "tables whose rows are added are sharded alike": (
         "ep=2,tp=2", [],
-        {"users": "f32[7@ep.tp, 4]", "tied": "f32[7, 4]", "wpe.weight": "f32[9, 4]"},
+        {"users": "f32[7, 4@ep.tp]", "tied": "f32[7@ep.tp, 4]", "wpe.weight": "f32[9, 4@ep.tp]"},
     ),
 }  # fmt: skip
 
@@ -218,37 +221,15 @@ def test_a_tp_plan_of_a_config(key: str, tmp_path: Path) -> None:
     table = {"layers.*.self_attn.q_proj": "colwise", "layers.*.mlp.fc2": "rowwise"}
     path = tmp_path / "config.json"
     path.write_text(json.dumps({key: table, "hidden_size": 3} if key else table))
-    rows = read_plan(str(path))
+    rows, rest = read_plan(str(path))
+    assert rest is Rest.ENDS_CHOSEN
     for name, splits in {
         "model.layers.11.self_attn.q_proj.weight": ((0, ("tp",)),),
         "layers.0.self_attn.q_proj.bias": ((0, ("tp",)),),
         "model.layers.1.mlp.fc2.weight": ((1, ("tp",)),),
-        "model.embed_tokens.weight": ((0, ("tp",)),),
-        "lm_head.weight": ((0, ("tp",)),),
     }.items():
         found = find_row(rows, name)
         assert found is not None and found.splits == splits, name
     bias = find_row(rows, "model.layers.1.mlp.fc2.bias")
     assert bias is not None and not bias.splits
     assert find_row(rows, "model.layers.1.mlp.fc1.weight") is None
-
-
-@pytest.mark.parametrize(
-    ("name", "splits"),
-    [
-        ("model.layers.0.self_attn.q_proj.weight", "0@tp"),
-        ("h.0.attn.c_attn.bias", "0@tp"),
-        ("h.0.attn.c_proj.bias", "replicated"),
-        ("encoder.layer.1.intermediate.dense.weight", "0@tp"),
-        ("encoder.layer.1.output.dense.weight", "1@tp"),
-        ("transformer.wte.weight", "0@tp"),
-        ("layers.2.mlp.experts.gate", "0@ep, 1@tp"),
-        ("layers.2.mlp.experts.down", "0@ep, 2@tp"),
-        ("layers.2.mlp.gate_up_proj.weight.1", "0@tp"),
-    ],
-)
-def test_megatron_knows_the_usual_names(name: str, splits: str) -> None:
-    found = find_row(megatron(), name)
-    assert found is not None
-    assert str(found).split(" ", 1)[1] == splits
-    assert find_row(megatron(), "model.norm.weight") is None
