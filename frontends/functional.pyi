@@ -18,7 +18,7 @@ def all_reduce_rms_norm(x: Operand, residual: Operand, weight: Operand, axis: st
 def all_to_all(x: Operand, axis: str, split: int, concat: int, *, group_size: int = 0) -> Tensor: """Every rank sends block j along `split` to rank j and joins what it receives along `concat`."""
 def and_(x: Operand, y: Operand) -> Tensor: """Whether x and y are both true."""
 def argmax(x: Operand, *, dim: int = -1, keep: bool = False) -> Tensor: """The position of the largest element along `dim` (the first of equals, or of NaN), as i32."""
-def attention(q: Operand, k: Operand, v: Operand, head_dim: int, *, bias: Operand | None = None, mask: Operand | None = None, past: Operand | None = None, lengths: Operand | None = None, causal: bool = False, window: int = 0, scale: float | None = None, softcap: float = 0.0, group: int = 0) -> Tensor: """softmax(scale * q kᵀ + bias) v, head by head, over the keys that are visible."""
+def attention(q: Operand, k: Operand, v: Operand, head_dim: int, *, bias: Operand | None = None, mask: Operand | None = None, past: Operand | None = None, lengths: Operand | None = None, sinks: Operand | None = None, causal: bool = False, window: int = 0, scale: float | None = None, softcap: float = 0.0, group: int = 0) -> Tensor: """softmax(scale * q kᵀ + bias) v, head by head, over the keys that are visible."""
 def bitcast(x: Operand, dtype: str) -> Tensor: """The bits of x as numbers of `dtype`, which has as many: 32 or 64."""
 def broadcast(x: Operand, axis: str, *, root: int = 0, group_size: int = 0) -> Tensor: """The operand of rank `root` of the group, on every rank. Same shape."""
 def cache_update(cache: Operand, new: Operand, past: Operand) -> Tensor: """The cache with this call's tokens written into it."""

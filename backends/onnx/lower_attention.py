@@ -18,8 +18,10 @@ from irc import ops
 from irc.backends.onnx.emitter import TABLE, Emitter, Flat, Lowered
 from irc.backends.onnx.lower_elementwise import needs_f32
 from irc.ir.core import Op, Value
-from irc.ir.dims import Dim, DimLike, exact_divide, product
+from irc.ir.dims import Dim, DimLike, Shape, exact_divide, product
 from irc.ops.rope import inverse_frequencies
+
+LOWEST = {"f16": -3e4, "bf16": -1e38, "f32": -1e38}  # exp of it is 0; finite with scores added
 
 
 def fixed_heads(op: Op) -> str | None:
@@ -116,6 +118,8 @@ def attention(e: Emitter, op: ops.Attention) -> Lowered:
         attributes["softcap"] = op.softcap
     if op.causal:
         attributes["is_causal"] = 1
+    if op.sinks is not None:
+        return _with_sinks(e, op, heads)
     valid = _valid_keys(e, op)
     scores = _scores(e, op)
     if not op.cached:
@@ -125,6 +129,66 @@ def attention(e: Emitter, op: ops.Attention) -> Lowered:
     q = by_head(e, op.q, heads, op.head_dim)
     out = e.add("Attention", q, e.get(op.k), e.get(op.v), scores, "", "", valid, **attributes)
     return joined_heads(e, op, out)
+
+
+def _with_sinks(e: Emitter, op: ops.Attention, heads: int) -> Flat:
+    """Products and a softmax, since the operator has no sinks."""
+    assert isinstance(op.key_heads, int)
+    width = exact_divide(op.result.type.shape[2], heads)
+    q = e.add("Mul", by_head(e, op.q, heads, op.head_dim), e.number(op.score_scale, "f32"))
+    sizes = zip((op.k, op.v), (op.head_dim, width), strict=True)
+    k, v = (e.get(x) if op.cached else by_head(e, x, op.key_heads, n or 0) for x, n in sizes)
+    return joined_heads(e, op, in_parts(e, op, q, k, v, width or 0))
+
+
+def score_sizes(op: ops.Attention) -> tuple[DimLike, int, DimLike, DimLike]:
+    """The shape [B, H, S, T] of the scores."""
+    batch, tokens, features = op.q.type.shape
+    heads = exact_divide(features, op.head_dim)
+    assert isinstance(heads, int)
+    return batch, heads, tokens, _keys(op)
+
+
+def in_parts(e: Emitter, op: ops.Attention, q: str, k: str, v: str, width: DimLike) -> str:
+    """Products and a softmax in f32, of scaled queries and broadcast key heads: [B, H, S, Dv]."""
+    kind = e.dtype(op.q)
+    batch, heads, tokens, keys = score_sizes(op)
+    assert isinstance(op.key_heads, int)
+    grouped: Shape = (batch, op.key_heads, heads // op.key_heads)
+    q = e.reshape(q, (*grouped, tokens, op.head_dim))
+    k, v = (e.add("Unsqueeze", x, e.ints(2)) for x in (k, v))
+    scores = e.add("MatMul", q, e.add("Transpose", k, perm=[0, 1, 2, 4, 3]))
+    scores = e.cast(scores, "f32") if kind != "f32" else scores
+    if op.softcap:
+        cap = e.number(op.softcap, "f32")
+        scores = e.add("Mul", e.add("Tanh", e.add("Div", scores, cap)), cap)
+    scores = e.reshape(scores, (batch, heads, tokens, keys))
+    if op.bias is not None:
+        scores = e.add("Add", scores, _as_f32(e, op.bias))
+    mask = visible_keys(e, op, op.causal)
+    scores = e.add("Where", mask, scores, e.number(LOWEST["f32"], "f32")) if mask else scores
+    weights = _softmax(e, op, scores)
+    if mask:  # a query that sees no key gives 0
+        weights = e.add("Where", mask, weights, e.number(0, "f32"))
+    weights = e.cast(weights, kind) if kind != "f32" else weights
+    weights = e.reshape(weights, (*grouped, tokens, keys))
+    out = e.add("MatMul", weights, v)
+    return e.reshape(out, (batch, heads, tokens, width))
+
+
+def _softmax(e: Emitter, op: ops.Attention, scores: str) -> str:
+    """Softmax of the scores, and of the sinks as one key more that gets no weight."""
+    if op.sinks is None:
+        return e.add("Softmax", scores, axis=-1)
+    sinks = e.add("Reshape", _as_f32(e, op.sinks), e.ints(1, -1, 1, 1))
+    top = e.add("Max", e.add("ReduceMax", scores, e.ints(-1), keepdims=1), sinks)
+    weights = e.add("Exp", e.add("Sub", scores, top))
+    total = e.add("ReduceSum", weights, e.ints(-1), keepdims=1)
+    return e.add("Div", weights, e.add("Add", total, e.add("Exp", e.add("Sub", sinks, top))))
+
+
+def _as_f32(e: Emitter, value: Value) -> str:
+    return e.get(value) if e.dtype(value) == "f32" else e.cast(e.get(value), "f32")
 
 
 def by_head(e: Emitter, x: Value, heads: DimLike, width: DimLike) -> str:

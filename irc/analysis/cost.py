@@ -166,7 +166,7 @@ def _attention(op: Op, sizes: LocalSizes) -> Cost:
     pairs, read = visible_pairs(op, tokens, keys, sizes.past)
     flops = 2 * batch * pairs * (features + sizes.shape(op.result.type)[2])
     cache = _bytes((op.k, op.v), sizes) * read / max(1, keys)
-    others = _bytes((op.q, op.bias, op.mask, op.result), sizes)
+    others = _bytes((op.q, op.bias, op.mask, op.sinks, op.result), sizes)
     return Cost(flops, cache + others, dtype=op.q.type.dtype)
 
 

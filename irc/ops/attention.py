@@ -34,7 +34,9 @@ class Attention(Op):
     * `lengths` i32 [B]: j < lengths[b] (padding on the right, or the filled part of a cache);
     * `mask` bool [B|1, H|1, S|1, T]: true.
     A query that sees no key gives 0. `bias` (float, shape as mask) is added to the scores, after
-    `softcap` c > 0 made them c*tanh(scores/c) (Gemma 2). `scale` is 1/sqrt(D) by default.
+    `softcap` c > 0 made them c*tanh(scores/c) (Gemma 2). `scale` is 1/sqrt(D) by default. `sinks`
+    (float, [H]) are the scores of one more key per head, visible to all, whose value is 0 (Xiao et
+    al., 2024: attention sinks; gpt-oss).
     `group` > 0 requires that H/Hk. Vaswani et al., 2017.
     """
 
@@ -46,6 +48,7 @@ class Attention(Op):
     mask: OptionalOperand = optional()
     past: OptionalOperand = optional()
     lengths: OptionalOperand = optional()
+    sinks: OptionalOperand = optional()
     causal: bool = False
     window: int = 0
     scale: float | None = None
@@ -92,6 +95,8 @@ class Attention(Op):
                 )
         for name, value in (("mask", self.mask), ("bias", self.bias)):
             _check_scores(name, value, (batch, heads, tokens, keys))
+        if self.sinks is not None and float_operand("attention", self.sinks).shape != (heads,):
+            raise Error(f"attention: sinks is {self.sinks.type}, but there are {heads} query heads")
         return TensorType(q.dtype, (batch, tokens, heads * width))
 
     def sharding_rule(self) -> str:
@@ -108,7 +113,7 @@ class Attention(Op):
         )
         scores = ("b", "h", s, "t!")
         operands = [["b", s, "h"], k, v, _words(self.bias, scores), _words(self.mask, scores)]
-        return rule_text([*operands, ["b"], ["b"]], [["b", s, "h"]])
+        return rule_text([*operands, ["b"], ["b"], ["h"]], [["b", s, "h"]])
 
     def localized(self, results: tuple[TensorType, ...]) -> dict[str, Any]:
         """A rank's query heads share its key-value heads as they do globally."""
@@ -126,6 +131,7 @@ class Attention(Op):
         mask: Array = None,
         past: Array = None,
         lengths: Array = None,
+        sinks: Array = None,
     ) -> Array:
         batch, tokens, features = q.shape
         if past is not None:
@@ -143,7 +149,7 @@ class Attention(Op):
             scores = scores + bias
         seen = visible(self, batch, tokens, k.shape[2], past, lengths)
         seen = seen if mask is None else seen & mask
-        weights = _softmax(np.where(seen, scores, -np.inf))
+        weights = _softmax(np.where(seen, scores, -np.inf), sinks)
         # A key that no query sees may hold NaN: 0 * NaN must not reach the sum.
         values = np.where(np.any(seen, axis=(1, 2))[:, None, :, None], v, 0)
         done = np.matmul(weights, values).transpose(0, 2, 1, 3)
@@ -182,11 +188,13 @@ def visible(
     return seen
 
 
-def _softmax(scores: Array) -> Array:
-    """Softmax over the last dimension; zeros where every score is -inf."""
-    top = np.max(scores, axis=-1, keepdims=True, initial=-np.inf)
-    weights = np.exp(scores - np.where(np.isfinite(top), top, 0))
-    total = np.sum(weights, axis=-1, keepdims=True)
+def _softmax(scores: Array, sinks: Array) -> Array:
+    """Softmax over the last dimension and a sink per head; zeros where every score is -inf."""
+    sink = -np.inf if sinks is None else sinks.astype(scores.dtype)[:, None, None]
+    top = np.maximum(np.max(scores, axis=-1, keepdims=True, initial=-np.inf), sink)
+    top = np.where(np.isfinite(top), top, 0)
+    weights = np.exp(scores - top)
+    total = np.sum(weights, axis=-1, keepdims=True) + np.exp(sink - top)
     return weights / np.where(total > 0, total, 1)
 
 

@@ -279,7 +279,9 @@ class Block:
             _rearrange(weight, self.inputs, heads, assignment.queries, zero)
         for scores in (self.op.mask, self.op.bias):
             if scores is not None and scores.type.shape[1] != 1:
-                _select(self.op, scores, assignment.queries)
+                _select(self.op, scores, 1, assignment.queries)
+        if self.op.sinks is not None:
+            _select(self.op, self.op.sinks, 0, assignment.queries)
 
 
 def _rounds_heads(attention: Attention) -> bool:
@@ -295,16 +297,16 @@ def _complete(paths: tuple[Path, ...], attention: Attention) -> bool:
     return all(user in ops for op in splits for part in op.results for user in part.users)
 
 
-def _select(op: Attention, scores: Value, slots: Heads) -> None:
-    """Give copied heads the mask or bias of their originals; heads of zeros get any."""
+def _select(op: Attention, scores: Value, dim: int, slots: Heads) -> None:
+    """Give copied heads the mask, bias or sinks of their originals; heads of zeros get any."""
     parts: list[Value] = []
     for first, count in _runs(slots):
         begin, end = (0, 1) if first is None else (first, first + count)
-        part = insert_before(Slice(scores, dim=1, start=begin, stop=end), op).result
+        part = insert_before(Slice(scores, dim=dim, start=begin, stop=end), op).result
         if first is None and count > 1:
-            part = insert_before(Repeat(part, dim=1, count=count), op).result
+            part = insert_before(Repeat(part, dim=dim, count=count), op).result
         parts.append(part)
-    new = insert_before(Concat(parts, dim=1), op).result
+    new = insert_before(Concat(parts, dim=dim), op).result
     op.set_operands(tuple(new if value is scores else value for value in op.operands))
 
 

@@ -36,6 +36,7 @@ class Case:
     rope: str | None = ""
     options: str = ", causal"
     lengths: tuple[int, ...] = ()
+    sinks: str = ""  # their dtype
     index: str = "i32"
     norm: str | None = None  # rms_norm of the heads of q and k
     tokens: int = 1
@@ -90,14 +91,16 @@ class Case:
             keys, values = "k1", "v1"
         lengths = ", lengths=%lengths" if self.lengths else ""
         past = ", past=%past" if self.past else ""
+        sinks = ", sinks=%sinks" if self.sinks else ""
         lines += [
-            f"%mixed = attention %{names[0]}, %{keys}, %{values}{past}{lengths} "
+            f"%mixed = attention %{names[0]}, %{keys}, %{values}{past}{lengths}{sinks} "
             f"{{head_dim={d}{self.options}}} : {q}",
             f"return %mixed{', %k1, %v1' if self.updates else ''}",
         ]
         inputs += [f"%positions: {self.index}[B, S]"] if self.rope is not None else []
         inputs += [f"%past: {self.index}[B]"] if self.past else []
         inputs += [f"%lengths: {self.index}[B]"] if self.lengths else []
+        inputs += [f"%sinks: {self.sinks}[{self.heads}]"] if self.sinks else []
         inputs += [f"%k0: {held}", f"%v0: {held}"]
         results = [f"mixed: {q}"]
         if self.updates:
@@ -148,7 +151,7 @@ def arrays_of(case: Case, module: Module, random: np.random.Generator) -> Mappin
         if name in ("k0", "v0") and case.updates:
             for row, past in enumerate(np.resize(case.past, case.batch)):
                 array[row, :, int(past) + case.tokens :] = np.nan
-        found[value] = array.astype(numpy_dtype(case.dtype))
+        found[value] = array.astype(numpy_dtype(value.type.dtype))
     return found
 
 

@@ -36,6 +36,9 @@ CASES = {
     "lengths": Case(4, 2, 64, 2, 50, (30, 40), lengths=(20, 0)),
     "heads of length one": Case(6, 2, 64, 1, 50, (30,), norm=""),
     "normalized and read": Case(4, 2, 80, 1, 50, (30,), form="read", norm=", offset=1.0"),
+    "sinks": Case(12, 2, 64, 2, 300, (299, 7), options=", causal, window=50", sinks="bf16"),
+    "sinks of long": Case(2, 1, 64, 1, 5000, (4321,), sinks="f32"),
+    "sinks and no keys": Case(4, 2, 64, 2, 50, (30, 40), lengths=(20, 0), sinks="f32"),
     "only read": Case(4, 2, 64, 2, 50, (30, 41), form="read"),
     "of an encoder": Case(4, 2, 64, 2, 50, (), form="tokens", lengths=(33, 50), options=""),
 }

@@ -21,6 +21,7 @@ SIZES = {"B": 2, "S": 37, "T": 150}
 PAST = Arg((B,), "i32", low=0, high=113, name="past")
 LENGTHS = Arg((B,), "i64", low=0, high=160, name="lengths")
 BIAS = Arg((1, 4, S, T), "f32", name="bias")
+SINKS = Arg((4,), "f32", name="sinks")
 MASK = Arg((B, 1, S, T), "bool", name="mask")
 
 
@@ -51,6 +52,8 @@ EXAMPLES = [
     _tokens(head_dim=8, scale=-0.4),
     _caches(PAST, causal=True, head_dim=64),
     _caches(PAST, LENGTHS, causal=True, window=40),
+    _caches(PAST, LENGTHS, SINKS, causal=True, window=40),
+    _tokens(SINKS, causal=True, scale=4.0),
 ]
 CASES = [(example, dtype) for example in EXAMPLES for dtype in ("bf16", "f16")]
 

@@ -51,7 +51,7 @@ LARGER = [
     Example("cache_update", (Arg((2, 1, 5, 3)), Arg((2, 3, 3)), Arg((2,), "i64", 0, 3))),
     Example(
         "attention",
-        (Arg((B, S, 32)), Arg((B, 2, T, 8)), Arg((B, 2, T, 8)), PAST, LENGTHS),
+        (Arg((B, S, 32)), *[Arg((B, 2, T, 8))] * 2, PAST, LENGTHS, Arg((4,), "f32", name="sinks")),
         HEADS | {"causal": True, "window": 37},
         sizes=LONG,
     ),

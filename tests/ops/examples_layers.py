@@ -193,6 +193,7 @@ ATTENTIONS = [
             _bad("does not fit", BAD_Q, BAD_K, BAD_K, Arg((2, 4, 3, 1), "bool", name="mask")),
             _bad("does not fit", BAD_Q, BAD_K, BAD_K, Arg((2, 3, 5), "bool", name="mask")),
             _bad("does not fit", BAD_Q, BAD_K, BAD_K, Arg((2, 2, 3, 5), name="bias")),
+            _bad("there are 4 query heads", BAD_Q, BAD_K, BAD_K, Arg((2,), name="sinks")),
         )
     ),
     _attention(causal=True),
@@ -209,6 +210,9 @@ ATTENTIONS = [
     _attention(Arg((B, 4, S, T), name="bias"), Arg((1, 1, S, T), "bool", name="mask")),
     _attention(Arg((1, 4, 1, T), "f32", name="bias"), causal=True),
     _attention(Arg((B, 1, 1, T), "bool", name="mask"), keys=CACHE),
+    _attention(Arg((4,), name="sinks"), causal=True, window=2),
+    _attention(PAST, LENGTHS, Arg((4,), "f32", name="sinks"), keys=CACHE, causal=True, softcap=3.0),
+    _attention(Arg((1, 1, S, T), "bool", name="mask"), Arg((4,), name="sinks"), keys=CACHE),
     _attention(keys=Arg((B, T, 16)), group=1),
     _attention(keys=Arg((B, T, 4))),
     _attention(keys=Arg((B, 1, T, 4))),

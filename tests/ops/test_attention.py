@@ -6,6 +6,7 @@ against transformers. ONNX Runtime checks what attention computes (test_onnx.py)
 from __future__ import annotations
 
 import math
+from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -102,6 +103,18 @@ def test_past_beyond_the_keys_is_an_error(past: int) -> None:
     inputs = {"q": q, "k": k, "v": k, "past": np.array([past], np.int32)}
     with pytest.raises(Error, match=f"row 0 has {past} tokens before its 2, but there are only 6"):
         run(inputs, head_dim=4, causal=True)
+
+
+def test_sinks_take_probability() -> None:
+    torch = import_module("torch")
+    sinks = np.array([-1e9, -1.0, 0.5, 100.0], np.float32)
+    arrays = {"q": normal(2, 3, 16), "k": normal(2, 5, 16), "v": normal(2, 5, 16)}
+    q, k, v = (torch.tensor(x).view(2, -1, 4, 4).transpose(1, 2) for x in arrays.values())
+    scores = q @ k.transpose(2, 3) / 2
+    column = torch.tensor(sinks).view(1, 4, 1, 1).expand(2, 4, 3, 1)
+    weights = torch.softmax(torch.cat([scores, column], dim=3), 3)[..., :5]
+    wanted = (weights @ v).transpose(1, 2).reshape(2, 3, 16).numpy()
+    np.testing.assert_allclose(run(arrays | {"sinks": sinks}, head_dim=4), wanted, atol=1e-6)
 
 
 # rope

@@ -1,14 +1,15 @@
 // Attention of `ROWS` queries that share their keys by one block, with a softmax that is corrected
 // as larger scores appear (online softmax). query(row, d), key(j, d) and value(j, c) are elements;
-// visible(row, j) and change(row, j, product) are about one score. The keys are `low` to `high` - 1.
+// visible(row, j) and change(row, j, product) are about one score; sink(row) is that of a key of value
+// 0, or -infinity. The keys are `low` to `high` - 1.
 
 const int THREADS = 128;
 
 template <typename R, int ROWS, int D, int DV, class Query, class Key, class Value, class Visible,
-          class Change, class Out>
+          class Change, class Sink, class Out>
 INLINE void attend(
     ix rows, ix low, ix high, Query query, Key key, Value value, Visible visible, Change change,
-    Out out
+    Sink sink, Out out
 ) {
     __shared__ R features[ROWS][D], weights[ROWS][THREADS], sums[ROWS][DV];
     const R infinity = (R)__uint_as_float(0x7f800000u);
@@ -17,7 +18,8 @@ INLINE void attend(
         for (int d = threadIdx.x; d < D; d += blockDim.x)
             features[r][d] = r < rows ? query((ix)r, (ix)d) : (R)0;
         for (int c = threadIdx.x; c < DV; c += blockDim.x) sums[r][c] = 0;
-        tops[r] = -infinity, totals[r] = 0;
+        tops[r] = r < rows ? sink((ix)r) : -infinity;
+        totals[r] = tops[r] == -infinity ? (R)0 : (R)1;
     }
     __syncthreads();
     for (ix j0 = low; j0 < high; j0 += blockDim.x) {

@@ -78,13 +78,14 @@ def attention(op: Op, stored: Collection[Value]) -> list[Template]:
     keys_of_block(op, heads, body)
     visibility(op, body)
     scores(op, body, kind)
+    sinks(op, body, kind)
     with body.block(f"auto out = [&](ix row, ix c, {kind} x)"):
         body.line(ROW)
         feature = f"(h * {heads.values} + c)"
         body.line(f"store(out0, {body.place(op.result, ('b', 'i', feature))}, x);")
     body.line(";")
     sizes = f"{kind}, {rows}, {heads.width}, {heads.values}"
-    body.line(f"attend<{sizes}>(rows, low, high, query, key, value, visible, change, out);")
+    body.line(f"attend<{sizes}>(rows, low, high, query, key, value, visible, change, sink, out);")
     options = {"operations": [op], "block": THREADS, "helpers": HELPERS}
     return [launch("attention", body, [op.result], heads.grid(rows), **options)]
 
@@ -120,6 +121,17 @@ def _operands(op: Attention, body: Body) -> None:
                 index = ("b", "j", feature)
             body.line(f"return {body.element(value, index)};")
         body.line(";")
+
+
+def sinks(op: Attention, body: Body, kind: str) -> None:
+    """The function that gives the score of a query's sink, -infinity without sinks."""
+    with body.block(f"auto sink = [&](ix row) -> {kind}"):
+        if op.sinks is None:
+            body.line(f"return ({kind})__uint_as_float(0xff800000u);")
+        else:
+            body.line(ROW)
+            body.line(f"return ({kind}){body.element(op.sinks, ('h',))};")
+    body.line(";")
 
 
 def keys_of_block(op: Attention, heads: Heads, body: Body) -> None:

@@ -5,9 +5,9 @@
 // cluster, where the kernel is built for one, or by the block that ends last.
 // Constants come before: T, D, GROUP (query heads of a key head), ROWS (of them in a block), PARTS,
 // WARPS, THREADS, EARLY, NEW (writes the caches), NORM, EPS and OFFSET (rms_norm of heads), ROPE,
-// INTERLEAVED, TURNED, FACTOR, FREQUENCY, CAUSAL, WINDOW, LENGTHS, SCALE, SOFTCAP, SPLIT (several
-// blocks per head), CLUSTER (blocks in one, or 1), AHEAD (loads values and the next keys while it
-// computes).
+// INTERLEAVED, TURNED, FACTOR, FREQUENCY, CAUSAL, WINDOW, LENGTHS, SINKS, SCALE, SOFTCAP, SPLIT
+// (several blocks per head), CLUSTER (blocks in one, or 1), AHEAD (loads values and the next keys
+// while it computes).
 
 struct Decode {
     const u16 *q, *k, *v;                  // the new rows of a sequence, `*_stride` elements apart
@@ -20,6 +20,7 @@ struct Decode {
     const PastIndex* past;
     const PositionIndex* positions;
     const LengthIndex* lengths;
+    const SinkType* sinks;                 // [query heads]: scores of keys of value 0
     Quad* partial;                         // per split: QUADS sums, then the top and total of a row
     int* arrived;                          // per head: splits that are done; 0 before and after
 };
@@ -111,10 +112,11 @@ INLINE Quad joined(int parts, Top top_of, Total total_of, Part part_of, float& t
     return sum;
 }
 
-INLINE void finish(const Decode& a, int kv, int part, int i, const Quad& value, float total) {
+INLINE void finish(const Decode& a, int kv, int part, int i, const Quad& value, float top, float total) {
     const int r = part * ROWS + i / ROW_QUADS, d = i % ROW_QUADS * 4;
     if (r >= GROUP || d >= D) return;
     const long long heads = (long long)(gridDim.y / PARTS) * GROUP;
+    if (SINKS) total += exp2_fast((float)a.sinks[kv * GROUP + r] * LOG2E - top);
     const float weight = total == 0.0f ? 0.0f : 1.0f / total;
     Pack<u16, 4> done;
     #pragma unroll
@@ -150,7 +152,7 @@ INLINE void join_in_cluster(DecodeShared& s, const Decode& a, int kv, int part) 
             CLUSTER, [&](int n) { return s.inbox_tops[n * ROWS + r].item[0]; },
             [&](int n) { return s.inbox_tops[n * ROWS + r].item[1]; },
             [&](int n) { return s.inbox[n * SHARE + i]; }, top, total);
-        finish(a, kv, part, at, value, total);
+        finish(a, kv, part, at, value, top, total);
     }
 }
 
@@ -178,7 +180,7 @@ INLINE void join_by_last(DecodeShared& s, const Decode& a, int kv, int part, int
             splits, [&](int n) { return tops[n * SIZE].item[0]; },
             [&](int n) { return tops[n * SIZE].item[1]; },
             [&](int n) { return all[n * SIZE + i]; }, top, total);
-        finish(a, kv, part, i, value, total);
+        finish(a, kv, part, i, value, top, total);
     }
 }
 
@@ -381,6 +383,6 @@ INLINE void decode_attention(const Decode& a) {
     for (int i = threadIdx.x; i < QUADS; i += THREADS) {
         float best, all;
         const Quad value = of_warps(s, i, best, all);
-        finish(a, kv, part, i, value, all);
+        finish(a, kv, part, i, value, best, all);
     }
 }

@@ -239,7 +239,8 @@ class Source:
         self.site, self.shape = site, shape
         positions = site.rope.positions if site.rope else None
         rows = [each.value for each in (site.q, site.k, site.v) if each]
-        fixed = [each for each in (op.past, positions, op.lengths) if each is not None]
+        fixed = [op.past, positions, op.lengths, op.sinks]
+        fixed = [each for each in fixed if each is not None]
         fixed += [site.keys, site.values]
         # what no kernel writes in a step, but for the new rows
         self.early = all(each.producer is None for each in fixed)
@@ -272,9 +273,8 @@ class Source:
             if rows:
                 fields[name] = f"(const u16*){self._pointer(rows.value)} + {rows.offset}"
                 fields[f"{name}_stride"] = self._size(rows.stride)
-        for name, value in (("past", op.past), ("positions", positions), ("lengths", op.lengths)):
-            if value is not None:
-                fields[name] = self._pointer(value)
+        named = {"past": op.past, "positions": positions, "lengths": op.lengths, "sinks": op.sinks}
+        fields |= {k: self._pointer(value) for k, value in named.items() if value is not None}
         for name, gain in zip(("q_gain", "k_gain"), site.gains, strict=False):
             fields[name] = self._pointer(gain)
         caches = site.updates or (site.keys, site.values)
@@ -304,6 +304,7 @@ class Source:
             "PastIndex": op.past,
             "PositionIndex": rope.positions if rope else None,
             "LengthIndex": op.lengths,
+            "SinkType": op.sinks,
         }
         whole = {
             "D": op.head_dim,
@@ -320,6 +321,7 @@ class Source:
             "NEW": self.site.k is not None,
             "CAUSAL": op.causal,
             "LENGTHS": op.lengths is not None,
+            "SINKS": op.sinks is not None,
             "SPLIT": shape.splits > 1,
             "AHEAD": shape.ahead,
         }

@@ -202,19 +202,25 @@ INLINE void scale(float (&sums)[SUMS][4], const float (&by)[2]) {
 }
 
 // query(row), key(j) and value(j) are where rows lie; whole(j) says that all queries see the keys j
-// to j + KEYS - 1; visible(row, j) and change(row, j, product) are about one score; out(row, column,
-// pair) takes two results.
-template <class Query, class Key, class Value, class Whole, class Visible, class Change, class Out>
+// to j + KEYS - 1; visible(row, j) and change(row, j, product) are about one score; sink(row) is that of a
+// key of value 0, or -infinity; out(row, column, pair) takes two results.
+template <class Query, class Key, class Value, class Whole, class Visible, class Change, class Sink,
+          class Out>
 INLINE void attend(
     ix rows, ix low, ix high, Query query, Key key, Value value, Whole whole, Visible visible,
-    Change change, Out out
+    Change change, Sink sink, Out out
 ) {
     TILES(Room, room);
     Tiles& s = aligned(room);
     const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
     const int first = threadIdx.x / 32 * 16 + g;
     float sums[SUMS][4] = {}, total[2] = {};
-    float top[2] = {negative_infinity(), negative_infinity()};
+    float top[2];
+    for (int half = 0; half < 2; ++half) {
+        const int row = first + half * 8;
+        top[half] = row < rows ? sink((ix)row) : negative_infinity();
+        total[half] = t == 0 && top[half] != negative_infinity();
+    }
     float score[KEYS / 8][4];
     auto next_tiles = [&](ix j, int stage) {
         if (j >= high) return;

@@ -9,7 +9,7 @@ from irc.ir.core import Op
 from irc.ops.attention import Attention
 
 from ..plan.template import Fused, Sizes, Template, fusion
-from .attention import FAR, ROW, Heads, keys_of_block, queries_of_block, scores, visibility
+from .attention import FAR, ROW, Heads, keys_of_block, queries_of_block, scores, sinks, visibility
 from .body import Body
 from .decode_attention import find_site
 from .files import helpers
@@ -56,18 +56,20 @@ def template(op: Attention) -> Template:
     _rows(op, heads, body)
     keys_of_block(op, heads, body)
     visibility(op, body)
-    changed = bool(op.softcap) or op.bias is not None or op.score_scale <= 0
+    changed = bool(op.softcap) or op.score_scale <= 0
+    changed |= op.bias is not None or op.sinks is not None
     if changed:
         scores(op, body, "float")
     else:
         body.line("auto change = [&](ix row, ix j, float x) { return x; };")
+    sinks(op, body, "float")
     _whole(op, body)
     with body.block("auto out = [&](ix row, ix c, u32 pair)"):
         body.line(ROW)
         place = body.place(op.result, ("b", "i", f"(h * {heads.values} + c)"))
         body.line(f"*(u32*)(out0 + {place}) = pair;")
     body.line(";")
-    body.line("attend(rows, low, high, query, key, value, whole, visible, change, out);")
+    body.line("attend(rows, low, high, query, key, value, whole, visible, change, sink, out);")
     scale = (1.0 if changed else op.score_scale) * log2(EULER)
     constants = {"KEYS": keys, "WARPS": warps, "D": heads.width, "DV": heads.values}
     head = "".join(f"constexpr int {name} = {n};\n" for name, n in constants.items())

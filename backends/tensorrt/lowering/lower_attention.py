@@ -9,11 +9,14 @@ from __future__ import annotations
 from irc import ops
 from irc.backends.onnx.emitter import Lowered
 from irc.backends.onnx.lower_attention import (
+    LOWEST,
     by_head,
     cos_sin,
     fixed_heads,
+    in_parts,
     joined_heads,
     rotated,
+    score_sizes,
     symbolic_heads,
     visible_keys,
 )
@@ -21,10 +24,9 @@ from irc.backends.tensorrt.lowering.emitter import TensorRTEmitter
 from irc.backends.tensorrt.lowering.table import CHOICES
 from irc.backends.tensorrt.nodes import ATTENTION, CACHE_UPDATE
 from irc.ir.core import Function, Value
-from irc.ir.dims import Dim, DimLike, Shape, exact_divide
+from irc.ir.dims import Dim, DimLike, exact_divide
 
 _ALIGNED, _WIDEST = 8, 256  # what the head sizes of fused kernels are a multiple of; the largest
-_LOWEST = {"f16": -3e4, "bf16": -1e38, "f32": -1e38}  # exp of it is 0; finite with scores added
 
 
 @CHOICES.lower(
@@ -41,34 +43,26 @@ def rope(e: TensorRTEmitter, op: ops.Rope) -> Lowered:
     return rotated(e, op, cos, sin)
 
 
-def _sizes(op: ops.Attention) -> tuple[DimLike, int, DimLike, DimLike]:
-    """The shape [B, H, S, T] of the scores."""
-    batch, tokens, features = op.q.type.shape
-    heads = exact_divide(features, op.head_dim)
-    assert isinstance(heads, int)
-    return batch, heads, tokens, op.k.type.shape[2 if op.cached else 1]
-
-
 @CHOICES.lower(
     ops.Attention,
     choice="TRT_Attention",
     reason="ONNX Attention drops nonpad_kv_seqlen and aligns causal masks to the first key; a "
-    "softcap or values of another width become products and a softmax",
+    "softcap, sinks or values of another width become products and a softmax",
     source="parsed networks and layer dumps of TensorRT-RTX 1.7.1.116; TRT_custom_ops.md",
     unless=symbolic_heads,
 )
 def attention(e: TensorRTEmitter, op: ops.Attention) -> Lowered:
     """The weighted sums of values as a matrix [B * S, H * Dv]."""
-    heads = _sizes(op)[1]
+    heads = score_sizes(op)[1]
     width = exact_divide(op.result.type.shape[2], heads)
     assert width is not None
     q = by_head(e, op.q, heads, op.head_dim)
     q = e.add("Mul", q, e.number(op.score_scale, op.q.type.dtype))
     k, v = _keys(e, op.k, op, op.head_dim), _keys(e, op.v, op, width)
-    is_own = not op.softcap and width == op.head_dim and _is_taken(op)
+    is_own = not op.softcap and op.sinks is None and width == op.head_dim and _is_taken(op)
     if is_own and not e.avoids(ATTENTION):
         return joined_heads(e, op, _fused(e, op, q, k, v))
-    return joined_heads(e, op, _in_parts(e, op, q, k, v, width))
+    return joined_heads(e, op, in_parts(e, op, q, k, v, width))
 
 
 def _keys(e: TensorRTEmitter, x: Value, op: ops.Attention, width: DimLike) -> str:
@@ -127,41 +121,14 @@ def _valid(e: TensorRTEmitter, op: ops.Attention) -> str:
 def _scores(e: TensorRTEmitter, op: ops.Attention) -> str:
     """What is added to the scores, or a mask of them: [B|1, H|1, S, T] with S and T expanded."""
     mask = scores = visible_keys(e, op, op.causal)
-    kind, sizes = op.q.type.dtype, _sizes(op)[2:]
+    kind, sizes = op.q.type.dtype, score_sizes(op)[2:]
     if op.bias is not None:
         scores = e.converted(op.bias, kind)
-        scores = e.add("Where", mask, scores, e.number(_LOWEST[kind], kind)) if mask else scores
+        scores = e.add("Where", mask, scores, e.number(LOWEST[kind], kind)) if mask else scores
     shapes = [x.type.shape[2:] for x in (op.mask, op.bias) if x is not None]
     if op.causal or op.window or sizes in shapes:
         return scores  # an Expand to the shape it has would cost kernels in every layer
     return e.cached(("scores", scores), lambda: e.add("Expand", scores, e.sizes((1, 1, *sizes))))
-
-
-def _in_parts(e: TensorRTEmitter, op: ops.Attention, q: str, k: str, v: str, width: DimLike) -> str:
-    """Products and a softmax in f32, with key heads broadcast: [B, H, S, Dv]."""
-    kind = op.q.type.dtype
-    batch, heads, tokens, keys = _sizes(op)
-    assert isinstance(op.key_heads, int)
-    grouped: Shape = (batch, op.key_heads, heads // op.key_heads)
-    q = e.reshape(q, (*grouped, tokens, op.head_dim))
-    k, v = (e.add("Unsqueeze", x, e.ints(2)) for x in (k, v))
-    scores = e.add("MatMul", q, e.add("Transpose", k, perm=[0, 1, 2, 4, 3]))
-    scores = e.cast(scores, "f32") if kind != "f32" else scores
-    if op.softcap:
-        cap = e.number(op.softcap, "f32")
-        scores = e.add("Mul", e.add("Tanh", e.add("Div", scores, cap)), cap)
-    scores = e.reshape(scores, (batch, heads, tokens, keys))
-    if op.bias is not None:
-        scores = e.add("Add", scores, e.converted(op.bias, "f32"))
-    mask = visible_keys(e, op, op.causal)
-    scores = e.add("Where", mask, scores, e.number(_LOWEST["f32"], "f32")) if mask else scores
-    weights = e.add("Softmax", scores, axis=-1)
-    if mask:  # a query that sees no key gives 0
-        weights = e.add("Where", mask, weights, e.number(0, "f32"))
-    weights = e.cast(weights, kind) if kind != "f32" else weights
-    weights = e.reshape(weights, (*grouped, tokens, keys))
-    out = e.add("MatMul", weights, v)
-    return e.reshape(out, (batch, heads, tokens, width))
 
 
 @CHOICES.lower(
