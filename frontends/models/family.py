@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from ...errors import Error
 from ...extensions.entry_points import load_installed
 from ...extensions.user_files import defining_modules, watch
 from ...ir import core
+from ...json_files import read_object
 from ...weights import Ref
 from ..module import Module
 from ..trace import Spec, trace
@@ -107,6 +109,7 @@ class Family(Generic[Config]):
         return module
 
 
+_FACTS = ("states", "dtypes", "meshes", "schemes")
 _FEW = 5  # keys that a near family may lack
 _LISTED = "irc models lists those that irc loads"
 _OTHERWISE = (
@@ -127,6 +130,21 @@ def register(family: Family[Config]) -> Family[Config]:
             raise Error(f"a family for {architecture} ({family.model_type}) is registered already")
         FAMILIES[key] = family
     return family
+
+
+def described() -> dict[str, dict[str, Any]]:
+    """By model_type: its architectures, and the row of checked.json, which tests derive.
+
+    A family of a user has no row: its kind is "", and nothing of it is checked.
+    """
+    load_installed(GROUP)
+    checked = read_object(Path(__file__).with_name("checked.json"))
+    rows: dict[str, dict[str, Any]] = {}
+    for model_type, architecture in sorted(FAMILIES):
+        facts = checked.get(model_type, {"kind": "", **{key: [] for key in _FACTS}})
+        row = rows.setdefault(model_type, {"model_type": model_type, "architectures": [], **facts})
+        row["architectures"].append(architecture)
+    return rows
 
 
 def find_family(values: Mapping[str, Any], ignore: Sequence[str] = ()) -> Family[Any]:

@@ -43,6 +43,7 @@ GROUPS = {
         "doctor": "check the installation and the files of an artifact",
     },
     "what there is": {
+        "models": "list the families of models, and what of them is checked",
         "ops": "list the operations and the backends that have them",
         "passes": "list the passes and their options",
         "plugins": "list the plugins of engines, or describe one",

@@ -102,6 +102,7 @@ PRINTED = [
     (f"passes fuse-square --load {PASS}", rf"\Afuse-square  \({PASS}\)\n"),
     ("passes expand", r"options:\n  ops "),
     ("passes cse", "It has no options."),
+    ("models", "^llama +decoder +k, v +f32, bf16 +tp=2, tp=3, pp=2 +w4a16"),
     ("passes", "^  onnx +inline, "),
     ("passes quantize", "^  w4a16  .*4-bit weights in groups"),
     ("passes quantize --json", '"nvfp4"'),

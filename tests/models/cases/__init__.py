@@ -8,6 +8,9 @@ from pathlib import Path
 from pkgutil import iter_modules
 from typing import Any
 
+from irc.frontends.huggingface import model_of
+from tests.layout import ROOT
+
 # What most decoders have; a case sets what its family has besides, or calls otherwise.
 SIZES: dict[str, Any] = {
     "vocab_size": 96,
@@ -19,6 +22,13 @@ SIZES: dict[str, Any] = {
     "max_position_embeddings": 64,
     "initializer_range": 0.15,  # large enough for the logits to tell one token from another
 }
+# table -> the kind of its models, and the dtypes in which tests compare all of them
+TABLES = {
+    "DECODERS": ("decoder", ("f32", "bf16")),
+    "ENCODER_DECODERS": ("encoder-decoder", ("f32",)),
+}
+CHECKED = ROOT / "frontends" / "models" / "checked.json"
+_LISTS = ("meshes", "schemes")
 
 
 @dataclass(frozen=True)
@@ -26,7 +36,8 @@ class Case:
     """A tiny model: its model_type, the keys of its config.json, and the meshes that it allows.
 
     `architecture` is the class of transformers, by default that of AutoModelForCausalLM. `limit`
-    is the largest difference to transformers, relative to the largest logit.
+    is the largest difference to transformers, relative to the largest logit. Tests compare it on
+    its `meshes` and with its `schemes`, of weights or "int8 caches"; `irc models` lists both.
     """
 
     model_type: str
@@ -34,6 +45,7 @@ class Case:
     meshes: tuple[str, ...] = ("tp=2", "tp=3", "pp=2")
     architecture: str = ""
     limit: float = 1e-4
+    schemes: tuple[str, ...] = ()
 
     def save(self, folder: Path, dtype: str = "float32") -> Any:
         """The model with random weights, saved to a folder as safetensors."""
@@ -59,3 +71,27 @@ def cases(kind: str) -> dict[str, Any]:
     """The cases of all tables of this name, such as DECODERS."""
     tables = [import_module(f"{__name__}.{part.name}") for part in iter_modules(__path__)]
     return {name: case for table in tables for name, case in getattr(table, kind, {}).items()}
+
+
+def checked() -> dict[str, dict[str, Any]]:
+    """What tests compare with transformers, by model_type; `irc models` reads it from CHECKED."""
+    rows: dict[str, dict[str, Any]] = {}
+    for table, (kind, dtypes) in TABLES.items():
+        for case in cases(table).values():
+            states = states_of(case)
+            row: dict[str, Any] = {"kind": kind, "states": [], "dtypes": [*dtypes]}
+            row = rows.setdefault(case.model_type, row | {"meshes": [], "schemes": []})
+            for name, values in (("states", states), *((n, getattr(case, n)) for n in _LISTS)):
+                row[name] += [value for value in values if value not in row[name]]
+    return {name: rows[name] for name in sorted(rows)}
+
+
+def states_of(case: Case) -> list[str]:
+    """The states of a model, without the numbers of layers; those of a fixed size say so."""
+    config = import_module("transformers").AutoConfig.for_model(case.model_type, **case.keys)
+    values = config.to_dict() | {"architectures": [case.architecture] if case.architecture else []}
+    model = model_of(values)
+    signature = model.family.signature(model.config, "f32")
+    grows = {name: "C" in signature.inputs[name].shape for name in signature.aliases.values()}
+    texts = (name.rstrip("0123456789") + " (fixed)" * (not grow) for name, grow in grows.items())
+    return list(dict.fromkeys(texts))

@@ -8,6 +8,7 @@ from . import SIZES, Case
 
 GPT2 = {"vocab_size": 96, "n_embd": 48, "n_layer": 2, "n_head": 4, "n_positions": 64}
 RANGE = {"initializer_range": 0.15}
+CODES = ("w4a16", "int8 caches")
 ABSENT = ("num_key_value_heads", "intermediate_size")
 PLAIN: dict[str, Any] = {key: value for key, value in SIZES.items() if key not in ABSENT}
 NEOX = PLAIN | {"intermediate_size": 80, "rotary_pct": 0.5}
@@ -21,11 +22,13 @@ DECODERS = {
     "gptj": Case("gptj", GPT2 | RANGE | {"rotary_dim": 4}),
     "gpt_neox": Case("gpt_neox", NEOX),
     "gpt_neox_in_turn": Case("gpt_neox", NEOX | {"use_parallel_residual": False}, ("tp=2",)),
-    "opt": Case("opt", OPT),
+    "opt": Case("opt", OPT, schemes=CODES),
     "bloom": Case("bloom", BLOOM | {"n_head": 4}),
     "bloom_six_heads": Case("bloom", BLOOM | {"n_head": 6}, ("tp=2",)),
     "falcon_one_key_head": Case("falcon", FALCON),
-    "falcon_groups": Case("falcon", FALCON | {"new_decoder_architecture": True, "num_kv_heads": 2}),
+    "falcon_groups": Case(
+        "falcon", FALCON | {"new_decoder_architecture": True, "num_kv_heads": 2}, schemes=CODES
+    ),
     "falcon_in_turn": Case(
         "falcon", FALCON | {"parallel_attn": False, "multi_query": False, "bias": True}, ("tp=2",)
     ),
