@@ -108,14 +108,9 @@ class Attention(Module):
         keys and values, which `memory_cache` computes once for many calls.
         """
         self._check(positions, cache, past, memory)
-        if isinstance(memory, Cache):
-            return self._over(x, memory, lengths, mask, bias)
+        q = self._projected(self.q_proj, x, self.q_norm)
         source = x if memory is None else memory
-        q, k, v = self.q_proj(x), self.k_proj(source), self.v_proj(source)
-        if self.clip:
-            q, k, v = (F.clip(projected, low=-self.clip, high=self.clip) for projected in (q, k, v))
-        if self.q_norm is not None and self.k_norm is not None:
-            q, k = self._normalized(self.q_norm, q), self._normalized(self.k_norm, k)
+        k, v = source if isinstance(source, Cache) else self._keys_and_values(source)
         if self.rope is not None and positions is not None:
             q = self.rope(q, positions, self.head_dim).named("q")
             k = self.rope(k, positions, self.head_dim).named("k")
@@ -152,39 +147,19 @@ class Attention(Module):
 
     def memory_cache(self, memory: Tensor) -> Cache:
         """Keys and values [B, kv_heads, T, head_dim] of another sequence [B, T, memory_size]."""
-        k, v = self.k_proj(memory), self.v_proj(memory)
-        if self.clip:
-            k, v = (F.clip(projected, low=-self.clip, high=self.clip) for projected in (k, v))
-        if self.k_norm is not None:
-            k = self._normalized(self.k_norm, k)
-        heads = (x.reshape(*x.shape[:2], -1, self.head_dim).permute(0, 2, 1, 3) for x in (k, v))
-        return Cache(*heads)
+        tokens, shape = self._keys_and_values(memory), (*memory.shape[:2], -1, self.head_dim)
+        return Cache(*(x.reshape(*shape).permute(0, 2, 1, 3) for x in tokens))
 
-    def _over(
-        self,
-        x: Tensor,
-        memory: Cache,
-        lengths: Tensor | None,
-        mask: Tensor | None,
-        bias: Tensor | None,
-    ) -> Tensor:
-        """x [B, S, hidden_size] to the same, over keys and values that are ready."""
-        q = self.q_proj(x)
+    def _keys_and_values(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        keys = self._projected(self.k_proj, x, self.k_norm)
+        return keys, self._projected(self.v_proj, x, None)
+
+    def _projected(self, projection: Module, x: Tensor, norm: Module | None) -> Tensor:
+        """Queries, keys or values [B, S, heads*head_dim] of x, clipped and normalized."""
+        projected = projection(x)
         if self.clip:
-            q = F.clip(q, low=-self.clip, high=self.clip)
-        if self.q_norm is not None:
-            q = self._normalized(self.q_norm, q)
-        mixed = attend(
-            q,
-            *memory,
-            self.head_dim,
-            lengths=lengths,
-            mask=mask,
-            bias=bias,
-            scale=self.scale,
-            softcap=self.softcap,
-        )
-        return self.o_proj(mixed.named("mixed"))
+            projected = F.clip(projected, low=-self.clip, high=self.clip)
+        return projected if norm is None else self._normalized(norm, projected)
 
     def _normalized(self, norm: Module, x: Tensor) -> Tensor:
         """x [B, S, heads*head_dim] to the same, each head normalized, or all together."""

@@ -50,28 +50,24 @@ def _read(config: ConfigReader, scaled: bool, encoder_only: bool = False) -> Con
 
 
 def _stored(config: Config) -> Sequence[Stored]:
-    names: list[tuple[str, str]] = [("embed_tokens", "shared")]
-    for stack, mlp in (("encoder", 1), ("decoder", 2)):
-        for own, at in (("self_attn", "0.SelfAttention"), ("cross_attn", "1.EncDecAttention")):
-            block = f"{stack}.block.*.layer."
-            names += [(f"{stack}.layers.*.{own}.{x}_proj", f"{block}{at}.{x}") for x in "qkvo"]
-            names.append((f"{stack}.layers.*.{own}_norm", f"{block}{at[0]}.layer_norm"))
-        dense = f"{stack}.block.*.layer.{mlp}.DenseReluDense"
-        names += [
-            (f"{stack}.layers.*.mlp.gate_proj", f"{dense}.wi_0"),
-            (f"{stack}.layers.*.mlp.up_proj", f"{dense}.{'wi_1' if config.gated else 'wi'}"),
-            (f"{stack}.layers.*.mlp.down_proj", f"{dense}.wo"),
-            (f"{stack}.layers.*.mlp_norm", f"{stack}.block.*.layer.{mlp}.layer_norm"),
-            (f"{stack}.norm", f"{stack}.final_layer_norm"),
-        ]
-    table = "{}.block.0.layer.0.SelfAttention.relative_attention_bias.weight"
-    return [
-        *(Stored(own, key) for own, key in names),
-        *(
-            Stored(f"{stack}.relative_table", table.format(stack), transposed=True)
-            for stack in ("encoder", "decoder")
-        ),
+    names: dict[str, str] = {"embed_tokens": "shared"}
+    products = {"up_proj": "wi_1" if config.gated else "wi", "gate_proj": "wi_0", "down_proj": "wo"}
+    attentions = (("self_attn", "0.SelfAttention"), ("cross_attn", "1.EncDecAttention"))
+    for stack, last in (("encoder", 1), ("decoder", 2)):
+        layer, block = f"{stack}.layers.*", f"{stack}.block.*.layer"
+        for name, at in attentions:
+            names |= {f"{layer}.{name}.{x}_proj": f"{block}.{at}.{x}" for x in "qkvo"}
+            names[f"{layer}.{name}_norm"] = f"{block}.{at[0]}.layer_norm"
+        dense = f"{block}.{last}.DenseReluDense"
+        names |= {f"{layer}.mlp.{own}": f"{dense}.{key}" for own, key in products.items()}
+        names[f"{layer}.mlp_norm"] = f"{block}.{last}.layer_norm"
+        names[f"{stack}.norm"] = f"{stack}.final_layer_norm"
+    table = "block.0.layer.0.SelfAttention.relative_attention_bias.weight"
+    tables = [
+        Stored(f"{stack}.relative_table", f"{stack}.{table}", transposed=True)
+        for stack in ("encoder", "decoder")
     ]
+    return [*tables, *(Stored(own, key) for own, key in names.items())]
 
 
 UNUSED = {
