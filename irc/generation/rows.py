@@ -54,6 +54,7 @@ class Rows:
         self.growing = [port for port in ports.inputs if port.name.startswith(_PAST)]
         self.inputs = [port for port in ports.inputs if port not in self.growing]
         self.origin = np.arange(len(prompts))  # the row of `extra` that each row has
+        self._given: dict[str, tuple[bytes, Array]] = {}  # by name, for an order of rows
         self.past = np.zeros(len(prompts), np.int32)
         self.mask = np.zeros((len(prompts), 0), np.int32)  # 1: a token, 0: padding
         self.caches: Arrays = {port.name: self._zeros(port, 0) for port in self.growing}
@@ -212,6 +213,24 @@ class Rows:
             return None
         return [row[:count] for row, count in zip(logits, counts, strict=True)]
 
+    def given(self, port: Port) -> Array:
+        """The array in `extra` for an input, row by row.
+
+        It is read-only and the same in all calls while the order of rows is: backends need not
+        copy it again.
+        """
+        order = self.origin.tobytes()
+        held = self._given.get(port.name)
+        if held is None or held[0] != order:
+            array = self.extra[port.name]
+            if port.shape[:1] == (self.row_dim,):  # an entry per row
+                array = array[self.origin]
+            array = array.reshape(array.shape + (1,) * (len(port.shape) - array.ndim))
+            array = np.array(converted(port, array), order="C")
+            array.flags.writeable = False
+            held = self._given[port.name] = order, array
+        return held[1]
+
     def _zeros(self, port: Port, slots: int) -> Array:
         return np.zeros(state_shape(port, self.count, slots), numpy_dtype(port.dtype))
 
@@ -250,14 +269,11 @@ class _Call:
     def value(self, port: Port) -> Array:
         """The array for an input, by its name."""
         given = self.rows.extra.get(port.name)
+        if given is not None and port.shape == self.rows.ids.shape and self.rows.packed:
+            rows = given[self.rows.origin].reshape(-1, 1)
+            return converted(port, self.joined(rows.repeat(self.width, 1)))  # an entry per token
         if given is not None:
-            if port.shape == self.rows.ids.shape and self.rows.packed:  # an entry per token
-                given = self.joined(given[self.rows.origin].reshape(-1, 1).repeat(self.width, 1))
-            elif port.shape[:1] == (self.rows.row_dim,):  # an entry per row
-                given = given[self.rows.origin]
-            return converted(
-                port, given.reshape(given.shape + (1,) * (len(port.shape) - given.ndim))
-            )
+            return self.rows.given(port)
         base = port.name.rstrip("0123456789").rstrip("_")
         return converted(port, _VALUES[base](self, port))
 

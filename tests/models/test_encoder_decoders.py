@@ -14,6 +14,10 @@ import irc
 from irc.backends.base import Program
 from irc.frontends import huggingface, layers
 from irc.frontends.layers.attention import Cache
+from irc.generation.decoding import Decoding
+from irc.generation.sampling import GREEDY
+from irc.generation.search import DecodingRules, Sampled
+from tests.tensorrt.runtime_world import World, write
 
 from .cases import Case, cases
 from .runners import program, relative
@@ -140,6 +144,27 @@ def test_generation_equals_that_of_transformers(name: str, tmp_path: Path) -> No
                 model, **inputs, **rules, num_beams=beams
             )
         assert [row[0].tokens for row in got] == wanted.tolist()
+
+
+def test_what_the_encoder_returned_is_copied_to_a_gpu_once(tmp_path: Path) -> None:
+    model = saved("t5", tmp_path / "model")
+    state = irc.evaluate(huggingface.load(tmp_path / "model", part="encoder"), sources(model)[0])
+    extra = state | {"encoder_lengths": LENGTHS}
+
+    def generated(loaded: Program, dims: Any) -> list[list[int]]:
+        rules = DecodingRules(GREEDY, 8, ())
+        searches = [Sampled([1], rules, np.random.default_rng(row)) for row in range(2)]
+        decoding = Decoding(loaded, dims, searches, extra)
+        assert len(list(decoding.steps())) == 8
+        return decoding.sequences()
+
+    facts = write(tmp_path / "built", huggingface.load(tmp_path / "model"))
+    world = World(tmp_path / "built", facts, self_test=False)
+    wanted = program(huggingface.load(tmp_path / "model"), "reference", tmp_path / "reference")
+    assert generated(world.programs[0], facts["dims"]) == generated(wanted, facts["dims"])
+    uploads = [call[2] for call in world.gpus[0].calls if call[0] == "upload"]
+    assert uploads.count(state["cross_k0"].nbytes) == 4  # keys and values of two layers
+    world.close()
 
 
 def test_an_encoder_alone(tmp_path: Path) -> None:

@@ -81,6 +81,7 @@ class Memory:
         self._driver, self._stream = driver, stream
         self._device: dict[str, tuple[int, int]] = {}
         self._host: dict[str, Array] = {}
+        self._constants: dict[str, Array] = {}  # what lies in device memory and never changes
         self.user = object()
 
     def device(self, name: str, size: int) -> int:
@@ -105,7 +106,15 @@ class Memory:
         return self._host[name][:size].view(kind).reshape(shape)
 
     def upload(self, name: str, array: Array) -> int:
-        """Copy an array to the GPU through page-locked memory; returns its address."""
+        """Copy an array to the GPU through page-locked memory; returns its address.
+
+        An array that nobody can write is not copied again while it is the last one of its name.
+        """
+        constant, held = is_constant(array), self._constants.pop(name, None)
+        if constant:
+            self._constants[name] = array
+            if held is not None and _place(held) == _place(array):
+                return self.device(name, array.nbytes)
         staged = self.host(name, array.shape, array.dtype)
         staged[...] = array
         address = self.device(name, array.nbytes)
@@ -118,3 +127,15 @@ class Memory:
             self._driver.free(address)
         self._device.clear()
         self._host.clear()
+        self._constants.clear()
+
+
+def is_constant(array: Array) -> bool:
+    """Whether nobody can write an array, nor what it is a view of."""
+    while not array.flags.writeable and isinstance(array.base, np.ndarray):
+        array = array.base
+    return not array.flags.writeable and array.base is None
+
+
+def _place(array: Array) -> tuple[int, Shape, str]:
+    return array.ctypes.data, array.shape, array.dtype.str
