@@ -125,9 +125,7 @@ def test_the_share_of_sharded_weights_is_said(checkpoint: Path, tmp_path: Path) 
     query = 2 * 4 * 64 * 64
     assert f"{1 - (query + 4 * 4 * 64) / total:.1%} of the weights" in less  # the others follow
     assert f"replicated: h.*.q_proj.weight ({query / 1000:.1f} kB: no row of the plan names" in less
-    assert (
-        "--plan FILE shards more, with rows such as h.*.q_proj.weight 0@tp, or the row" in less
-    )
+    assert "--plan FILE shards more, with rows such as h.*.q_proj.weight 0@tp, or the row" in less
     for mesh in ("dp=2", "cp=2"):
         assert "of the weights" not in works(*words[:-2], mesh, "--dry-run").out
     assert said in works(*words[:-2], "cp=2,tp=2", "--dry-run").out

@@ -18,6 +18,23 @@ LONG = {
     "long_factor": [1.0, 1.2, 1.5, 2.0, 3.0, 4.0],
     "partial_rotary_factor": 0.75,
 }
+GEMMA4 = FOUR | {  # local, full, and two layers with their caches
+    "layer_types": TYPES,
+    "head_dim": 12,
+    "per_layer_config": {1: {"head_dim": 16}, 3: {"head_dim": 16}},
+    "num_kv_shared_layers": 2,
+    "hidden_size_per_layer_input": 8,
+    "vocab_size_per_layer_input": 96,
+    "use_double_wide_mlp": True,
+    "final_logit_softcapping": 2.0,
+}
+ONE_KEY_HEAD = {"head_dim": 16, "num_key_value_heads": 1}
+GEMMA4_31B = FOUR | {  # a full layer whose keys are its values, without inputs of layers
+    "head_dim": 12,
+    "attention_k_eq_v": True,
+    "per_layer_config": {3: ONE_KEY_HEAD},
+    "hidden_size_per_layer_input": 0,
+}
 VISION = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "image_size": 28}
 VISION |= {"num_attention_heads": 2, "patch_size": 14}
 WIDE = SIZES | {"hidden_size": 64}  # heads of 16 features
@@ -33,6 +50,11 @@ DECODERS: dict[str, Case] = {
         {"text_config": GEMMA, "vision_config": VISION},
         meshes=(),
         architecture="Gemma3ForConditionalGeneration",
+    ),
+    "gemma4": Case("gemma4_text", GEMMA4),
+    "gemma4_dense": Case("gemma4_text", GEMMA4_31B),
+    "gemma4_vision": Case(
+        "gemma4", {"text_config": GEMMA4}, meshes=(), architecture="Gemma4ForConditionalGeneration"
     ),
     "phi": Case("phi", SIZES | {"qk_layernorm": True}),
     "phi3": Case("phi3", SIZES | {"sliding_window": 7}),
