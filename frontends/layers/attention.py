@@ -37,7 +37,8 @@ class Attention(Module):
     ALiBi, usually 8. `relative` adds learned biases, the weight `relative_table` [heads, buckets].
     `logn` > 0 is the length from which queries grow with the logarithm of their position.
     `block_sparse` limits a query to some blocks of keys. With `gate` the sigmoid of another
-    projection multiplies what the heads give.
+    projection multiplies what the heads give. `sinks`: every head has a trained score of one more
+    key, which has no value.
     """
 
     def __init__(
@@ -63,6 +64,7 @@ class Attention(Module):
         logn: int = 0,
         block_sparse: BlockSparse | None = None,
         gate: bool = False,
+        sinks: bool = False,
         dtype: str = "f32",
     ) -> None:
         kv_heads = kv_heads or heads
@@ -84,6 +86,7 @@ class Attention(Module):
         self.window, self.softcap, self.scale = window, softcap, scale
         self.heads, self.clip, self.alibi, self.logn = heads, clip, alibi, logn
         self.relative, self.block_sparse = relative, block_sparse
+        self.sinks = Parameter((heads,), dtype) if sinks else None
         self.relative_table = relative and Parameter((heads, relative.buckets), dtype)
 
     def forward(
@@ -138,6 +141,7 @@ class Attention(Module):
             table=self.relative_table,
             prefix=prefix,
             block_sparse=self.block_sparse,
+            sinks=self.sinks,
         )
         mixed = mixed.named("mixed")
         if self.gate_proj is not None:

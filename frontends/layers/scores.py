@@ -34,6 +34,7 @@ def attend(
     block_sparse: BlockSparse | None = None,
     heads: int = 0,
     first: int = 0,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """softmax(scores) v for q [B, S, H*head_dim]; operands and options as of `F.attention`.
 
@@ -76,6 +77,7 @@ def attend(
         mask=_joined(F.and_, mask, *masks),
         past=past,
         lengths=lengths,
+        sinks=sinks,
         causal=causal and not masks,  # every mask here is causal where it has to be
         window=window if isinstance(window, int) else 0,
         scale=scale,

@@ -85,6 +85,7 @@ class DecoderConfig:
     attention_gate: bool = False
     attention_scale: float | None = None
     attention_softcap: float = 0.0
+    attention_sinks: bool = False
     qkv_clip: float = 0.0
     sliding_window: int = 0
     embedding_norm: bool = False
@@ -354,6 +355,7 @@ class DecoderLayer(Module):
             clip=config.qkv_clip,
             alibi=config.alibi,
             gate=config.attention_gate,
+            sinks=config.attention_sinks,
             dtype=dtype,
         )
 

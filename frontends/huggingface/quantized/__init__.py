@@ -27,6 +27,7 @@ from .gptq import Gptq
 from .graph import insert as insert
 from .method import Method as Method
 from .modelopt import ModelOpt
+from .mxfp4 import Mxfp4
 from .parts import Layer as Layer
 from .parts import Tensors as Tensors
 from .parts import stacked
@@ -38,6 +39,7 @@ METHODS: Mapping[str, type[Method]] = {
     "compressed-tensors": CompressedTensors,
     "modelopt": ModelOpt,
     "fp8": Fp8,
+    "mxfp4": Mxfp4,
 }
 KEYS = ("quantization_config", "compression_config")  # in config.json
 _CACHE = (".k_scale", ".v_scale", ".q_scale", ".k_proj.output_scale", ".v_proj.output_scale")
@@ -93,6 +95,10 @@ def find_layers(
     """Weight -> the tensors of its layer, for the weights that a checkpoint has quantized."""
     by_name: dict[str, Layer] = {}
     for name, ref in refs.items():
+        shape = tuple(size for size in module.weights[name].type.shape if isinstance(size, int))
+        if len(shape) == 3 and method and (layer := method.experts(ref, tensors, shape)):
+            by_name[name] = layer
+            continue
         sources = [source for source in ref.sources() if isinstance(source, UnboundRef)]
         quantized = [source for source in sources if _is_quantized(source.key, tensors, method)]
         if not quantized:
@@ -103,7 +109,6 @@ def find_layers(
                 f"the weight {name} is {ref}, of which {quantized[0].key} is quantized; irc reads "
                 "complete weights, and stacks of them"
             )
-        shape = tuple(size for size in module.weights[name].type.shape if isinstance(size, int))
         layers = [method.layer(_layer_name(s.key), tensors, shape[-2:]) for s in quantized]
         by_name[name] = stacked(layers) if isinstance(ref, ConcatRef) else layers[0]
     return by_name

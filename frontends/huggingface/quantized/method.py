@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from typing import ClassVar
 
+from ....weights import Ref
 from ...models.config_reader import ConfigReader
 from .parts import Layer, Sizes, Tensors
 
@@ -28,6 +29,13 @@ class Method(ABC):
     @abstractmethod
     def layer(self, name: str, tensors: Tensors, shape: Sizes) -> Layer:
         """The tensors of the layer `name`, whose weight is [N, K]."""
+
+    def experts(self, ref: Ref, tensors: Tensors, shape: Sizes) -> Layer | None:
+        """The layer of a weight [experts, N, K], where one tensor holds the codes of all experts.
+
+        `ref` is where a checkpoint of floats has the weight. None: it is no such layer.
+        """
+        return None
 
     def ignores(self, name: str) -> bool:
         """Whether the config says that a layer is not quantized."""

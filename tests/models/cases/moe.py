@@ -42,6 +42,13 @@ DECODERS = {
     ),
     "deepseek_v2": Case("deepseek_v2", SIZES | LATENT | {"topk_method": "group_limited_greedy"}),
     "deepseek_v3": Case("deepseek_v3", SIZES | LATENT, EXPERTS),
+    "gpt_oss": Case(
+        "gpt_oss",
+        SIZES
+        | {"num_local_experts": 6, "num_experts_per_tok": 2, "head_dim": 16, "sliding_window": 7}
+        | {"swiglu_limit": 0.8, "rope_scaling": YARN | {"truncate": False}},
+        EXPERTS,
+    ),
     "glm4_moe": Case(
         "glm4_moe",
         SIZES
