@@ -13,7 +13,7 @@ import inspect
 import re
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from functools import cache, cached_property, partial, wraps
 from importlib import import_module
@@ -30,6 +30,7 @@ Bound = TypeVar("Bound", bound=Callable[..., Any])
 Declared = TypeVar("Declared")
 ROOT = "tensorrt_llm"
 RELEASES = {5: "0.5.0", 6: "0.6.1", 7: "0.7.1", **{n: f"0.{n}.0" for n in range(8, 17)}}
+_COMPILE = "irc compile FOLDER"
 _EMPTY = inspect.Parameter.empty
 _CONTAINERS: tuple[Any, ...] = (str, list, tuple, dict, set)
 
@@ -183,7 +184,26 @@ def status(path: str) -> Status:
     is_supported = path == "__version__" or find(path) is not None or path in modules()
     named = [*near, *([] if is_supported else groups)]
     reasons = (notes()["names", name] for name in named if ("names", name) in notes())
-    return next(reasons, SUPPORTED if is_supported else Status("unknown"))
+    reason = next(reasons, SUPPORTED if is_supported else Status("unknown"))
+    if reason.kind == "refused" and parts[0] == "models" and _family(parts[-1]) in _families():
+        return replace(
+            reason, why=f"{reason.why}; or compile its folder of transformers: {_COMPILE}"
+        )
+    return reason
+
+
+def _family(name: str) -> str:
+    """What the classes of a family begin with, in small letters: gptj of GPTJForCausalLM."""
+    return re.sub(
+        r"(For[A-Z]\w*|LMHeadModel|Model|Config|Encoder|VisionTransformer)$", "", name
+    ).lower()
+
+
+def _families() -> frozenset[str]:
+    """The families that `irc compile` loads from folders of transformers."""
+    from ..models import FAMILIES
+
+    return frozenset(_family(architecture) for _, architecture in FAMILIES)
 
 
 def _is_around(path: str, other: str) -> bool:

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from irc.errors import Error
+from irc.frontends.models import FAMILIES
 from irc.frontends.tensorrt_llm import api
 from irc.frontends.tensorrt_llm.api import RELEASES, Argument, Row
 from irc.frontends.tensorrt_llm.context import current_session, new_session
@@ -275,6 +276,18 @@ def guide_tables() -> str:
         parts.append(f"\n| {title} |\n|---|---|\n")
         parts += [f"| {' '.join(several)} | {why} |\n" for why, several in reasons.items()]
     return "".join(parts)
+
+
+def test_folders_are_advised_for_the_families_that_irc_loads(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    advice = "; or compile its folder of transformers: irc compile FOLDER"
+    for name in ("GPTJForCausalLM", "GPTJConfig", "FalconModel"):
+        assert api.status(f"models.{name}").why.endswith(advice)
+    for name in ("MambaForCausalLM", "GPTLMHeadModel", "GPTModel", "QWenForCausalLM"):
+        assert advice not in api.status(f"models.{name}").why
+    monkeypatch.delitem(FAMILIES, ("gptj", "GPTJForCausalLM"))
+    assert advice not in api.status("models.GPTJForCausalLM").why
 
 
 def test_the_guide_has_the_table() -> None:
