@@ -23,6 +23,7 @@ from .config import is_of_tensorrt_llm as is_of_tensorrt_llm
 from .config import model_of as model_of
 from .config import read_config as read_config
 from .files import Checkpoint as Checkpoint
+from .sentence_modules import bind_dense_layers
 
 
 def load(
@@ -58,6 +59,7 @@ def load(
                 )
                 module, alternatives = _traced(untied, checkpoint, dtype, dims)
     ignore = (*model.family.unused, *ignore)
+    bind_dense_layers(module, folder, model.config)
     return bind(module, folder, alternatives=alternatives, ignore=ignore, adapter=adapter)
 
 

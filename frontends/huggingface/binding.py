@@ -22,7 +22,7 @@ BUFFERS = (
     "*.rotary_emb.inv_freq",
     "*.rotary_emb.cos_cached",
     "*.rotary_emb.sin_cached",
-    "*.embeddings.position_ids",
+    "*embeddings.position_ids",
     "*.attn.masked_bias",
     "*.attention.masked_bias",
     "*.attn.bias",  # the causal mask
@@ -104,20 +104,23 @@ def prefix_tensors(
     """Let unbound weights name tensors by the one of `prefixes` that a checkpoint has.
 
     A prefix takes the place of the first one. What encloses it in the checkpoint is put in front of
-    other tensors too, where the checkpoint has them so. Returns `alternatives` with that prefix.
+    other tensors too, where the checkpoint has them so. Norms of checkpoints made from TensorFlow
+    have gamma and beta. Returns `alternatives` with these names.
     """
     first = prefixes[0]
     keys = [s.key for weight in module.weights.values() for s in _unbound(weight.ref)]
     sample = next((key.removeprefix(first) for key in keys if key.startswith(first)), "")
     prefix = next((prefix for prefix in prefixes if prefix + sample in checkpoint), first)
-    if prefix == first:
-        return alternatives
 
     def renamed(key: str) -> str:
-        if key.startswith(first):
-            return prefix + key.removeprefix(first)
         outer = prefix.removesuffix(first) + key
-        return outer if outer in checkpoint else key
+        if key.startswith(first):
+            key = prefix + key.removeprefix(first)
+        elif outer in checkpoint:
+            key = outer
+        old = key.replace("LayerNorm.weight", "LayerNorm.gamma")
+        old = old.replace("LayerNorm.bias", "LayerNorm.beta")
+        return old if old in checkpoint else key
 
     for weight in module.weights.values():
         weight.ref = _renamed(weight.ref, renamed)

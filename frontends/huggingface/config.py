@@ -17,6 +17,7 @@ from ..models.family import Dims, Family, find_family
 from .adapters import CONFIG as ADAPTER
 from .files import gguf_hint, hub_hint
 from .quantized import KEYS, method_of
+from .sentence_modules import with_sentence_modules
 
 _DTYPES = {str(DTYPES[name].numpy): name for name in ("f32", "f16", "bf16")}  # torch's names
 
@@ -51,7 +52,7 @@ def model_of(config: Mapping[str, Any], ignore: Sequence[str] = (), part: str = 
 
 
 def read_config(folder: str | os.PathLike[str]) -> dict[str, Any]:
-    """The object in a folder's config.json."""
+    """The object in a folder's config.json, with the modules of a sentence-transformers folder."""
     path = Path(folder) / "config.json"
     if not path.exists() and (adapter := Path(folder) / ADAPTER).exists():
         base = read_object(adapter).get("base_model_name_or_path")
@@ -63,7 +64,7 @@ def read_config(folder: str | os.PathLike[str]) -> dict[str, Any]:
         hint = "" if Path(folder).is_dir() else f"; there is no such folder{hub_hint(folder)}"
         hint = hint or gguf_hint(folder)
         raise Error(f"{folder} is not a checkpoint folder: it has no config.json{hint}")
-    return read_object(path)
+    return with_sentence_modules(Path(folder), read_object(path))
 
 
 def is_of_tensorrt_llm(config: Mapping[str, Any]) -> bool:

@@ -37,6 +37,12 @@ def gguf_hint(folder: str | os.PathLike[str]) -> str:
     return f"; irc does not read {name}: {ORIGINAL} that it was made from" if name else ""
 
 
+def is_below(name: str) -> bool:
+    """Whether a path in a file of a folder names something in that folder."""
+    parts = PurePosixPath(name.replace("\\", "/"))
+    return not (parts.is_absolute() or ".." in parts.parts or ":" in name)
+
+
 class Checkpoint:
     """The tensors of a folder by key; reads headers only.
 
@@ -136,8 +142,7 @@ class Checkpoint:
         """Raise an Error unless an index names an existing safetensors file below its folder."""
         if not isinstance(name, str) or not name:
             raise Error(f"{path}: {name!r} is not a file name")
-        parts = PurePosixPath(name.replace("\\", "/"))
-        if parts.is_absolute() or ".." in parts.parts or ":" in name:
+        if not is_below(name):
             raise Error(f"{path} names the file {name!r}, which is outside its folder")
         if not name.endswith(".safetensors"):
             raise Error(f"{path} names the file {name!r}, which is not a safetensors file")

@@ -32,6 +32,12 @@ def window_mask(queries: Tensor, keys: DimLike, window: Tensor) -> Tensor:
     return F.le(key, query) & F.gt(key, query - window.reshape(1, 1, 1, 1))
 
 
+def local_mask(queries: Tensor, keys: DimLike, reach: int) -> Tensor:
+    """The keys at most `reach` positions before or behind the query: [B|1, 1, S, keys]."""
+    query, key = _places(queries, keys)
+    return F.le(F.abs(key - query), reach)
+
+
 def key_mask(mask: Tensor, keys: DimLike) -> Tensor:
     """A mask [B, T], [B, S, T] or [B, H, S, T] as bool of four dimensions, true where not 0.
 

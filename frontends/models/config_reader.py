@@ -11,12 +11,13 @@ from ...errors import Error
 # Keys that do not change what a forward pass computes: origin of the checkpoint, training
 # (dropout, initializers), text generation, and how a product is split over devices.
 _HARMLESS = """
-    _attn_implementation_autoset _name_or_path architectures attention_dropout auto_map
-    bad_words_ids base_model_tp_plan begin_suppress_tokens bos_token_id cache_implementation
-    chunk_size_feed_forward
-    decoder_start_token_id diversity_penalty do_sample dtype early_stopping embd_pdrop
+    _attn_implementation_autoset _name_or_path architectures attention_dropout
+    attention_probs_dropout_prob auto_map bad_words_ids base_model_tp_plan begin_suppress_tokens
+    bos_token_id cache_implementation chunk_size_feed_forward classifier_dropout cls_token_id
+    decoder_start_token_id diversity_penalty do_sample dropout dtype early_stopping embd_pdrop
     encoder_no_repeat_ngram_size eos_token_id exponential_decay_length_penalty finetuning_task
-    forced_bos_token_id forced_eos_token_id hidden_dropout id2label initializer_range label2id
+    forced_bos_token_id forced_eos_token_id hidden_dropout hidden_dropout_prob id2label
+    initializer_factor initializer_range label2id
     length_penalty max_length max_new_tokens min_length model_type no_repeat_ngram_size
     num_beam_groups num_beams num_return_sequences output_attentions output_hidden_states
     output_scores pad_token_id prefix pretraining_tp problem_type remove_invalid_values
@@ -35,11 +36,14 @@ _SWITCHED_OFF: tuple[Any, ...] = (None, False, [], {}, "")
 class ConfigReader:
     """The keys of a config.json, or of an object in it, and which of them were read.
 
-    A key that is absent or null has its default; without a default it is required.
+    A key that is absent or null has its default; without a default it is required. `architecture`
+    is the class of transformers that the model is to compute.
     """
 
-    def __init__(self, values: Mapping[str, Any], title: str = "config.json") -> None:
-        self._values, self.title = values, title
+    def __init__(
+        self, values: Mapping[str, Any], title: str = "config.json", architecture: str = ""
+    ) -> None:
+        self._values, self.title, self.architecture = values, title, architecture
         self._read: set[str] = set()
 
     def integer(self, key: str, default: Any = REQUIRED, most: int = _LARGEST) -> Any:
@@ -74,6 +78,16 @@ class ConfigReader:
         """A list of numbers, empty by default."""
         values = self._list(key, (int, float), "a list of numbers")
         return tuple(self._float(key, value) for value in values)
+
+    def pair(self, key: str, default: int) -> tuple[int, int]:
+        """Two ints, or one for both."""
+        if not isinstance(self._values.get(key), list):
+            size = self.integer(key, default)
+            return size, size
+        sizes = self._list(key, (int,), "a whole number, or two")
+        if len(sizes) != 2:
+            raise self.error(key, "expected a whole number, or two")
+        return sizes[0], sizes[1]
 
     def inner(self, key: str) -> dict[str, Any]:
         """A nested object, empty by default."""

@@ -46,15 +46,15 @@ class Family(Generic[Config]):
     """A family of models: how its config.json is read, and what module it describes.
 
     `architectures` are the class names of transformers that `build` computes; the first is the
-    default. `read` makes the sizes from config.json, `build` the module from sizes and dtype;
-    `signature` gives the arguments of `forward`, for causal language models
-    `language_model.signature`. `stored` has an entry for every parameter that is not named, or not
-    laid out, as in the checkpoint. `alternatives` maps a weight to where a checkpoint may have it
-    instead: a tied weight under its other name, a tensor stored joined. All tensors of a checkpoint
-    may begin with another one of `prefixes` than the first. Tensors whose names match `unused`
-    belong to parts of a checkpoint that irc does not compute, such as a vision tower; then
-    config.json has the keys of the rest in its object `inside`, such as text_config. `parts` are
-    the programs of a checkpoint that has several, by name: an encoder and a decoder.
+    default. `read` makes the sizes from config.json, whose `architecture` is one of them, `build`
+    the module from sizes and dtype; `signature` gives the arguments of `forward`, for causal
+    language models `language_model.signature`. `stored` has an entry for every parameter that is
+    not named, or not laid out, as in the checkpoint. `alternatives` maps a weight to where a
+    checkpoint may have it instead: a tied weight under its other name, a tensor stored joined. All
+    tensors of a checkpoint may begin with another one of `prefixes` than the first. Tensors whose
+    names match `unused` belong to parts of a checkpoint that irc does not compute, such as a vision
+    tower; then config.json has the keys of the rest in its object `inside`, such as text_config.
+    `parts` are the programs of a checkpoint that has several, by name: an encoder and a decoder.
     """
 
     model_type: str
@@ -78,7 +78,7 @@ class Family(Generic[Config]):
 
     def read_config(self, values: Mapping[str, Any], ignore: Sequence[str] = ()) -> Config:
         """The sizes in a config.json; an Error lists keys that are neither read nor ignored."""
-        reader = self._reader(values)
+        reader = self._reader(values, ignore)
         config = self.read(reader)
         reader.finish(f"model_type {self.model_type}", HARMLESS.union(ignore))
         return config
@@ -89,11 +89,13 @@ class Family(Generic[Config]):
         self.read(reader)
         return [*reader.unread(HARMLESS)]
 
-    def _reader(self, values: Mapping[str, Any]) -> ConfigReader:
+    def _reader(self, values: Mapping[str, Any], ignore: Sequence[str] = ()) -> ConfigReader:
+        names = [] if "architectures" in ignore else ConfigReader(values).words("architectures")
+        chosen = next((name for name in names if name in self.architectures), None)
         if self.inside:
             shared = {key: values[key] for key in _SHARED if key in values}
             values = {**shared, **ConfigReader(values).inner(self.inside)}
-        return ConfigReader(values)
+        return ConfigReader(values, architecture=chosen or self.architectures[0])
 
     def trace(
         self, config: Config, dtype: str = "f32", dims: Dims | None = None, name: str | None = None
@@ -102,7 +104,7 @@ class Family(Generic[Config]):
         signature = self.signature(config, dtype)
         ranges = {**signature.dims, **(dims or {})}
         model = self.build(config, dtype)
-        name = name or self.model_type
+        name = name or self.model_type.replace("-", "_")
         module = trace(model, signature.inputs, ranges, name, signature.aliases)
         for weight, ref in stored_references(module.weights, self.stored(config)).items():
             module.weights[weight].ref = ref

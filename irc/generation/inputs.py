@@ -24,14 +24,16 @@ Arrays: TypeAlias = dict[str, Array]
 Range: TypeAlias = tuple[int, int]
 
 _CACHE_NDIMS = (4, 5)  # [B, heads, C, head size], and with keys and values stacked behind B
+_OF_TOKENS = {"attention_mask": 1, "token_type_ids": 0}  # what each token has by default
 _ROUND = 64  # the capacity of a cache is a multiple, so that several lengths share a plan
 
 
 def complete(ports: Ports, inputs: Mapping[str, object], slots: Range = (0, 0)) -> Arrays:
     """Every input and state of a program, in its dtype.
 
-    A language model needs `input_ids` only: by default the cache is empty, positions are
-    consecutive, and all logits are computed. `slots` is the `cache_range` of the model.
+    A language model or an encoder needs `input_ids` only: by default the cache is empty, positions
+    are consecutive, all logits are computed, and there is no padding and one type of tokens.
+    `slots` is the `cache_range` of the model.
     """
     ports_by_name = {port.name: port for port in (*ports.inputs, *ports.states)}
     check_names(inputs, ports_by_name)
@@ -109,7 +111,12 @@ def bound_shape(port: Port, sizes: Mapping[str, int]) -> tuple[int, ...]:
 
 
 def vocabulary(ports: Ports) -> int | None:
-    """The number of tokens of a language model, where its logits tell."""
+    """The number of tokens of a language model, where its logits tell.
+
+    None without caches: logits may be scores of other classes.
+    """
+    if not ports.states and not any(port.name.startswith("past_") for port in ports.inputs):
+        return None
     size = next((port.shape[-1] for port in ports.outputs if port.name == "logits"), None)
     return size if isinstance(size, int) else None
 
@@ -201,6 +208,10 @@ def _fill(ports: Ports, arrays: Arrays, slots: Range) -> None:
     _check_multiples(ports, ids)
     batch, count = ids.shape
     names = {port.name for port in ports.inputs}
+    shape = next(port.shape for port in ports.inputs if port.name == "input_ids")
+    for port in ports.inputs:
+        if port.name in _OF_TOKENS and port.shape == shape and port.name not in arrays:
+            arrays[port.name] = converted(port, np.full(ids.shape, _OF_TOKENS[port.name], np.int32))
     if "past_lengths" in names and "past_lengths" not in arrays:
         arrays["past_lengths"] = np.zeros(batch, np.int32)
     past = arrays.get("past_lengths", np.zeros(batch, np.int32))

@@ -26,6 +26,7 @@ SIZES: dict[str, Any] = {
 TABLES = {
     "DECODERS": ("decoder", ("f32", "bf16")),
     "ENCODER_DECODERS": ("encoder-decoder", ("f32",)),
+    "ENCODERS": ("encoder", ("f32",)),
 }
 CHECKED = ROOT / "frontends" / "models" / "checked.json"
 _LISTS = ("meshes", "schemes")
@@ -52,7 +53,7 @@ class Case:
         torch, transformers = import_module("torch"), import_module("transformers")
         torch.set_num_threads(1)  # tests run in parallel
         torch.manual_seed(0)
-        keys = self.keys | {"bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0}
+        keys = {"bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0} | self.keys
         config = transformers.AutoConfig.for_model(self.model_type, **keys)
         if self.architecture:
             model = getattr(transformers, self.architecture)(config)

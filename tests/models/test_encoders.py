@@ -1,0 +1,237 @@
+"""Encoders and vision towers against transformers, sentence embeddings against their definition."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import irc
+from irc.errors import Error
+from irc.frontends import huggingface
+
+from .cases import Case, cases
+from .golden import write_safetensors
+from .runners import relative
+from .test_transformers import oracle
+
+pytestmark = pytest.mark.oracle
+ENCODERS: dict[str, Case] = cases("ENCODERS")
+MESHES = [(name, mesh) for name, case in ENCODERS.items() for mesh in case.meshes]
+BUILT = [name for name, case in ENCODERS.items() if "tp=3" in case.meshes]
+LENGTHS, TOKENS, PADDING, EOS = np.array([9, 6, 4]), 9, 1, 7
+MASK = (np.arange(TOKENS) < LENGTHS[:, None]).astype(np.int32)
+Arrays = Mapping[str, np.ndarray]
+
+
+def inputs_of(model: Any) -> dict[str, np.ndarray]:
+    """Rows of different lengths, padded on the right, whose last token is EOS; and images."""
+    rng, config = np.random.default_rng(1), model.config
+    ids = rng.integers(8, 61, MASK.shape)
+    ids[np.arange(len(ids)), LENGTHS - 1] = EOS
+    inputs: dict[str, np.ndarray] = {}
+    if hasattr(config, "vocab_size") or hasattr(config, "text_config"):
+        inputs["input_ids"] = np.where(MASK, ids, PADDING).astype(np.int32)
+        inputs["attention_mask"] = MASK
+    if getattr(config, "type_vocab_size", 0) > 1:
+        inputs["token_type_ids"] = (rng.integers(0, 2, MASK.shape) * MASK).astype(np.int32)
+    if hasattr(config, "patch_size") or hasattr(config, "vision_config"):
+        inputs["pixel_values"] = rng.standard_normal((2, 3, 12, 12)).astype(np.float32)
+    return inputs
+
+
+def results_of(model: Any, inputs: Arrays) -> dict[str, np.ndarray]:
+    """What transformers computes."""
+    torch, _ = oracle()
+    long = {name: x.astype(np.int64) if x.dtype == np.int32 else x for name, x in inputs.items()}
+    with torch.no_grad():
+        results = model(**{name: torch.tensor(x) for name, x in long.items()})
+    return {name: x.numpy() for name, x in results.items() if torch.is_tensor(x)}
+
+
+def agree(got: Arrays, wanted: Arrays, limit: float) -> None:
+    """The same results; those of padding mean nothing."""
+    assert got.keys() == wanted.keys()
+    for name, want in wanted.items():
+        valid = MASK > 0 if want.shape[:2] == MASK.shape else ...
+        assert relative(got[name][valid], want[valid]) < limit, name
+
+
+@pytest.mark.parametrize("name", ENCODERS)
+def test_an_encoder_agrees_with_transformers(name: str, tmp_path: Path) -> None:
+    case = ENCODERS[name]
+    model = case.save(tmp_path / "model")
+    inputs = inputs_of(model)
+    wanted = results_of(model, inputs)
+    agree(irc.evaluate(huggingface.load(tmp_path / "model"), inputs), wanted, case.limit)
+    built = irc.compile(tmp_path / "model", tmp_path / "built")
+    agree(built.run(inputs), wanted, case.limit)
+
+
+@pytest.mark.parametrize(("name", "mesh"), MESHES)
+def test_an_encoder_on_several_ranks(name: str, mesh: str, tmp_path: Path) -> None:
+    case = ENCODERS[name]
+    model = case.save(tmp_path / "model")
+    built = irc.compile(tmp_path / "model", tmp_path / "built", backend="reference", mesh=mesh)
+    inputs = inputs_of(model)
+    agree(built.run(inputs), results_of(model, inputs), case.limit)
+
+
+@pytest.mark.parametrize(
+    "backend", ["cuda", pytest.param("tensorrt-rtx", marks=pytest.mark.needs_rtx)]
+)
+@pytest.mark.parametrize("name", BUILT)
+def test_backends_for_gpus_build_an_encoder(name: str, backend: str, tmp_path: Path) -> None:
+    ENCODERS[name].save(tmp_path / "model", "bfloat16")
+    irc.compile(tmp_path / "model", tmp_path / "built", backend=backend)
+
+
+def test_only_tokens_have_to_be_given(tmp_path: Path) -> None:
+    model = ENCODERS["bert/ForSequenceClassification"].save(tmp_path / "model")
+    built, ids = irc.compile(tmp_path / "model", tmp_path / "built"), [[5, 60, 7], [9, 8, 1]]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        got = built.run({"input_ids": ids})
+    agree(got, results_of(model, {"input_ids": np.array(ids)}), 1e-4)
+
+
+def test_images_have_the_size_of_the_model(tmp_path: Path) -> None:
+    ENCODERS["ViTModel"].save(tmp_path / "model")
+    built = irc.compile(tmp_path / "model", tmp_path / "built")
+    with pytest.raises(Error, match=r"shape \[1, 3, 16, 16\], but it must be f32\[B, 3, 12, 12\]"):
+        built.run({"pixel_values": np.zeros((1, 3, 16, 16), np.float32)})
+
+
+def test_checkpoints_from_tensorflow(tmp_path: Path) -> None:
+    """bert-base-uncased has gamma and beta, a pooler and scores of the next sentence."""
+    case = replace(ENCODERS["bert/ForMaskedLM"], architecture="BertForPreTraining")
+    model = case.save(tmp_path)
+    names = {"LayerNorm.weight": "LayerNorm.gamma", "LayerNorm.bias": "LayerNorm.beta"}
+    stored = {name: x.numpy() for name, x in model.state_dict().items()}
+    for new, old in names.items():
+        stored = {name.replace(new, old): x for name, x in stored.items()}
+    write_safetensors(tmp_path / "model.safetensors", stored)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(
+        json.dumps(config | {"architectures": ["BertForMaskedLM"]})
+    )
+    inputs = inputs_of(model)
+    wanted = {"logits": results_of(model, inputs)["prediction_logits"]}
+    agree(irc.evaluate(huggingface.load(tmp_path), inputs), wanted, 1e-4)
+
+
+# sentence-transformers' Pooling, row by row: modes of pooling_mode -> a vector of states [S, H]
+POOLED: dict[str, Any] = {
+    "cls": lambda x: x[0],
+    "max": lambda x: x.max(0).values,
+    "mean": lambda x: x.mean(0),
+    "mean_sqrt_len_tokens": lambda x: x.sum(0) / len(x) ** 0.5,
+    "weightedmean": lambda x: sum(x[i] * (i + 1) for i in range(len(x))) / sum(range(len(x) + 1)),
+    "lasttoken": lambda x: x[-1],
+}
+
+
+def write_modules(folder: Path, pooling: Any, *behind: tuple[str, Any]) -> None:
+    """modules.json with a Transformer, a Pooling and what is behind it."""
+    modules = [("Transformer", None), ("Pooling", pooling), *behind]
+    entries: list[dict[str, Any]] = []
+    for index, (kind, config) in enumerate(modules):
+        path = "" if kind == "Transformer" else f"{index}_{kind}"
+        entries.append({"idx": index, "path": path, "type": f"sentence_transformers.models.{kind}"})
+        if config is not None:
+            (folder / path).mkdir(exist_ok=True)
+            (folder / path / "config.json").write_text(json.dumps(config))
+    (folder / "modules.json").write_text(json.dumps(entries))
+
+
+def sentences(model: Any, inputs: Arrays, modes: list[str]) -> Any:
+    """Pooled states of the tokens of each row, mode after mode."""
+    torch, _ = oracle()
+    states = torch.tensor(results_of(model, inputs)["last_hidden_state"])
+    rows = [x[:length] for x, length in zip(states, LENGTHS, strict=True)]
+    return torch.stack([torch.cat([POOLED[mode](x) for mode in modes]) for x in rows])
+
+
+@pytest.mark.parametrize("name", ["bert/Model", "mpnet/Model", "modernbert/Model"])
+def test_sentence_embeddings(name: str, tmp_path: Path) -> None:
+    model = ENCODERS[name].save(tmp_path)
+    inputs, modes = inputs_of(model), [*POOLED][::-1]
+    for config, chosen in (
+        ({"embedding_dimension": 36, "pooling_mode": modes}, modes),
+        ({"embedding_dimension": 36, "pooling_mode": "weightedmean"}, ["weightedmean"]),
+        ({"pooling_mode_mean_tokens": True, "pooling_mode_cls_token": True}, ["cls", "mean"]),
+        ({"word_embedding_dimension": 36, "include_prompt": True}, ["mean"]),
+    ):
+        write_modules(tmp_path, config)
+        got = irc.evaluate(huggingface.load(tmp_path), inputs)
+        agree(got, {"sentence_embedding": sentences(model, inputs, chosen).numpy()}, 1e-4)
+
+
+DENSE = {"in_features": 36, "out_features": 20, "bias": True}
+DENSE["activation_function"] = "torch.nn.modules.activation.Tanh"
+
+
+@pytest.mark.parametrize("mesh", ["tp=1", "tp=2"])
+def test_modules_behind_the_pooling(mesh: str, tmp_path: Path) -> None:
+    torch, _ = oracle()
+    folder = tmp_path / "model"
+    model = ENCODERS["roberta/Model"].save(folder)
+    write_modules(folder, {}, ("Dropout", {}), ("Dense", DENSE), ("Normalize", None))
+    dense = torch.nn.Linear(36, 20)
+    stored = {f"linear.{name}": x.detach().numpy() for name, x in dense.named_parameters()}
+    write_safetensors(folder / "3_Dense" / "model.safetensors", stored)
+    inputs = inputs_of(model)
+    with torch.no_grad():
+        wanted = torch.tanh(dense(sentences(model, inputs, ["mean"])))
+    wanted = torch.nn.functional.normalize(wanted).numpy()
+    built = irc.compile(folder, tmp_path / "built", mesh=mesh)
+    agree(built.run(inputs), {"sentence_embedding": wanted}, 1e-4)
+    write_modules(folder, {}, ("Dropout", {}), ("Dense", DENSE | {"out_features": 21}))
+    with pytest.raises(
+        Error, match=r"3_Dense: linear.weight is \[20, 36\]; expected f32\[21, 36\]"
+    ):
+        huggingface.load(folder)
+
+
+BERT = {"model_type": "bert", "vocab_size": 60}
+REFUSED: list[tuple[Any, Any, tuple[tuple[str, Any], ...], str]] = [
+    ({"model_type": "llama"}, {}, (), "sentence embeddings of model_type 'llama'; irc makes them"),
+    (BERT, {"include_prompt": False}, (), "include_prompt=False: irc has no prompts"),
+    (BERT, {"pooling_mode": "median"}, (), "pooling_mode=.*expected some of cls, max, mean"),
+    (BERT, {"pooling_mode_new": True}, (), "pooling_mode_new=True, which irc does not support"),
+    (BERT, {}, (("LSTM", {}),), "irc has no LSTM, only Normalize, Dense and Dropout"),
+    (BERT, {}, (("Dense", DENSE | {"activation_function": "x.Mish"}),), "irc has Identity, Tanh"),
+    (BERT, {}, (("Dense", {}),), "lacks the key in_features"),
+]
+
+
+@pytest.mark.parametrize(("config", "pooling", "behind", "message"), REFUSED)
+def test_sentence_modules_that_irc_lacks(
+    config: Any, pooling: Any, behind: Any, message: str, tmp_path: Path
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    write_modules(tmp_path, pooling, *behind)
+    with pytest.raises(Error, match=message):
+        huggingface.read_config(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("modules", "message"),
+    [
+        ([{"type": "x.Transformer", "path": "0_Transformer"}], "whose path is empty, then a Pool"),
+        ([{"type": "x.Transformer", "path": ""}, {"path": "."}], "expected a type, and a path"),
+        ([{"type": "x.Transformer", "path": "../other"}], "a path below its folder, found"),
+        ({}, "modules.json holds no JSON list"),
+    ],
+)
+def test_modules_that_are_not_read(modules: Any, message: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(BERT))
+    (tmp_path / "modules.json").write_text(json.dumps(modules))
+    with pytest.raises(Error, match=message):
+        huggingface.read_config(tmp_path)
