@@ -179,8 +179,12 @@ class EncoderDecoder(Module):
 
     def embedded(self, input_ids: Tensor) -> Tensor:
         """Ids [B, S] to embeddings [B, S, hidden_size]."""
-        x, factor = self.embed_tokens(input_ids), self.config.embedding_multiplier
-        return x if factor == 1 else x * factor
+        return _scaled(self.embed_tokens(input_ids), self.config.embedding_multiplier)
+
+
+def _scaled(x: Tensor, factor: float) -> Tensor:
+    """x times a number that is not rounded to the dtype of x."""
+    return x if factor == 1 else (x.cast("f32") * factor).cast(x.dtype)
 
 
 class EncoderPart(EncoderDecoder):
@@ -220,9 +224,7 @@ class DecoderPart(EncoderDecoder):
         caches = list(zip(layer_caches(states, count), memory, strict=True))
         x, caches = self.decoder(x, positions, encoder_lengths, past_lengths, caches)
         rows = self.decoder.last(at_positions(x, logit_positions))
-        if self.config.logits_multiplier != 1:
-            rows = rows * self.config.logits_multiplier
-        logits = self.lm_head(rows).cast("f32")
+        logits = self.lm_head(_scaled(rows, self.config.logits_multiplier)).cast("f32")
         if self.config.logits_bias:
             logits = logits + self.logits_bias.cast("f32")
         return results(logits, caches)
@@ -274,21 +276,24 @@ def register_encoder_decoder(
     def alternatives(config: Config) -> Mapping[str, Ref]:
         return {"embed_tokens.weight": UnboundRef(head)} if config.tie_word_embeddings else {}
 
-    decoder = Family(
-        model_type,
-        (architecture,),
-        read,
-        DecoderPart,
-        decoder_signature,
-        alternatives,
-        stored,
-        unused=("*.embed_tokens.weight", *unused["decoder"]),
-    )
-    whole = ("*.embed_tokens.weight", *unused["encoder"], head)
-    encodes = Family(
-        model_type, (architecture,), read, encoder, inputs, stored=stored, unused=whole
-    )
-    return register(replace(decoder, parts={"decoder": decoder, "encoder": encodes}))
+    names, copies = (architecture,), ("*.embed_tokens.weight",)
+    encodes, decodes = ((*copies, *unused[part]) for part in ("encoder", "decoder"))
+    parts: dict[str, Family[Config]] = {
+        "decoder": Family(
+            model_type,
+            names,
+            read,
+            DecoderPart,
+            decoder_signature,
+            alternatives,
+            stored,
+            unused=decodes,
+        ),
+        "encoder": Family(
+            model_type, names, read, encoder, inputs, stored=stored, unused=(*encodes, head)
+        ),
+    }
+    return register(replace(parts["decoder"], parts=parts))
 
 
 # Of BART, mBART and Whisper: the tensors that a part leaves to the other, sizes, and names.

@@ -12,20 +12,24 @@ import pytest
 
 import irc
 from irc.backends.base import Program
-from irc.frontends import huggingface, layers
+from irc.frontends import Module, huggingface, layers, random_weights
 from irc.frontends.layers.attention import Cache
 from irc.generation.decoding import Decoding
 from irc.generation.sampling import GREEDY
 from irc.generation.search import DecodingRules, Sampled
+from tests.fresh import fresh
 from tests.tensorrt.runtime_world import World, write
 
-from .cases import Case, cases
+from .cases import TABLES, Case, cases
 from .runners import program, relative
 from .test_transformers import oracle, tokens
 
 pytestmark = pytest.mark.oracle
 ENCODER_DECODERS: dict[str, Case] = cases("ENCODER_DECODERS")
 MESHES = [(name, mesh) for name, case in ENCODER_DECODERS.items() for mesh in case.meshes]
+PARTS = ("encoder", "decoder")
+# Engines take the longest to build: every run builds those of two families, by its seed.
+BUILT = sorted(fresh(14).permutation(sorted(ENCODER_DECODERS))[:2].tolist())
 LENGTHS, STEPS = np.array([9, 5], np.int32), 32
 Arrays = Mapping[str, np.ndarray]
 
@@ -60,33 +64,55 @@ def sources(model: Any) -> tuple[Arrays, dict[str, Any]]:
     return {"input_ids": ids.astype(np.int32), "encoder_lengths": LENGTHS}, inputs
 
 
-def check(
-    model: Any, encoder: Program, decoder: Program, pieces: list[int], limit: float = 1e-4
-) -> None:
-    """Compare the encoder, and the decoder's logits of tokens in pieces, with transformers."""
-    torch, _ = oracle()
-    source, inputs = sources(model)
-    ids = tokens(sum(pieces), seed=3)
-    with torch.no_grad():
-        wanted = model(**inputs, decoder_input_ids=torch.tensor(ids))
+def compiled(folder: Path, part: str, backend: str, mesh: str = "") -> Program:
+    """The program of a part of the model in `folder`."""
+    settings, options = {"part": part}, {"mesh": mesh} if mesh else {}
+    built = folder / f"{part}_{backend}"
+    return irc.compile(
+        folder / "model", built, backend=backend, settings=settings, **options
+    ).program
+
+
+def run(parts: list[Program], source: Arrays, pieces: list[np.ndarray]) -> Any:
+    """The states of the encoder, and the logits of the decoder's tokens in pieces."""
+    encoder, decoder = parts
     state = encoder.run(source)
-    hidden, states = state.pop("last_hidden_state"), wanted.encoder_last_hidden_state.numpy()
-    for row, length in enumerate(LENGTHS if "encoder_lengths" in source else [9, 9]):
-        assert relative(hidden[row, :length], states[row, :length]) < limit
-    if "encoder_lengths" in source:
-        state["encoder_lengths"] = LENGTHS
-    stream, past = decoder.open({"B": 2, "C": 64, "E": 9}), 0
-    for count in pieces:
-        steps = np.arange(count, dtype=np.int32)
+    hidden = state.pop("last_hidden_state")
+    state |= {name: array for name, array in source.items() if name == "encoder_lengths"}
+    stream, past, logits = decoder.open({"B": 2, "C": 64, "E": 9}), 0, list[np.ndarray]()
+    for ids in pieces:
+        steps = np.arange(ids.shape[1], dtype=np.int32)
         call = {
-            "input_ids": ids[:, past : past + count].astype(np.int32),
+            "input_ids": ids.astype(np.int32),
             "positions": np.tile(past + steps, (2, 1)),
             "past_lengths": np.full(2, past, np.int32),
             "logit_positions": np.tile(steps, (2, 1)),
         }
-        logits = stream.step(call | state)["logits"]
-        assert relative(logits, wanted.logits[:, past : past + count].numpy()) < limit
-        past += count
+        logits.append(stream.step(call | state)["logits"])
+        past += ids.shape[1]
+    return hidden, np.concatenate(logits, 1)
+
+
+def outputs(model: Any, ids: np.ndarray) -> Any:
+    """The states of the encoder, and the logits of tokens, in transformers and f32."""
+    torch, _ = oracle()
+    inputs = sources(model)[1]
+    for name, array in inputs.items():
+        inputs[name] = array.to(model.dtype) if array.is_floating_point() else array
+    with torch.no_grad():
+        out = model(**inputs, decoder_input_ids=torch.tensor(ids))
+    return out.encoder_last_hidden_state.float().numpy(), out.logits.float().numpy()
+
+
+def check(model: Any, parts: list[Program], pieces: list[int]) -> None:
+    """Compare the encoder, and the decoder's logits of tokens in pieces, with transformers."""
+    source, ids = sources(model)[0], tokens(sum(pieces), seed=3)
+    wanted, logits = outputs(model, ids)
+    hidden, got = run(parts, source, np.split(ids, np.cumsum(pieces)[:-1], 1))
+    for row, length in enumerate(source.get("encoder_lengths", [9, 9])):
+        assert relative(hidden[row, :length], wanted[row, :length]) < 1e-4
+    for at in range(ids.shape[1]):
+        assert relative(got[:, at], logits[:, at]) < 1e-4
 
 
 @pytest.mark.parametrize("name", ENCODER_DECODERS)
@@ -96,33 +122,49 @@ def test_both_parts_agree_with_transformers(name: str, tmp_path: Path) -> None:
     for backend, pieces in (("onnx", [4, 1, 4] + [1] * STEPS), ("reference", [9, 1, 1])):
         encoder = program(huggingface.load(folder, part="encoder"), backend, tmp_path / "encoder")
         decoder = program(huggingface.load(folder), backend, tmp_path / "decoder")
-        check(model, encoder, decoder, pieces)
+        check(model, [encoder, decoder], pieces)
 
 
 @pytest.mark.parametrize(("name", "mesh"), MESHES)
 def test_both_parts_on_several_ranks(name: str, mesh: str, tmp_path: Path) -> None:
     model = saved(name, tmp_path / "model")
-    encoder, decoder = (
-        irc.compile(
-            tmp_path / "model",
-            tmp_path / part,
-            backend="reference",
-            mesh=mesh,
-            settings={"part": part},
-        ).program
-        for part in ("encoder", "decoder")
-    )
-    check(model, encoder, decoder, [5, 3, 1])
+    parts = [compiled(tmp_path, part, "reference", mesh) for part in PARTS]
+    check(model, parts, [5, 3, 1])
 
 
-@pytest.mark.parametrize(
-    "backend", ["cuda", pytest.param("tensorrt-rtx", marks=pytest.mark.needs_rtx)]
-)
 @pytest.mark.parametrize("name", ENCODER_DECODERS)
-def test_backends_for_gpus_build_both_parts(name: str, backend: str, tmp_path: Path) -> None:
+def test_both_parts_in_bf16_lose_no_more_than_transformers(name: str, tmp_path: Path) -> None:
+    assert TABLES["ENCODER_DECODERS"][1] == ("f32", "bf16")
+    model, ids = saved(name, tmp_path / "model", "bfloat16"), tokens(40, seed=3)
+    parts = [compiled(tmp_path, part, "reference") for part in PARTS]
+    source, (_, rounded) = sources(model)[0], outputs(model, ids)
+    _, wanted = outputs(model.float(), ids)
+    _, got = run(parts, source, [ids])
+    ours, theirs = (np.abs(logits - wanted).max(-1) for logits in (got, rounded))
+    assert np.quantile(ours, 0.9) < 1.5 * np.quantile(theirs, 0.9)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ENCODER_DECODERS)
+def test_both_parts_on_a_gpu(name: str, tmp_path: Path) -> None:
+    model = saved(name, tmp_path / "model")
+    check(model, [compiled(tmp_path, part, "cuda") for part in PARTS], [5, 3, 1])
+
+
+@pytest.mark.parametrize("name", ENCODER_DECODERS)
+def test_every_operation_has_a_kernel(name: str, tmp_path: Path) -> None:
     saved(name, tmp_path / "model", "bfloat16")
-    for part in ("encoder", "decoder"):
-        irc.compile(tmp_path / "model", tmp_path / part, backend=backend, settings={"part": part})
+    for part in PARTS:
+        irc.compile(tmp_path / "model", tmp_path / part, backend="cuda", settings={"part": part})
+
+
+@pytest.mark.needs_rtx
+@pytest.mark.parametrize("name", BUILT)
+def test_tensorrt_builds_both_parts(name: str, tmp_path: Path) -> None:
+    saved(name, tmp_path / "model", "bfloat16")
+    for part in PARTS:
+        built = tmp_path / part
+        irc.compile(tmp_path / "model", built, backend="tensorrt-rtx", settings={"part": part})
 
 
 @pytest.mark.parametrize("name", ["t5", "bart", "whisper"])
@@ -188,10 +230,11 @@ def test_a_head_of_its_own(tmp_path: Path) -> None:
     encoder = program(huggingface.load(tmp_path / "model", part="encoder"), "reference", tmp_path)
     with pytest.warns(UserWarning, match=r"lm_head.weight and shared.weight have different values"):
         module = huggingface.load(tmp_path / "model")
-    check(model, encoder, program(module, "reference", tmp_path), [5])
+    check(model, [encoder, program(module, "reference", tmp_path)], [5])
     path = tmp_path / "model" / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"tie_word_embeddings": False}))
-    check(model, encoder, program(huggingface.load(path.parent), "reference", tmp_path), [5])
+    untied = program(huggingface.load(path.parent), "reference", tmp_path)
+    check(model, [encoder, untied], [5])
 
 
 def test_parts_and_inputs_that_are_missing(tmp_path: Path) -> None:
@@ -217,7 +260,7 @@ def test_parts_and_inputs_that_are_missing(tmp_path: Path) -> None:
 def test_cross_attention_over_keys_and_values_that_are_ready() -> None:
     """They give what the sequence that they come from gives."""
 
-    class Both(irc.frontends.Module):
+    class Both(Module):
         def __init__(self) -> None:
             self.attn = layers.Attention(24, 4, 2, 8, qk_norm=1e-6, clip=0.5, memory_size=12)
 
@@ -231,6 +274,6 @@ def test_cross_attention_over_keys_and_values_that_are_ready() -> None:
     module = irc.trace(Both(), specs | {"lengths": irc.Spec("i32", (2,))})
     random = np.random.default_rng(4)
     arrays = {name: random.standard_normal(shape, np.float32) for name, shape in shapes.items()}
-    weights = irc.frontends.random_weights(module, seed=1)
+    weights = random_weights(module, seed=1)
     one, other = irc.evaluate(weights, arrays | {"lengths": np.array([5, 2], np.int32)}).values()
     assert relative(other, one) < 1e-6

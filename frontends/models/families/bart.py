@@ -12,9 +12,10 @@ from ..stored import Stored
 
 # Keys of old folders, which transformers does not read either.
 _OLD = """
-    add_bias_logits add_final_layer_norm extra_pos_embeddings force_bos_token_to_be_generated
-    gradient_checkpointing normalize_before normalize_embedding num_labels output_past
-    static_position_embeddings
+    _num_labels add_bias_logits add_final_layer_norm classif_dropout extra_pos_embeddings
+    force_bos_token_to_be_generated gradient_checkpointing normalize_before normalize_embedding
+    num_labels output_past replacing_rate save_step static_position_embeddings
+    student_decoder_layers student_encoder_layers
 """
 
 

@@ -71,7 +71,7 @@ def _stored(config: Config) -> Sequence[Stored]:
 
 
 UNUSED = {
-    "decoder": ("encoder.*", "decoder.block.*.layer.1.EncDecAttention.[kv].weight"),
+    "decoder": ("encoder.*", "decoder.block.*.layer.1.EncDecAttention.[kvr]*.weight"),
     "encoder": ("decoder.*",),
 }
 for _type, _name in (("t5", "T5"), ("mt5", "MT5")):

@@ -64,7 +64,7 @@ def _signature(config: WhisperConfig, dtype: str) -> Signature:
 
 def _read(config: ConfigReader) -> WhisperConfig:
     config.ignore("scale_embedding use_weighted_layer_sum classifier_proj_size num_labels")
-    config.ignore("apply_spec_augment median_filter_width max_length")
+    config.ignore("apply_spec_augment median_filter_width forced_decoder_ids")
     for name in ("prob", "length", "min_masks"):
         config.ignore(f"mask_time_{name} mask_feature_{name}")
     longest = "max_source_positions", "max_target_positions"

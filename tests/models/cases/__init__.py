@@ -25,7 +25,7 @@ SIZES: dict[str, Any] = {
 # table -> the kind of its models, and the dtypes in which tests compare all of them
 TABLES = {
     "DECODERS": ("decoder", ("f32", "bf16")),
-    "ENCODER_DECODERS": ("encoder-decoder", ("f32",)),
+    "ENCODER_DECODERS": ("encoder-decoder", ("f32", "bf16")),
     "ENCODERS": ("encoder", ("f32",)),
 }
 CHECKED = ROOT / "frontends" / "models" / "checked.json"
