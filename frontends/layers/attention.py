@@ -32,6 +32,8 @@ class Attention(Module):
     another sequence of that many features (cross attention), which is never causal. `qk_norm` is
     the eps of an RMS norm of every head's queries and keys, before rope, or a function that makes
     a norm of a size; None means no norm. With `norm_all_heads` one norm spans all heads.
+    `value_norm` is the eps of an RMS norm of every head's values, which has no weights. With
+    `keys_are_values` values are the projected keys, before their norm.
 
     `clip` > 0 bounds queries, keys and values. `alibi` > 0 is the largest exponent of the slopes of
     ALiBi, usually 8. `relative` adds learned biases, the weight `relative_table` [heads, buckets].
@@ -65,6 +67,8 @@ class Attention(Module):
         block_sparse: BlockSparse | None = None,
         gate: bool = False,
         sinks: bool = False,
+        value_norm: float | None = None,
+        keys_are_values: bool = False,
         dtype: str = "f32",
     ) -> None:
         kv_heads = kv_heads or heads
@@ -80,7 +84,8 @@ class Attention(Module):
         self.o_proj = Linear(heads * head_dim, hidden_size, output_bias, dtype)
         counts = (heads, kv_heads) if norm_all_heads else (1, 1)
         self.q_norm, self.k_norm = (_norm(qk_norm, n * head_dim, dtype) for n in counts)
-        self.norm_all_heads = norm_all_heads
+        self.norm_all_heads, self.keys_are_values = norm_all_heads, keys_are_values
+        self.v_norm = None if value_norm is None else RmsNorm(head_dim, value_norm, affine=False)
         self.head_dim, self.rope, self.cross = head_dim, rope, memory_size is not None
         self.causal = causal and not self.cross
         self.window, self.softcap, self.scale = window, softcap, scale
@@ -101,26 +106,28 @@ class Attention(Module):
         mask: Tensor | None = None,
         bias: Tensor | None = None,
         prefix: Tensor | None = None,
+        is_ready: bool = False,
     ) -> Tensor | tuple[Tensor, Cache]:
         """x [B, S, hidden_size] to the same; with a cache, to (the same, the new cache).
 
         `positions` i32 [B, S] are required with rope. The keys and values of this call are written
-        to `cache` after its `past` i32 [B] tokens. `lengths` i32 [B] are the numbers of keys
-        without padding; `mask` (true = visible) and `bias` are [B|1, heads|1, S, T]. The first
-        `prefix` i32 [B|1] keys are visible to every query. `memory` is the other sequence, or its
-        keys and values, which `memory_cache` computes once for many calls.
+        to `cache` after its `past` i32 [B] tokens; one that `is_ready` has them, from another
+        layer. `lengths` i32 [B] are the numbers of keys without padding; `mask` (true = visible)
+        and `bias` are [B|1, heads|1, S, T]. The first `prefix` i32 [B|1] keys are visible to every
+        query. `memory` is the other sequence, or its keys and values, which `memory_cache`
+        computes once for many calls.
         """
-        self._check(positions, cache, past, memory)
+        self._check(positions, cache, past, memory, is_ready)
         q = self._projected(self.q_proj, x, self.q_norm)
-        source = x if memory is None else memory
+        source = cache if cache is not None and is_ready else x if memory is None else memory
         k, v = source if isinstance(source, Cache) else self._keys_and_values(source)
         if self.rope is not None and positions is not None:
             q = self.rope(q, positions, self.head_dim).named("q")
-            k = self.rope(k, positions, self.head_dim).named("k")
+            k = k if is_ready else self.rope(k, positions, self.head_dim).named("k")
         if self.logn:
             queries = query_positions(x.shape[1], 0 if past is None else past)
             q = q * logn_scale(queries, self.logn).cast(q.dtype)
-        if cache is not None and past is not None:
+        if cache is not None and past is not None and not is_ready:
             k = F.cache_update(cache.keys, k, past).named("keys")
             v = F.cache_update(cache.values, v, past).named("values")
         mixed = attend(
@@ -155,8 +162,8 @@ class Attention(Module):
         return Cache(*(x.reshape(*shape).permute(0, 2, 1, 3) for x in tokens))
 
     def _keys_and_values(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        keys = self._projected(self.k_proj, x, self.k_norm)
-        return keys, self._projected(self.v_proj, x, None)
+        source = self.k_proj if self.keys_are_values else self.v_proj
+        return self._projected(self.k_proj, x, self.k_norm), self._projected(source, x, self.v_norm)
 
     def _projected(self, projection: Module, x: Tensor, norm: Module | None) -> Tensor:
         """Queries, keys or values [B, S, heads*head_dim] of x, clipped and normalized."""
@@ -167,7 +174,7 @@ class Attention(Module):
 
     def _normalized(self, norm: Module, x: Tensor) -> Tensor:
         """x [B, S, heads*head_dim] to the same, each head normalized, or all together."""
-        if self.norm_all_heads:
+        if self.norm_all_heads and norm is not self.v_norm:
             return norm(x)
         return norm(x.reshape(*x.shape[:-1], -1, self.head_dim)).reshape(*x.shape)
 
@@ -177,10 +184,11 @@ class Attention(Module):
         cache: Cache | None,
         past: Tensor | None,
         memory: Tensor | Cache | None,
+        is_ready: bool,
     ) -> None:
         if self.rope is not None and positions is None:
             raise Error("attention with rope requires positions", loc=here())
-        if (cache is None) != (past is None):
+        if (cache is None) != (past is None) or (is_ready and cache is None):
             raise Error("cache and past must be given together", loc=here())
         if self.cross != (memory is not None):
             what = "requires memory" if self.cross else "takes memory only with memory_size"

@@ -36,13 +36,20 @@ class RmsNorm(Module):
     """RMS norm over the last dimension; `offset` is added to the weight (1 in Gemma)."""
 
     def __init__(
-        self, size: int, eps: float = 1e-6, offset: float = 0.0, dtype: str = "f32"
+        self,
+        size: int,
+        eps: float = 1e-6,
+        offset: float = 0.0,
+        dtype: str = "f32",
+        affine: bool = True,
     ) -> None:
-        self.weight = Parameter((size,), dtype)
-        self.eps, self.offset = eps, offset
+        self.weight = Parameter((size,), dtype) if affine else None
+        self.size, self.eps, self.offset = size, eps, offset
 
     def forward(self, x: Tensor) -> Tensor:
         """x [..., size] to the same."""
+        if self.weight is None:
+            return F.rms_norm(x, F.full(1.0, shape=(self.size,), dtype=x.dtype), eps=self.eps)
         return F.rms_norm(x, self.weight, eps=self.eps, offset=self.offset)
 
 

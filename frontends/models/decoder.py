@@ -83,6 +83,8 @@ class DecoderConfig:
     head_bias: bool = False
     qk_norm: Literal["", "head", "each_head", "all_heads"] = ""
     attention_gate: bool = False
+    value_norm: bool = False
+    keys_are_values: bool = False
     attention_scale: float | None = None
     attention_softcap: float = 0.0
     attention_sinks: bool = False
@@ -356,6 +358,8 @@ class DecoderLayer(Module):
             alibi=config.alibi,
             gate=config.attention_gate,
             sinks=config.attention_sinks,
+            value_norm=config.norm_eps if config.value_norm else None,
+            keys_are_values=config.keys_are_values,
             dtype=dtype,
         )
 

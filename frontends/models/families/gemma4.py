@@ -12,11 +12,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ....weights import Ref, UnboundRef
-from ... import functional as F
-from ...layers import Embedding, Linear, RmsNorm, activation
-from ...layers.attention import Cache
-from ...layers.scores import attend
-from ...module import Module, Parameter
+from ...layers import Cache, Embedding, Linear, activation
+from ...module import Parameter
 from ...tensor import Tensor
 from ..config_reader import ConfigReader
 from ..decoder import (
@@ -48,61 +45,10 @@ class Gemma4Config(DecoderConfig):
     index: int = 0
     layer_type: str = _FULL
     shares_cache: bool = False
-    keys_are_values: bool = False
-
-
-class Gemma4Attention(Module):
-    """Attention with norms of queries, keys and values, and perhaps the cache of another layer."""
-
-    def __init__(self, config: Gemma4Config, dtype: str) -> None:
-        size, bias = config.head_size, config.qkv_bias
-        hidden, keys = config.hidden_size, config.kv_heads * size
-        self.q_proj = Linear(hidden, config.num_attention_heads * size, bias, dtype)
-        self.q_norm = make_norm(config, dtype, size)
-        if not config.shares_cache:
-            self.k_proj = Linear(hidden, keys, bias, dtype)
-            self.k_norm = make_norm(config, dtype, size)
-            self.v_proj = None if config.keys_are_values else Linear(hidden, keys, bias, dtype)
-        self.o_proj = Linear(config.num_attention_heads * size, hidden, bias, dtype)
-        self.config = config
-
-    def forward(self, x: Tensor, call: Call, cache: Cache) -> tuple[Tensor, Cache]:
-        """x [B, S, hidden_size] to the same, and the cache after this call."""
-        config, size = self.config, self.config.head_size
-        if not config.shares_cache:
-            keys = self.k_proj(x)
-            values = self.by_head(keys if self.v_proj is None else self.v_proj(x))
-            ones = F.full(1.0, shape=(size,), dtype=x.dtype)
-            values = F.rms_norm(values, ones, eps=config.norm_eps).reshape(*keys.shape)
-            cache = Cache(
-                F.cache_update(cache.keys, self.rotated(self.k_norm, keys, call), call.past),
-                F.cache_update(cache.values, values, call.past),
-            )
-        mixed = attend(
-            self.rotated(self.q_norm, self.q_proj(x), call),
-            cache.keys,
-            cache.values,
-            size,
-            past=call.past,
-            causal=True,
-            window=config.sliding_window,
-            scale=1.0,
-        )
-        return self.o_proj(mixed), cache
-
-    def by_head(self, x: Tensor) -> Tensor:
-        """x [B, S, heads*head_size] as [B, S, heads, head_size]."""
-        return x.reshape(*x.shape[:2], -1, self.config.head_size)
-
-    def rotated(self, norm: Module, x: Tensor, call: Call) -> Tensor:
-        """x [B, S, heads*head_size] with every head normalized and rotated."""
-        normed = norm(self.by_head(x)).reshape(*x.shape)
-        assert self.config.rope is not None and call.positions is not None
-        return self.config.rope(normed, call.positions, self.config.head_size)
 
 
 class Gemma4Layer(DecoderLayer):
-    """A layer of Gemma 2 with the attention of Gemma 4, an input of its own and a scale."""
+    """A layer whose cache others may read, with an input of its own and a scale."""
 
     def __init__(self, config: Gemma4Config, dtype: str) -> None:
         super().__init__(config, dtype)
@@ -119,20 +65,17 @@ class Gemma4Layer(DecoderLayer):
         """Keys and values, unless those of another layer are read."""
         return {} if config.shares_cache else DecoderLayer.states(config, dtype)
 
-    def add_attention(self, config: Gemma4Config, dtype: str) -> None:
-        """Create the attention."""
-        self.self_attn = Gemma4Attention(config, dtype)
-
     def attend(
         self, x: Tensor, call: Call, states: Mapping[str, Tensor]
     ) -> tuple[Tensor, Mapping[str, Tensor]]:
         """Attention of x [B, S, hidden_size] to the same, and the states after this call."""
         kind = self.config.layer_type
         if self.config.shares_cache:
-            return self.self_attn(x, call, call.memory[kind])[0], {}
-        mixed, cache = self.self_attn(x, call, Cache(states["k"], states["v"]))
-        call.memory[kind] = cache
-        return mixed, {"k": cache.keys, "v": cache.values}
+            cache, past = call.memory[kind], call.past
+            return self.self_attn(x, call.positions, cache=cache, past=past, is_ready=True)[0], {}
+        mixed, states = super().attend(x, call, states)
+        call.memory[kind] = Cache(states["k"], states["v"])
+        return mixed, states
 
     def forward(
         self, x: Tensor, call: Call, states: Mapping[str, Tensor]
@@ -156,7 +99,7 @@ class Gemma4Decoder(Decoder):
             width = config.num_hidden_layers * size
             self.embed_tokens_per_layer = Embedding(config.layer_input_vocabulary, width, dtype)
             self.per_layer_model_projection = Linear(config.hidden_size, width, False, dtype)
-            self.per_layer_projection_norm = RmsNorm(size, config.norm_eps, dtype=dtype)
+            self.per_layer_projection_norm = make_norm(config, dtype, size)
 
     def embed(self, input_ids: Tensor, call: Call) -> Tensor:
         """Ids [B, S] to the input [B, S, hidden_size] of the first layer."""
@@ -190,6 +133,9 @@ def _read(config: ConfigReader) -> Gemma4Config:
         head_dim=config.integer("head_dim", 256),
         rope=None,
         block="sandwich",
+        qk_norm="head",
+        value_norm=True,
+        attention_scale=1.0,
         qkv_bias=bias,
         output_bias=bias,
         embedding_multiplier=max(hidden_size, 1) ** 0.5,
