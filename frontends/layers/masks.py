@@ -38,6 +38,12 @@ def local_mask(queries: Tensor, keys: DimLike, reach: int) -> Tensor:
     return F.le(F.abs(key - query), reach)
 
 
+def chunk_mask(queries: Tensor, keys: DimLike, chunk: int) -> Tensor:
+    """The keys of the same `chunk` positions as the query: [B|1, 1, S, keys]; also later ones."""
+    query, key = _places(queries, keys)
+    return F.eq(query // chunk, key // chunk)
+
+
 def key_mask(mask: Tensor, keys: DimLike) -> Tensor:
     """A mask [B, T], [B, S, T] or [B, H, S, T] as bool of four dimensions, true where not 0.
 

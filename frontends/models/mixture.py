@@ -122,15 +122,20 @@ def shared_experts(config: Any) -> list[Stored]:
 
 
 def joined_experts(
-    mixture: Mixture, transposed: bool = False, interleaved: bool = False, path: str = "mlp"
+    mixture: Mixture,
+    transposed: bool = False,
+    interleaved: bool = False,
+    path: str = "mlp",
+    stored: str = "mlp",
 ) -> list[Stored]:
     """The tensors of checkpoints that have one for all experts, with gate and up joined.
 
     `transposed`: [experts, in, out]. `interleaved`: outputs of gate and up take turns, else they
-    follow each other. `path` is that of the mixture in a layer of the model.
+    follow each other. `path` is that of the mixture in a layer of the model, `stored` that in
+    the checkpoint.
     """
     width, options = mixture.intermediate_size, dict[str, Any](transposed=transposed, dim=1)
-    own, stored = f"model.layers.*.{path}.experts.", "model.layers.*.mlp.experts."
+    own, stored = (f"model.layers.*.{name}.experts." for name in (path, stored))
     entries: list[Stored] = []
     for i, name in enumerate(("gate", "up")):
         ranges = [(i, 2 * width) if interleaved else (i * width, (i + 1) * width)]

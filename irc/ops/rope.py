@@ -159,7 +159,7 @@ def _llama3(op: Rope, inverse: Array) -> Array:
     waves = f32(2 * math.pi) / inverse
     slow = waves > f32(op.original_positions / op.low_freq_factor)
     fast = waves < f32(op.original_positions / op.high_freq_factor)
-    width = f32(op.high_freq_factor - op.low_freq_factor)
+    width = f32(op.high_freq_factor - op.low_freq_factor) or f32(1)  # none lie between
     blend = (f32(op.original_positions) / waves - f32(op.low_freq_factor)) / width
     slowed = inverse / f32(op.factor)
     between = (1 - blend) * slowed + blend * inverse
@@ -244,8 +244,8 @@ def _check_numbers(op: Rope) -> None:
         raise Error(
             "rope: kind='dynamic' needs a rotary_dim of at least 4 and a factor of at least 1"
         )
-    if op.kind == "llama3" and op.low_freq_factor >= op.high_freq_factor:
-        raise Error("rope: kind='llama3' needs low_freq_factor < high_freq_factor")
+    if op.kind == "llama3" and op.low_freq_factor > op.high_freq_factor:
+        raise Error("rope: kind='llama3' needs low_freq_factor <= high_freq_factor")
     if op.kind == "yarn" and op.beta_slow > op.beta_fast:
         raise Error("rope: kind='yarn' needs beta_slow <= beta_fast")
     pairs = {len(op.short_factors), len(op.long_factors)}

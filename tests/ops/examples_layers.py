@@ -138,7 +138,7 @@ ROPES = [
         _bad_rope("needs original_positions", kind="yarn", original_positions=0),
         _bad_rope("factor of at least 1", kind="dynamic", factor=0.5),
         _bad_rope("rotary_dim of at least 4", kind="dynamic", rotary_dim=2),
-        _bad_rope("low_freq_factor < high_freq_factor", kind="llama3", low_freq_factor=5.0),
+        _bad_rope("low_freq_factor <= high_freq_factor", kind="llama3", low_freq_factor=5.0),
         _bad_rope("beta_slow <= beta_fast", kind="yarn", beta_fast=0.5),
         _bad_rope("4 short_factors", kind="longrope", short_factors=(1.0,)),
         _bad_rope("kind is one of", kind="dinamic"),

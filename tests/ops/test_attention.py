@@ -167,6 +167,7 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
     *KINDS.items(),
     ("default", {}),
     ("llama3", KINDS["llama3"] | {"low_freq_factor": 2.0, "high_freq_factor": 8.0}),
+    ("llama3", KINDS["llama3"] | {"low_freq_factor": 1.0, "high_freq_factor": 1.0}),
     ("yarn", STRETCHED | {"attention_factor": 0.8, "beta_fast": 16.0, "beta_slow": 2.0}),
     ("yarn", STRETCHED | {"mscale": 0.7, "mscale_all_dim": 1.2, "truncate": False}),
     ("longrope", KINDS["longrope"] | {"attention_factor": 1.5}),

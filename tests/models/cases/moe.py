@@ -49,6 +49,15 @@ DECODERS = {
         | {"swiglu_limit": 0.8, "rope_scaling": YARN | {"truncate": False}},
         EXPERTS,
     ),
+    "llama4": Case(
+        "llama4_text",
+        SIZES
+        | {"num_local_experts": 6, "num_experts_per_tok": 2, "head_dim": 16}
+        | {"intermediate_size": 24, "intermediate_size_mlp": 40, "num_hidden_layers": 4}
+        | {"no_rope_layer_interval": 2, "interleave_moe_layer_step": 3}
+        | {"attention_chunk_size": 5, "floor_scale": 4, "attn_scale": 0.3},
+        EXPERTS,
+    ),
     "glm4_moe": Case(
         "glm4_moe",
         SIZES
