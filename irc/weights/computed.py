@@ -141,7 +141,8 @@ class LowRankSumRef(ComputedRef, keyword="low_rank_sum"):
         left = read.elements(self.left, (picks[0], inner)).astype(np.float64)
         right = read.elements(self.right, (inner, picks[1])).astype(np.float64)
         with np.errstate(over="ignore", under="ignore", invalid="ignore"):
-            total = as_f32(values) + self.scale * (left @ right)
+            total = (self.scale * left) @ right
+            total += as_f32(values)
             return total.astype(np.float32).astype(values.dtype, copy=False)
 
 
