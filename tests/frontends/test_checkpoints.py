@@ -432,8 +432,8 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"num_hidden_layers": 0}, "num_hidden_layers is 0; it must be at least 1"),
     ({"rope_scaling": {"type": "lineer", "factor": 2}}, "'lineer'; did you mean 'linear'?"),
     (
-        {"rope_scaling": {"type": "linear", "factor": 2, "mrope_section": [1]}},
-        "settings sets mrope_section=[1], which irc does not support in a rope of type linear",
+        {"rope_scaling": {"type": "linear", "factor": 2, "other_section": [1]}},
+        "settings sets other_section=[1], which irc does not support in a rope of type linear",
     ),
     ({"rope_scaling": {"type": "linear"}}, "the rope settings lacks the key factor"),
     (
