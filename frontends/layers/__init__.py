@@ -25,6 +25,7 @@ from .moe import ClampedSwiGLU as ClampedSwiGLU
 from .moe import Experts as Experts
 from .moe import MixtureOfExperts as MixtureOfExperts
 from .moe import Routing as Routing
+from .positions import QueryGrowth as QueryGrowth
 from .positions import RelativePositions as RelativePositions
 from .rope import Rope as Rope
 from .tables import Table as Table

@@ -12,7 +12,7 @@ from ..module import Module, Parameter
 from ..tensor import Tensor
 from .basic import Linear, RmsNorm
 from .masks import BlockSparse
-from .positions import RelativePositions, alibi_slopes, logn_scale, query_positions
+from .positions import QueryGrowth, RelativePositions, alibi_slopes, logn_scale, query_positions
 from .rope import Rope
 from .scores import attend
 
@@ -37,7 +37,8 @@ class Attention(Module):
 
     `clip` > 0 bounds queries, keys and values. `alibi` > 0 is the largest exponent of the slopes of
     ALiBi, usually 8. `relative` adds learned biases, the weight `relative_table` [heads, buckets].
-    `logn` > 0 is the length from which queries grow with the logarithm of their position.
+    `logn` > 0 is the length from which queries grow with the logarithm of their position, `growth`
+    another such rule.
     `block_sparse` limits a query to some blocks of keys. With `gate` the sigmoid of another
     projection multiplies what the heads give. `sinks`: every head has a trained score of one more
     key, which has no value.
@@ -64,6 +65,7 @@ class Attention(Module):
         alibi: float = 0.0,
         relative: RelativePositions | None = None,
         logn: int = 0,
+        growth: QueryGrowth | None = None,
         block_sparse: BlockSparse | None = None,
         gate: bool = False,
         sinks: bool = False,
@@ -89,7 +91,8 @@ class Attention(Module):
         self.head_dim, self.rope, self.cross = head_dim, rope, memory_size is not None
         self.causal = causal and not self.cross
         self.window, self.softcap, self.scale = window, softcap, scale
-        self.heads, self.clip, self.alibi, self.logn = heads, clip, alibi, logn
+        self.heads, self.clip, self.alibi = heads, clip, alibi
+        self.logn, self.growth = logn, growth
         self.relative, self.block_sparse = relative, block_sparse
         self.sinks = Parameter((heads,), dtype) if sinks else None
         self.relative_table = relative and Parameter((heads, relative.buckets), dtype)
@@ -124,6 +127,8 @@ class Attention(Module):
         if self.rope is not None and positions is not None:
             q = self.rope(q, positions, self.head_dim).named("q")
             k = k if is_ready else self.rope(k, positions, self.head_dim).named("k")
+        if self.growth is not None and positions is not None:
+            q = q * self.growth.factor(positions).cast(q.dtype)
         if self.logn:
             queries = query_positions(x.shape[1], 0 if past is None else past)
             q = q * logn_scale(queries, self.logn).cast(q.dtype)

@@ -15,6 +15,7 @@ from ...weights import Ref, UnboundRef
 from .. import functional as F
 from ..layers import MLP, Attention, Embedding, GatedMLP, LayerNorm, Linear, RmsNorm, Rope
 from ..layers.attention import Cache
+from ..layers.positions import QueryGrowth
 from ..module import Module, ModuleList, Parameter
 from ..tensor import Tensor
 from .config_reader import MOST_LAYERS, REQUIRED, ConfigReader
@@ -83,6 +84,7 @@ class DecoderConfig:
     head_bias: bool = False
     qk_norm: Literal["", "head", "each_head", "all_heads"] = ""
     attention_gate: bool = False
+    query_growth: QueryGrowth | None = None
     value_norm: bool = False
     keys_are_values: bool = False
     attention_scale: float | None = None
@@ -358,6 +360,7 @@ class DecoderLayer(Module):
             alibi=config.alibi,
             gate=config.attention_gate,
             sinks=config.attention_sinks,
+            growth=config.query_growth,
             value_norm=config.norm_eps if config.value_norm else None,
             keys_are_values=config.keys_are_values,
             dtype=dtype,

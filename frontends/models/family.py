@@ -20,7 +20,7 @@ from .stored import Stored, stored_references
 
 GROUP = "irc.models"  # the entry-point group of modules that register families
 Config = TypeVar("Config")
-_SHARED = ("tie_word_embeddings",)  # keys beside the object `inside` that count for it
+_SHARED = ("tie_word_embeddings",)  # keys beside the object `inside` that count, not its own
 Dims = Mapping[str, tuple[int, int, int]]  # (min, typical, max) of each symbol
 
 
@@ -94,7 +94,7 @@ class Family(Generic[Config]):
         chosen = next((name for name in names if name in self.architectures), None)
         if self.inside:
             shared = {key: values[key] for key in _SHARED if key in values}
-            values = {**shared, **ConfigReader(values).inner(self.inside)}
+            values = {**ConfigReader(values).inner(self.inside), **shared}
         return ConfigReader(values, architecture=chosen or self.architectures[0])
 
     def trace(

@@ -18,6 +18,7 @@ def read_rope(
     fraction: float | None = None,
     layer_type: str = "full_attention",
     local_theta: str = "",
+    others: str = "",
 ) -> Rope:
     """The rope of `rope_parameters` (transformers 5), or of `rope_scaling` and `rope_theta`.
 
@@ -25,7 +26,8 @@ def read_rope(
     `fraction`, the part of a head that is rotated, are the family's defaults. None: the family
     rotates whole heads. `layer_type` is the entry of rope_parameters to read, where it has one
     for each type of layers. Older files have the base of layers with a window in the key
-    `local_theta`; their rope_scaling is for the other layers.
+    `local_theta`; their rope_scaling is for the other layers. `others` are keys among the
+    settings that a family reads itself.
     """
     new, old = config.inner("rope_parameters"), config.inner("rope_scaling")
     if isinstance(new.get(layer_type), dict):
@@ -33,6 +35,7 @@ def read_rope(
     inner = ConfigReader(new if local_theta else old or new, "config.json: the rope settings")
     theta = inner.number("rope_theta", config.number(local_theta or "rope_theta", theta))
     inner.ignore("mrope_section mrope_interleaved")  # the positions of text are equal in all parts
+    inner.ignore(others)
     kind = inner.word("rope_type", inner.word("type", "default"))
     if kind not in _KINDS:
         hint = did_you_mean(kind, _KINDS)

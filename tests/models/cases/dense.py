@@ -37,6 +37,9 @@ GEMMA4_31B = FOUR | {  # a full layer whose keys are its values, without inputs 
 }
 VISION = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "image_size": 28}
 VISION |= {"num_attention_heads": 2, "patch_size": 14}
+YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "mscale": 1.0}
+YARN |= {"mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.3, "original_max_position_embeddings": 8}
+SEEING = {"vision_config": VISION | {"model_type": "pixtral", "head_dim": 8}}
 WIDE = SIZES | {"hidden_size": 64}  # heads of 16 features
 
 DECODERS: dict[str, Case] = {
@@ -76,6 +79,14 @@ DECODERS: dict[str, Case] = {
     "starcoder2": Case("starcoder2", SIZES | {"sliding_window": 7}),
     "stablelm": Case("stablelm", WIDE | {"use_qkv_bias": True}),
     "stablelm_parallel": Case("stablelm", WIDE | {"use_parallel_residual": True}),
+    "ministral": Case("ministral", FOUR | {"head_dim": 16, "layer_types": TYPES}, meshes=()),
+    "ministral3": Case("ministral3", SIZES | {"head_dim": 16, "rope_parameters": YARN}),
+    "mistral3": Case(
+        "mistral3",
+        SEEING | {"text_config": SIZES | {"model_type": "mistral", "sliding_window": 6}},
+        meshes=(),
+        architecture="Mistral3ForConditionalGeneration",
+    ),
     "qwen2_windows": Case(
         "qwen2", FOUR | {"use_sliding_window": True, "max_window_layers": 1}, meshes=()
     ),
