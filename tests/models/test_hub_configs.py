@@ -40,7 +40,7 @@ def config(architecture: str, model_type: str, sizes: str, keys: str, **more: An
     return {"architectures": [architecture], "model_type": model_type} | numbers | values | more
 
 
-GEMMA = "hidden_activation=gelu_pytorch_tanh head_dim=256"
+GEMMA = "hidden_activation=gelu_pytorch_tanh head_dim=256 tie_word_embeddings=true"
 GEMMA3 = f"{GEMMA} query_pre_attn_scalar=256 cache_implementation=hybrid"
 GEMMA4 = f"{GEMMA} enable_moe_block=false global_head_dim=512 num_experts=null hidden_act=null "
 GEMMA4 += "final_logit_softcapping=30.0 vocab_size_per_layer_input=262144"
