@@ -114,6 +114,14 @@ class Recurrent(Module):
             parts.append(self.act(y))
         return parts, after
 
+    def by_head(self, values: Tensor) -> Tensor:
+        """[B, S, values] as [B, S, heads, value_size]."""
+        return values.reshape(*values.shape[:2], self.sizes.heads, self.sizes.value_size)
+
+    def by_group(self, keys: Tensor) -> Tensor:
+        """[B, S, keys] as [B, S, groups, key_size]."""
+        return keys.reshape(*keys.shape[:2], self.sizes.groups, self.sizes.key_size)
+
     def steps(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Of x [B, S, hidden_size]: step sizes f32 [B, S, heads], and A f32 [heads], negative."""
         steps = F.softplus(self.dt_proj(x).cast("f32") + self.dt_bias)
@@ -146,10 +154,12 @@ class Mamba2(Recurrent):
         """x [B, S, hidden_size] to the same, and the states after it."""
         (values, b, c), after = self.projected(x, states, lengths)
         steps, decay = self.steps(x)
+        values, b, c = self.by_head(values), *map(self.by_group, (b, c))
         y, after[self.state] = F.selective_scan(
             values, steps, decay, b, c, states[self.state], d=self.D, lengths=lengths
         )
-        return self.out_proj(self._normalized(y, self.z_proj(x))), after
+        gate = self.z_proj(x)
+        return self.out_proj(self._normalized(y.reshape(*gate.shape), gate)), after
 
     def _normalized(self, y: Tensor, gate: Tensor) -> Tensor:
         """The RMS norm of every group of y * act(gate), as sums that ranks can share."""
@@ -183,17 +193,16 @@ class GatedDeltaNet(Recurrent):
         (q, k, v), after = self.projected(x, states, lengths)
         steps, decay = self.steps(x)
         q, k = self._unit(q, self.sizes.key_size**-0.5), self._unit(k, 1.0)
-        beta = F.sigmoid(self.beta_proj(x))
+        beta, values = F.sigmoid(self.beta_proj(x)), self.by_head(v)
         y, after[self.state] = F.gated_delta(
-            v, q, k, steps * decay, beta, states[self.state], lengths=lengths
+            values, q, k, steps * decay, beta, states[self.state], lengths=lengths
         )
-        normed = self.norm(y.reshape(*y.shape[:2], self.sizes.heads, self.sizes.value_size))
         gate = self.act(self.z_proj(x).cast("f32"))
-        return self.out_proj((normed.reshape(*y.shape).cast("f32") * gate).cast(y.dtype)), after
+        normed = self.norm(y).reshape(*gate.shape).cast("f32")
+        return self.out_proj((normed * gate).cast(y.dtype)), after
 
     def _unit(self, x: Tensor, length: float) -> Tensor:
-        """x [B, S, keys] as f32, the key of every group of this length (but for 1e-6)."""
+        """x [B, S, keys] as f32 [B, S, groups, key_size], vectors of this length but for 1e-6."""
         size = self.sizes.key_size
-        keys = x.cast("f32").reshape(*x.shape[:2], self.sizes.groups, size)
         weight = F.full(value=length * size**-0.5, shape=(size,), dtype="f32")
-        return F.rms_norm(keys, weight, eps=1e-6 / size).reshape(*x.shape)
+        return F.rms_norm(self.by_group(x.cast("f32")), weight, eps=1e-6 / size)

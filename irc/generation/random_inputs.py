@@ -15,7 +15,7 @@ from .inputs import cache_range, vocabulary
 
 Arrays: TypeAlias = dict[str, np.ndarray[Any, Any]]
 
-_IMPLIED = ("positions", "past_lengths")  # inputs of language models that `complete` adds
+_IMPLIED = ("positions", "past_lengths", "lengths")  # inputs that `complete` adds
 
 
 def random_inputs(module: Module, seed: int) -> Arrays:

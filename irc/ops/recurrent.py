@@ -27,84 +27,71 @@ from .lookup import GatherElements
 from .matmul import Matmul
 from .parts import Concat, Slice
 from .reduce import Cumsum, ReduceSum
-from .shape import Expand, Reshape, Transpose, Unsqueeze
-from .shapes import float_operand, index_operand, rule_text, same_dtype
+from .shape import Transpose, Unsqueeze
+from .shapes import float_operand, index_operand, rule_text, same_dtype, shape_text
 
 Array: TypeAlias = Any  # a numpy array
 
 
 @operation_base
 class Recurrence(Op):
-    """Base of the operations with a state; x [B, S, features] is the first operand."""
+    """Base of the operations with a state; x [B, S, ...] is the first operand."""
 
     __slots__ = ()
     x: Operand
 
-    def counted(self, *values: Value | None) -> tuple[DimLike, DimLike]:
-        """(B, S) of x, after a check that all values [B, S, ...] have them."""
+    def check_tokens(self, ndim: int, *values: Value) -> None:
+        """Raise unless x has `ndim` dimensions, and all values have its rows and tokens."""
         x = float_operand(self.opname, self.x)
-        if x.ndim != 3:
-            raise Error(f"{self.opname} takes x [batch, tokens, features], not {x}")
+        if x.ndim != ndim:
+            raise Error(f"{self.opname} takes x [batch, tokens, ...] of {ndim} dimensions, not {x}")
         for value in values:
-            if value is None:
-                continue
             type = float_operand(self.opname, value)
-            if type.ndim != 3 or type.shape[:2] != x.shape[:2]:
+            if type.shape[:2] != x.shape[:2]:
                 raise Error(f"{self.opname}: an operand is {type}, but x is {x}: other tokens")
-        return x.shape[0], x.shape[1]
 
-    def states(self, state: Value, name: str) -> tuple[DimLike, DimLike, DimLike]:
-        """The sizes of the state f32 [B, heads, ., .] behind B."""
-        type, batch = state.type, self.x.type.shape[0]
-        if type.dtype != "f32" or type.ndim != 4 or type.shape[0] != batch:
-            raise Error(f"{self.opname}: the state is {type}, expected f32[{batch}, {name}]")
-        return type.shape[1], type.shape[2], type.shape[3]
+    def check_shape(self, name: str, value: Value | None, *shape: DimLike) -> None:
+        """Raise where an operand has another shape."""
+        if value is not None and value.type.shape != shape:
+            raise Error(f"{self.opname}: {name} is {value.type}, expected {shape_text(shape)}")
 
-    def heads(self, value: Value, size: DimLike) -> DimLike:
-        """The number of heads of `size` features in a value [B, S, heads*size]."""
-        heads = exact_divide(value.type.shape[2], size)
-        if heads is None:
-            raise Error(f"{self.opname}: {value.type} does not hold heads of {size} features")
-        return heads
+    def by_head(self, value: Value) -> Op:
+        """[B, S, groups, size] as f32 [B, heads, S, size]: consecutive heads share a group.
 
-    def shared(self, value: Value, size: DimLike, heads: DimLike) -> Op:
-        """[B, S, groups*size] as f32 [B, heads, S, size]: consecutive heads share a group."""
-        groups = self.heads(value, size)
+        A single group of all ranks is [B, 1, S, size].
+        """
+        heads, groups = self.x.type.shape[2], value.type.shape[2]
         count = exact_divide(heads, groups)
         if not isinstance(count, int):
             raise Error(f"{self.opname}: {heads} heads cannot share {groups} groups evenly")
-        batch, tokens, _ = value.type.shape
-        split = Reshape(_f32(value), shape=(batch, tokens, groups, size))
-        split = Transpose(split, order=(0, 2, 1, 3))
-        return split if count == 1 else Repeat(split, dim=1, count=count)
+        turned = Transpose(_f32(value), order=(0, 2, 1, 3))
+        single = groups == 1 and not value.type.global_type.axes[2]
+        return turned if single or count == 1 else Repeat(turned, dim=1, count=count)
 
-    def per_head(self, value: Value, heads: DimLike, lengths: Value | None) -> Op:
+    def per_head(self, value: Value, lengths: Value | None) -> Op:
         """[B, S, heads] as f32 [B, heads, S], 0 for padding."""
-        if value.type.shape[2] != heads:
-            raise Error(f"{self.opname}: {value.type} has no number for each of {heads} heads")
         wide = _f32(value)
         if lengths is not None:
-            wide = Where(Unsqueeze(self.valid(lengths), dims=(2,)), wide, Full(value=0.0))
+            self.check_lengths(lengths)
+            place = Iota(size=self.x.type.shape[1], dtype=lengths.type.dtype)
+            here = Lt(place, Unsqueeze(lengths, dims=(1,)))
+            wide = Where(Unsqueeze(here, dims=(2,)), wide, Full(value=0.0))
         return Transpose(wide, order=(0, 2, 1))
-
-    def valid(self, lengths: Value) -> Op:
-        """bool [B, S]: whether a token is none of the padding."""
-        self.check_lengths(lengths)
-        place = Iota(size=self.x.type.shape[1], dtype=lengths.type.dtype)
-        return Lt(place, Unsqueeze(lengths, dims=(1,)))
 
     def check_lengths(self, lengths: Value) -> None:
         """Raise unless there is a number for every row."""
-        batch = self.x.type.shape[0]
-        if index_operand(self.opname, lengths).shape != (batch,):
-            raise Error(f"{self.opname}: lengths is {lengths.type}, expected [{batch}]")
+        index_operand(self.opname, lengths)
+        self.check_shape("lengths", lengths, self.x.type.shape[0])
 
-    def joined(self, heads: Op) -> Op:
-        """f32 [B, heads, S, size] as [B, S, heads*size] in the dtype of x."""
-        batch, count, tokens, size = heads.result.type.shape
-        rows = Reshape(Transpose(heads, order=(0, 2, 1, 3)), shape=(batch, tokens, count * size))
-        kind = self.x.type.dtype
+    def as_x(self, heads: Op) -> Op:
+        """f32 [B, heads, S, size] as [B, S, heads, size] in the dtype of x."""
+        rows, kind = Transpose(heads, order=(0, 2, 1, 3)), self.x.type.dtype
         return rows if kind == "f32" else Cast(rows, dtype=kind)
+
+
+def _check_f32(op: str, state: Value) -> None:
+    if state.type.dtype != "f32":
+        raise Error(f"{op}: the state is {state.type}, expected f32")
 
 
 def _f32(value: Value) -> Value | Op:
@@ -163,10 +150,9 @@ def _here(lengths: Array, batch: int, tokens: int) -> Array:
     return np.arange(tokens) < _ends(lengths, batch, tokens)[:, None]
 
 
-def _by_head(x: Array, size: int, heads: int) -> Array:
-    """[B, S, groups*size] as f32 [B, S, heads, size]."""
-    split = x.reshape(*x.shape[:2], x.shape[2] // size, size).astype(np.float32)
-    return np.repeat(split, heads // split.shape[2], axis=2)
+def _by_head(x: Array, heads: int) -> Array:
+    """[B, S, groups, size] as f32 [B, S, heads, size]."""
+    return np.repeat(x.astype(np.float32), heads // max(1, x.shape[2]), axis=2)
 
 
 @operation(
@@ -187,19 +173,15 @@ class ShortConv(Recurrence):
     lengths: OptionalOperand = optional()
 
     def expand(self) -> tuple[Value, ...]:
-        batch, tokens = self.counted()
-        x, weight, state = self.x.type, self.weight.type, self.state.type
+        self.check_tokens(3)
         same_dtype(self.opname, self.x, self.weight, self.state)
-        channels = x.shape[2]
+        x, weight = self.x.type, self.weight.type
+        batch, tokens, channels = x.shape
         width = weight.shape[-1]
         if weight.ndim != 2 or weight.shape[0] != channels or isinstance(width, Dim) or width < 2:
             raise Error(f"short_conv: the weight is {weight}, expected [{channels}, 2 or more]")
-        if state.shape != (batch, width - 1, channels):
-            raise Error(
-                f"short_conv: the state is {state}, expected [{batch}, {width - 1}, {channels}]"
-            )
-        if self.bias is not None and self.bias.type.shape != (channels,):
-            raise Error(f"short_conv: the bias is {self.bias.type}, expected [{channels}]")
+        self.check_shape("the state", self.state, batch, width - 1, channels)
+        self.check_shape("the bias", self.bias, channels)
         inputs = Concat([self.state, self.x], dim=1)
         columns = Transpose(_f32(self.weight), order=(1, 0))
         total: Op | Value | None = None if self.bias is None else _f32(self.bias)
@@ -213,13 +195,15 @@ class ShortConv(Recurrence):
 
     def _last(self, inputs: Op, count: int) -> Op:
         """[B, count, C]: the last inputs of each row."""
-        batch, tokens, channels = self.x.type.shape
+        tokens = self.x.type.shape[1]
         if self.lengths is None:
             return Slice(inputs, dim=1, start=tokens, stop=tokens + count)
         self.check_lengths(self.lengths)
-        steps = Iota(size=count, dtype=self.lengths.type.dtype)
-        places = Unsqueeze(Add(Unsqueeze(self.lengths, dims=(1,)), steps), dims=(2,))
-        return GatherElements(inputs, Expand(places, shape=(batch, count, channels)), dim=1)
+        kind = self.lengths.type.dtype
+        first = Unsqueeze(self.lengths, dims=(1,))
+        places = Unsqueeze(Add(first, Iota(size=count, dtype=kind)), dims=(2,))
+        zeros = Cast(Lt(self.state, self.state), dtype=kind)  # sharded as the channels are
+        return GatherElements(inputs, Add(places, zeros), dim=1)
 
     def evaluate(
         self, x: Array, weight: Array, state: Array, bias: Array = None, lengths: Array = None
@@ -237,8 +221,8 @@ class ShortConv(Recurrence):
 class SelectiveScan(Recurrence):
     """The selective state space of Mamba-2 (SSD: Dao & Gu, 2024), head by head: (y, state).
 
-    x [B, S, H*P]; dt [B, S, H], the step sizes; a [H], negative; b and c [B, S, G*N], each of the G
-    groups for H/G consecutive heads; state f32 [B, H, P, N]; d [H]. Per token
+    x [B, S, H, P]; dt [B, S, H], the step sizes; a [H], negative; b and c [B, S, G, N], each of the
+    G groups for H/G consecutive heads; state f32 [B, H, P, N]; d [H]. Per token
     state = exp(dt*a) * state + dt * x bᵀ and y = state c + d*x. Computed in f32; y in the dtype of
     x.
     """
@@ -253,22 +237,21 @@ class SelectiveScan(Recurrence):
     lengths: OptionalOperand = optional()
 
     def sharding_rule(self) -> str:
-        group = "g!" if self.b.type.shape[2] == self.state.type.shape[3] else "h"
-        operands = ["b s! h", "b s! h", "h", f"b s! {group}", f"b s! {group}", "b h p! n!"]
-        words = [text.split() for text in (*operands, "h", "b")]
-        return rule_text(words, [["b", "s", "h"], ["b", "h", "p", "n"]])
+        group = "g!" if self.b.type.shape[2] == 1 else "h"
+        operands = ["b s! h p", "b s! h", "h", *[f"b s! {group} n!"] * 2, "b h p n!", "h", "b"]
+        return rule_text(map(str.split, operands), [["b", "s", "h", "p"], ["b", "h", "p", "n"]])
 
     def expand(self) -> tuple[Value, ...]:
-        _, tokens = self.counted(self.dt, self.b, self.c)
-        heads, size, width = self.states(self.state, "heads, size, width")
-        for name, value in (("a", self.a), ("d", self.d)):
-            if value is not None and float_operand(self.opname, value).shape != (heads,):
-                raise Error(f"selective_scan: {name} is {value.type}, expected [{heads}]")
-        if self.heads(self.x, size) != heads:
-            raise Error(f"selective_scan: x is {self.x.type}, but the state {self.state.type}")
-        x = self.shared(self.x, size, heads)
-        b, c = (self.shared(value, width, heads) for value in (self.b, self.c))
-        steps = self.per_head(self.dt, heads, self.lengths)
+        self.check_tokens(4, self.dt, self.b, self.c)
+        batch, tokens, heads, size = self.x.type.shape
+        self.check_shape("dt", self.dt, batch, tokens, heads)
+        self.check_shape("a", self.a, heads)
+        self.check_shape("d", self.d, heads)
+        self.check_shape("c", self.c, *self.b.type.shape)
+        _check_f32(self.opname, self.state)
+        self.check_shape("the state", self.state, batch, heads, size, self.b.type.shape[-1])
+        x, b, c = (self.by_head(value) for value in (self.x, self.b, self.c))
+        steps = self.per_head(self.dt, self.lengths)
         logarithms = Mul(steps, Unsqueeze(_f32(self.a), dims=(1,)))
         before, between, after = _decays(logarithms, tokens)
         scaled = Mul(x, Unsqueeze(steps, dims=(3,)))
@@ -277,7 +260,7 @@ class SelectiveScan(Recurrence):
         if self.d is not None:
             y = Add(y, Mul(x, Unsqueeze(_f32(self.d), dims=(1, 2))))
         added = Matmul(_transposed(Mul(scaled, after)), b)
-        return self.joined(y).result, Add(_kept(logarithms, self.state), added).result
+        return self.as_x(y).result, Add(_kept(logarithms, self.state), added).result
 
     @np.errstate(under="ignore")
     def evaluate(
@@ -291,26 +274,24 @@ class SelectiveScan(Recurrence):
         d: Array = None,
         lengths: Array = None,
     ) -> tuple[Array, Array]:
-        heads, size, width = state.shape[1:]
-        y = np.zeros((*x.shape[:2], heads, size), np.float32)
-        x, dt = _by_head(x, size, heads), _masked(dt, lengths)
-        b, c = (_by_head(value, width, heads) for value in (b, c))
+        y, dt = np.zeros(x.shape, np.float32), _masked(dt, lengths)
+        b, c = (_by_head(value, x.shape[2]) for value in (b, c))
         for t in range(x.shape[1]):
             decay, step = np.exp(dt[:, t] * a)[..., None, None], dt[:, t, :, None, None]
             state = decay * state + step * x[:, t, :, :, None] * b[:, t, :, None, :]
             y[:, t] = np.sum(state * c[:, t, :, None, :], axis=-1)
         if d is not None:
             y += d[:, None] * x
-        return y.reshape(*x.shape[:2], heads * size), state
+        return y, state
 
 
 @operation("gated_delta", safe_values={"lengths": 0})
 class GatedDelta(Recurrence):
     """The gated delta rule (Yang et al., 2024), head by head: (y, state).
 
-    x [B, S, H*V], the values; q and k [B, S, Hk*K], each key head for H/Hk consecutive value heads;
-    g [B, S, H], the logarithms of decays, at most 0; beta [B, S, H]; state f32 [B, H, K, V]. Per
-    token state = exp(g) * state, then state += k (beta * (x - kᵀ state))ᵀ and y = qᵀ state.
+    x [B, S, H, V], the values; q and k [B, S, Hk, K], each key head for H/Hk consecutive value
+    heads; g [B, S, H], the logarithms of decays, at most 0; beta [B, S, H]; state f32 [B, H, K, V].
+    Per token state = exp(g) * state, then state += k (beta * (x - kᵀ state))ᵀ and y = qᵀ state.
     Computed in f32; y in the dtype of x. The keys have norms of at most about 1.
 
     A call has `longest` tokens at most: the expansion solves a triangular system of the S tokens,
@@ -327,10 +308,10 @@ class GatedDelta(Recurrence):
     longest: int = 256
 
     def sharding_rule(self) -> str:
-        key = "g!" if self.k.type.shape[2] == self.state.type.shape[2] else "h"
-        operands = ["b s! h", f"b s! {key}", f"b s! {key}", "b s! h", "b s! h", "b h k! v!", "b"]
-        words = [text.split() for text in operands]
-        return rule_text(words, [["b", "s", "h"], ["b", "h", "k", "v"]])
+        key = "g!" if self.k.type.shape[2] == 1 else "h"
+        keys, numbers = [f"b s! {key} k!"] * 2, ["b s! h"] * 2
+        operands = ["b s! h v", *keys, *numbers, "b h k! v", "b"]
+        return rule_text(map(str.split, operands), [["b", "s", "h", "v"], ["b", "h", "k", "v"]])
 
     def verify(self, module: Module) -> None:
         """No call has more than `longest` tokens."""
@@ -344,17 +325,18 @@ class GatedDelta(Recurrence):
             )
 
     def expand(self) -> tuple[Value, ...]:
-        _, tokens = self.counted(self.q, self.k, self.g, self.beta)
-        heads, size, width = self.states(self.state, "heads, key size, value size")
-        if self.heads(self.x, width) != heads or self.longest < 1:
-            raise Error(
-                f"gated_delta: x is {self.x.type}, but the state {self.state.type}; longest is "
-                f"{self.longest}"
-            )
-        x = self.shared(self.x, width, heads)
-        q, k = (self.shared(value, size, heads) for value in (self.q, self.k))
-        logarithms = self.per_head(self.g, heads, self.lengths)
-        beta = Unsqueeze(self.per_head(self.beta, heads, self.lengths), dims=(3,))
+        self.check_tokens(4, self.q, self.k, self.g, self.beta)
+        batch, tokens, heads, size = self.x.type.shape
+        self.check_shape("g", self.g, batch, tokens, heads)
+        self.check_shape("beta", self.beta, batch, tokens, heads)
+        self.check_shape("q", self.q, *self.k.type.shape)
+        _check_f32(self.opname, self.state)
+        self.check_shape("the state", self.state, batch, heads, self.k.type.shape[-1], size)
+        if self.longest < 1:
+            raise Error(f"gated_delta: longest is {self.longest}; a call has 1 token or more")
+        x, q, k = (self.by_head(value) for value in (self.x, self.q, self.k))
+        logarithms = self.per_head(self.g, self.lengths)
+        beta = Unsqueeze(self.per_head(self.beta, self.lengths), dims=(3,))
         before, between, after = _decays(logarithms, tokens)
         written: Op = Mul(Sub(x, Mul(Matmul(k, self.state), before)), beta)
         if tokens != 1:
@@ -363,7 +345,7 @@ class GatedDelta(Recurrence):
         inside = Matmul(Mul(Matmul(q, _transposed(k)), between), written)
         y = Add(inside, Mul(Matmul(q, self.state), before))
         added = Matmul(_transposed(Mul(k, after)), written)
-        return self.joined(y).result, Add(_kept(logarithms, self.state), added).result
+        return self.as_x(y).result, Add(_kept(logarithms, self.state), added).result
 
     def _inverse(self, scores: Op, tokens: DimLike) -> Op:
         """The inverse of 1 + the part of `scores` [B, H, S, S] below the diagonal.
@@ -396,14 +378,12 @@ class GatedDelta(Recurrence):
     ) -> tuple[Array, Array]:
         if x.shape[1] > self.longest:
             raise Error(f"gated_delta computes {self.longest} tokens in a call, not {x.shape[1]}")
-        heads, size, width = state.shape[1:]
-        y = np.zeros((*x.shape[:2], heads, width), np.float32)
-        x, g, beta = _by_head(x, width, heads), _masked(g, lengths), _masked(beta, lengths)
-        q, k = (_by_head(value, size, heads) for value in (q, k))
+        y, g, beta = np.zeros(x.shape, np.float32), _masked(g, lengths), _masked(beta, lengths)
+        q, k = (_by_head(value, x.shape[2]) for value in (q, k))
         for t in range(x.shape[1]):
             state = state * np.exp(g[:, t])[..., None, None]
             read = np.sum(state * k[:, t, :, :, None], axis=2)
             written = beta[:, t, :, None] * (x[:, t] - read)
             state = state + k[:, t, :, :, None] * written[:, :, None, :]
             y[:, t] = np.sum(state * q[:, t, :, :, None], axis=2)
-        return y.reshape(*x.shape[:2], heads * width), state
+        return y, state

@@ -108,6 +108,23 @@ FAMILIES: dict[str, dict[str, object]] = {
     },
     "Qwen2ForCausalLM": {"model_type": "qwen2"},
     "Qwen3ForCausalLM": {"model_type": "qwen3", "head_dim": 16},
+    "Qwen3_5ForCausalLM": {
+        "model_type": "qwen3_5_text",
+        "head_dim": 16,
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 4,
+        "linear_key_head_dim": 8,
+        "linear_value_head_dim": 8,
+        "layer_types": ["linear_attention", "full_attention"],
+    },
+    "GraniteMoeHybridForCausalLM": {
+        "model_type": "granitemoehybrid",
+        "shared_intermediate_size": 48,
+        "num_local_experts": 0,
+        "mamba_n_heads": 4,
+        "mamba_d_state": 8,
+        "layer_types": ["mamba", "attention"],
+    },
 }
 
 
@@ -125,10 +142,12 @@ def test_families(family: str, rng: np.random.Generator, tmp_path: Path) -> None
         mesh=mesh,
     ).module
     past = rng.integers(0, 12, 2).astype(np.int32)
-    inputs = tokens(rng, past, 4, words=96)
+    inputs = tokens(rng, past, 4, words=96) | {"lengths": rng.integers(1, 5, 2).astype(np.int32)}
     for port in ports_of(module.main).states:
         shape = state_shape(port, {"B": 2, "C": 16})
         inputs[port.name] = rng.standard_normal(shape).astype(np.float32)
+    names = {str(arg.name) for arg in module.main.args}
+    inputs = {name: array for name, array in inputs.items() if name in names}
     wanted, found = evaluate(module, inputs), HostProgram(module).run(inputs)
     for name, want in wanted.items():
         assert_close(found[name], want, name, factor=50)

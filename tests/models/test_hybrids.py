@@ -79,7 +79,8 @@ def test_codes_are_for_growing_states_only(tmp_path: Path) -> None:
 def test_which_states_are_fixed_is_known_with_capacities_as_numbers(tmp_path: Path) -> None:
     cases("DECODERS")["granite_hybrid"].save(tmp_path / "model")
     module = huggingface.load(tmp_path / "model")
-    for passes in ("static-capacity", 'static-capacity, expand, shard{mesh="pp=2"}, pipeline'):
+    stages, ranks = 'expand, shard{mesh="pp=2"}, pipeline', 'shard{mesh="tp=2"}, localize, expand'
+    for passes in ("static-capacity", f"static-capacity, {stages}", f"static-capacity, {ranks}"):
         copy = irc.parse(str(module))
         irc.run_passes(copy, passes)
         fixed = {port.name: port.fixed for port in ports_of(copy.main).states}

@@ -49,11 +49,11 @@ CONVOLUTIONS = [
 
 def _scan(groups: int, heads: int = 4) -> tuple[Arg, ...]:
     return (
-        Arg((B, S, heads * 3)),
+        Arg((B, S, heads, 3)),
         _numbers(B, S, heads, low=0.0, high=2.0),
         _numbers(heads, low=-4.0, high=-0.1),
-        Arg((B, S, groups * 2)),
-        Arg((B, S, groups * 2)),
+        Arg((B, S, groups, 2)),
+        Arg((B, S, groups, 2)),
         Arg((B, heads, 3, 2), "f32"),
     )
 
@@ -68,14 +68,14 @@ SCANS = [
         SCAN,
         sizes=SIZES,
         bad=(
-            _bad("takes x [batch", SCAN, 0, (2, 12)),
+            _bad("takes x [batch", SCAN, 0, (2, 5, 12)),
             _bad("other tokens", SCAN, 1, (2, 4, 4)),
-            _bad("has no number for each of 4 heads", SCAN, 1, (2, 5, 3)),
+            _bad("expected [2, 5, 4]", SCAN, 1, (2, 5, 3)),
             _bad("expected [4]", SCAN, 2, (3,)),
-            _bad("does not hold heads of 2", SCAN, 3, (2, 5, 3)),
-            _bad("cannot share 3 groups", SCAN, 3, (2, 5, 6)),
-            _bad("expected f32[2, heads", SCAN, 5, (2, 4, 3, 2), "bf16"),
-            _bad("but the state", SCAN, 5, (2, 4, 4, 2), "f32"),
+            _bad("expected [2, 5, 3, 2]", SCAN, 3, (2, 5, 3, 2)),
+            _bad("expected f32", SCAN, 5, (2, 4, 3, 2), "bf16"),
+            _bad("expected [2, 4, 3, 2]", SCAN, 5, (2, 2, 3, 2), "f32"),
+            _bad("cannot share 3 groups", _scan(3), 0, (2, 5, 4, 3)),
         ),
     ),
 ]
@@ -83,9 +83,9 @@ SCANS = [
 
 def _delta(key_heads: int, heads: int = 4, size: int = 3, width: int = 2) -> tuple[Arg, ...]:
     return (
-        Arg((B, S, heads * width)),
-        Arg((B, S, key_heads * size)),
-        _numbers(B, S, key_heads * size, low=-0.57, high=0.57),  # norms of at most 1
+        Arg((B, S, heads, width)),
+        Arg((B, S, key_heads, size)),
+        _numbers(B, S, key_heads, size, low=-0.57, high=0.57),  # norms of at most 1
         _numbers(B, S, heads, low=-3.0, high=0.0),
         _numbers(B, S, heads, low=0.0, high=1.0),
         Arg((B, heads, size, width), "f32"),
@@ -102,13 +102,14 @@ DELTAS = [
         DELTA,
         sizes={"B": 2, "S": 19},
         bad=(
-            _bad("takes x [batch", DELTA, 0, (2, 8)),
-            _bad("other tokens", DELTA, 1, (2, 4, 6)),
-            _bad("does not hold heads of 3", DELTA, 2, (2, 5, 7)),
-            _bad("cannot share 3 groups", DELTA, 2, (2, 5, 9)),
-            _bad("has no number for each", DELTA, 3, (2, 5, 3)),
-            _bad("expected f32[2, heads", DELTA, 5, (2, 4, 3), "f32"),
-            _bad("but the state", DELTA, 5, (2, 2, 3, 2), "f32"),
+            _bad("takes x [batch", DELTA, 0, (2, 5, 8)),
+            _bad("other tokens", DELTA, 1, (2, 4, 2, 3)),
+            _bad("expected [2, 5, 2, 2]", DELTA, 2, (2, 5, 2, 2)),
+            _bad("expected [2, 5, 4]", DELTA, 3, (2, 5, 3)),
+            _bad("expected f32", DELTA, 5, (2, 4, 3, 2), "bf16"),
+            _bad("expected [2, 4, 3, 2]", DELTA, 5, (2, 2, 3, 2), "f32"),
+            _bad("cannot share 3 groups", _delta(3), 0, (2, 5, 4, 2)),
+            Bad("longest is 0", _bad("", DELTA, 0, (2, 5, 4, 2)).args, {"longest": 0}),
         ),
     ),
 ]
