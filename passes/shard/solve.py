@@ -14,7 +14,17 @@ from irc.ir.core import Function, Module, Op, Result, Value, Weight
 from irc.ir.layouts import uneven
 from irc.ir.sharding import Rule, Words, operand_words, parse_rule, passed_sums
 from irc.ir.types import Axes
-from irc.ops import Add, Argmax, Dequantize, DynamicScale, Embedding, Linear, MoeSlots, Topk
+from irc.ops import (
+    Add,
+    Argmax,
+    Attention,
+    Dequantize,
+    DynamicScale,
+    Embedding,
+    Linear,
+    MoeSlots,
+    Topk,
+)
 from irc.ops.quant import QuantizedOp
 from irc.pipeline import Stats
 
@@ -244,7 +254,7 @@ class Solver:
             return len(value.users) == 1
         if value.owner is not self.function or any(user in self._seen for user in value.users):
             return False
-        return value.index in self.function.aliases().values()
+        return value.index in self.function.aliases().values() or _are_keys(value)
 
     def _gather(self, op: Op, at: int, dim: int, why: str, keep: Axes = ()) -> None:
         """Gather a sharded dimension; axes to keep stay if shards are even."""
@@ -276,6 +286,14 @@ class Solver:
 
     def _use(self, op: Op, at: int, value: Value) -> None:
         op.set_operands((*op.operands[:at], value, *op.operands[at + 1 :]))
+
+
+def _are_keys(value: Value) -> bool:
+    """Whether a value is only the cached keys or values of attentions."""
+    return all(
+        isinstance(user, Attention) and user.cached and value in (user.k, user.v)
+        for user in value.users
+    )
 
 
 def _needs(op: Op, value: Value) -> bool:

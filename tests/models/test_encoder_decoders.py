@@ -188,7 +188,8 @@ def test_generation_equals_that_of_transformers(name: str, tmp_path: Path) -> No
         assert [row[0].tokens for row in got] == wanted.tolist()
 
 
-def test_what_the_encoder_returned_is_copied_to_a_gpu_once(tmp_path: Path) -> None:
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_what_the_encoder_returned_is_copied_to_a_gpu_once(ranks: int, tmp_path: Path) -> None:
     model = saved("t5", tmp_path / "model")
     state = irc.evaluate(huggingface.load(tmp_path / "model", part="encoder"), sources(model)[0])
     extra = state | {"encoder_lengths": LENGTHS}
@@ -200,12 +201,15 @@ def test_what_the_encoder_returned_is_copied_to_a_gpu_once(tmp_path: Path) -> No
         assert len(list(decoding.steps())) == 8
         return decoding.sequences()
 
-    facts = write(tmp_path / "built", huggingface.load(tmp_path / "model"))
+    mesh = f"tp={ranks}" if ranks > 1 else ""
+    facts = write(tmp_path / "built", huggingface.load(tmp_path / "model"), mesh)
     world = World(tmp_path / "built", facts, self_test=False)
     wanted = program(huggingface.load(tmp_path / "model"), "reference", tmp_path / "reference")
-    assert generated(world.programs[0], facts["dims"]) == generated(wanted, facts["dims"])
+    found = world.of_all(lambda loaded: generated(loaded, facts["dims"]))
+    assert found == [generated(wanted, facts["dims"])] * ranks
     uploads = [call[2] for call in world.gpus[0].calls if call[0] == "upload"]
-    assert uploads.count(state["cross_k0"].nbytes) == 4  # keys and values of two layers
+    # the heads of this rank, of keys and values of two layers
+    assert uploads.count(state["cross_k0"].nbytes // ranks) == 4
     world.close()
 
 

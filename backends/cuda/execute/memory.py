@@ -81,7 +81,7 @@ class Memory:
         self._driver, self._stream = driver, stream
         self._device: dict[str, tuple[int, int]] = {}
         self._host: dict[str, Array] = {}
-        self._constants: dict[str, Array] = {}  # what lies in device memory and never changes
+        self._constants: dict[str, tuple[object, Array]] = {}
         self.user = object()
 
     def device(self, name: str, size: int) -> int:
@@ -106,20 +106,26 @@ class Memory:
         return self._host[name][:size].view(kind).reshape(shape)
 
     def upload(self, name: str, array: Array) -> int:
-        """Copy an array to the GPU through page-locked memory; returns its address.
-
-        An array that nobody can write is not copied again while it is the last one of its name.
-        """
-        constant, held = is_constant(array), self._constants.pop(name, None)
-        if constant:
-            self._constants[name] = array
-            if held is not None and _place(held) == _place(array):
-                return self.device(name, array.nbytes)
+        """Copy an array to the GPU through page-locked memory; returns its address."""
+        self._constants.pop(name, None)
         staged = self.host(name, array.shape, array.dtype)
         staged[...] = array
         address = self.device(name, array.nbytes)
         self._stream.upload(address, staged)
         return address
+
+    def keep(self, name: str, array: Array, shape: Shape) -> None:
+        """Remember that the last upload was of this array, padded to a shape, if it never changes.
+
+        The array is kept alive, so that no other one has its place in host memory.
+        """
+        if is_constant(array):
+            self._constants[name] = _place(array, shape), array
+
+    def has(self, name: str, array: Array, shape: Shape) -> bool:
+        """Whether the device memory of a name has an array that never changes since its upload."""
+        held = self._constants.get(name)
+        return held is not None and is_constant(array) and held[0] == _place(array, shape)
 
     def free(self) -> None:
         """Free everything."""
@@ -137,5 +143,5 @@ def is_constant(array: Array) -> bool:
     return not array.flags.writeable and array.base is None
 
 
-def _place(array: Array) -> tuple[int, Shape, str]:
-    return array.ctypes.data, array.shape, array.dtype.str
+def _place(array: Array, shape: Shape) -> object:
+    return array.ctypes.data, array.shape, array.strides, array.dtype, shape

@@ -129,11 +129,12 @@ class RankStream:
         values = dict(self._states)
         for port in stage.ports.inputs:
             shape = sized(port.shape, full)
-            if port.name in arrays:
-                stored = as_stored(pad(arrays[port.name], shape), port.dtype)
-                address = memory.upload(port.name, stored)
-            else:
+            array = arrays.get(port.name)
+            if array is None or memory.has(port.name, array, shape):
                 address = memory.device(port.name, size_of(shape, port.dtype))
+            else:
+                address = memory.upload(port.name, as_stored(pad(array, shape), port.dtype))
+                memory.keep(port.name, array, shape)
             values[port.name] = DeviceArray(address, shape, port.dtype)
         results = {result: self._states[state] for state, result in stage.states.items()}
         for port in stage.ports.outputs:
