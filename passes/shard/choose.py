@@ -220,13 +220,13 @@ class Search:
         return () if is_open is None or is_open(self._structure, parameter) else (None,)
 
     def _options(self, parameter: Parameter) -> list[Choice]:
-        """The dimensions that have an element for every rank; of experts only without others."""
+        """The dimensions that have an element for every rank; stacked products last."""
         experts, shape = self._experts(parameter), parameter.weight.type.shape
         axes = self._plan.mesh_axes(("tp",), [("ep",)] if experts is not None else [])
         least = max(2, self._plan.module.mesh.group_size(axes))
         dims = [dim for dim in parameter.slots if dim != experts and _at_least(shape[dim], least)]
-        inside = [dim for dim in sorted(dims) if not parameter.slots[dim].stacked]
-        return [*(inside or dims)] if axes and dims else [None]
+        order = sorted(dims, key=lambda dim: (parameter.slots[dim].stacked, dim))
+        return [*order] if axes and dims else [None]
 
     def _experts(self, parameter: Parameter) -> int | None:
         """The dimension that is sharded over ep."""
@@ -245,10 +245,14 @@ class Search:
                 for value in slot.sums:
                     members.setdefault(value, set()).add((self._kind_of[number], dim))
         for value, picks in members.items():
-            terms[Term(frozenset(picks), prices.sum(value))] += 1
+            tables = all(map(_is_table, (self._kinds[kind].first for kind, _ in picks)))
+            # rewrite-embeddings looks rows of tables up by columns where that takes less
+            time = prices.gather(value) if tables else prices.sum(value)
+            terms[Term(frozenset(picks), time)] += 1
         for number, places in self._begins.items():
             group = self._structure.groups.get(number, Group())
-            time = sum(map(prices.gather, [*group.ends, *group.small]))
+            ends = group.ends.keys() - self._structure.logits
+            time = sum(sorted(map(prices.gather, [*ends, *group.small])))
             time += sum(map(prices.sum, group.sums))
             gathers = Counter(
                 (prices.gather(value), self._picks(readers))
@@ -280,7 +284,7 @@ class Search:
         moves = list(dict.fromkeys(self._moves()))
         starts = [[kind.options[at] for kind in self._kinds] for at in (0, -1)]
         found = [self._descended(start, moves) for start in starts]
-        return min(found, key=self._total)
+        return min(found, key=lambda choices: round(self._total(choices), 3))
 
     def _total(self, choices: list[Choice]) -> float:
         return sum(count * term.cost(choices) for term, count in self._terms.items())
@@ -380,7 +384,14 @@ class Search:
                     if self._choices[self._kind_of[number]] == at:
                         return f"contracted with @{name}"
                     return f"gathered for the product with @{name}"
+            for value in group.sums:
+                return f"sums of {amount(self._prices.bytes(value))}"
         return "which no operation gathers"
+
+
+def _is_table(parameter: Parameter) -> bool:
+    """Whether only lookups use it."""
+    return all(isinstance(op, Embedding) for op in parameter.ops)
 
 
 def _counted(items: Iterable[Any]) -> frozenset[Any]:

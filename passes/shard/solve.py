@@ -80,6 +80,7 @@ class Solver:
             retype(op)
             return
         self._complete(op)
+        self._use_complete(op)
         wanted, why = self._wanted(op)
         for at, axes in enumerate(wanted):
             self._bring(op, at, axes, why)
@@ -125,6 +126,20 @@ class Solver:
         except Error:
             for at in range(len(op.operands)):
                 self._finish(op, at)
+
+    def _use_complete(self, op: Op) -> None:
+        """Use complete copies of sharded operands that are there already, if others are complete.
+
+        The result is complete then, too, and nobody has to gather it.
+        """
+        rule = parse_rule(op.sharding or "! -> !")
+        if len(op.operands) < 2 or not rule.is_elementwise:
+            return
+        others = {v.type.replace(dtype="f32") for v in op.operands if not isinstance(v, Weight)}
+        for at, value in enumerate(op.operands):
+            for copy in self._transfers.copies_of(value):
+                if copy.type.replace(dtype="f32") in others:
+                    self._use(op, at, copy)
 
     def _finish(self, op: Op, at: int) -> None:
         """Use the complete sum in place of a partial one."""

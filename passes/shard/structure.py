@@ -29,6 +29,7 @@ from irc.ops import (
 )
 from irc.ops.quant import QuantizedOp
 
+from ..next_tokens import NextTokens
 from ..shared.bounds import keeps_finite_sums
 from ..shared.local_operation import is_local, with_axes
 from ..shared.parameters import rounded, segments_of, slice_refusal
@@ -115,6 +116,7 @@ class Structure:
 
     def __init__(self, module: Module, axes: Axes) -> None:
         self._module, self._axes = module, axes
+        self.logits: set[Value] = set()  # results that next-tokens need not gather
         self._parents: list[int] = []
         self._first: dict[Value, int] = {}  # the number of the first dimension of a value
         self._words: dict[object, list[Word]] = {}
@@ -124,6 +126,7 @@ class Structure:
         self._ends: list[tuple[int, Value, str]] = []
         self._sums: list[tuple[int, Value]] = []
         self._small: list[tuple[int, Value]] = []
+        self._complete: set[int] = set()  # elements of which there is a complete copy
         self._partial: set[Value] = set()  # what may be a partial sum
         self._passed: dict[Value, Value] = {}
         self._segments: dict[Value, bool] = {}
@@ -184,6 +187,8 @@ class Structure:
 
     def _return(self, function: Function, op: Op) -> None:
         aliases = function.aliases()
+        named = zip(function.result_names(), op.operands, strict=True)
+        self.logits |= {value for name, value in named if name == NextTokens.result}
         for at, value in enumerate(op.operands):
             state = function.args[aliases[at]] if at in aliases else None
             for dim in _sized(value):
@@ -231,7 +236,9 @@ class Structure:
             if not word.passes:
                 self._stop(op, data)
                 continue
-            joined = [self.element(op.operands[at], dim) for at, dim in data]
+            joined = [
+                self.element(op.operands[at], dim) for at, dim in self._not_gathered(op, data)
+            ]
             joined += [self.element(op.results[at], dim) for at, dim in word.results]
             if joined:
                 self._join(joined)
@@ -245,6 +252,19 @@ class Structure:
                 element = self.element(op.operands[at], dim)
                 self._uses.append((weight, element, op, kind, joined[0] if joined else -1))
         self._note_sums(op, adds_up, any(weight is not None for weight in weights))
+
+    def _not_gathered(self, op: Op, data: list[Place]) -> list[Place]:
+        """The operands on whose shards those of a result depend.
+
+        Where a complete copy of one is there already, elementwise operations use that, if other
+        operands are complete: the solver does so.
+        """
+        if len(data) > 1 and op.sharding is not None and parse_rule(op.sharding).is_elementwise:
+            kept = [
+                (i, d) for i, d in data if self.element(op.operands[i], d) not in self._complete
+            ]
+            return kept or data
+        return data
 
     def _note_product(self, op: Op, weight: Weight | None) -> None:
         assert weight is not None
@@ -262,6 +282,7 @@ class Structure:
                 self._small += [(element, result) for result in op.results]
             else:
                 self._ends.append((element, value, op.opname))
+                self._complete.add(element)
 
     def _is_cut(self, merged: Value) -> bool:
         """Whether `cut_segments` takes a merged projection apart."""
@@ -367,9 +388,10 @@ class Structure:
         slot.stacked |= kind == "stack"
         if kind == "sum":
             slot.sums.append(self._completed(op.results[0]))
-            slot.inputs += [other] * (other >= 0)
         else:
             slot.outputs.append(other)
+        if other >= 0 and kind != "output":
+            slot.inputs.append(other)
 
     def _groups(self) -> dict[int, Group]:
         groups: dict[int, Group] = {}

@@ -71,6 +71,12 @@ class Transfers:
         """A dimension replicated over the innermost of its axes."""
         return self._once(op, value, AllGather, why, axis=".".join(axes), dim=dim)
 
+    def copies_of(self, value: Value) -> list[Value]:
+        """The values that `gathered` made of all shards of a dimension of a value."""
+        dims = [(dim, ".".join(axes)) for dim, axes in enumerate(value.type.axes) if axes]
+        copies = (self._made.get((value, AllGather.opname, axes, dim)) for dim, axes in dims)
+        return [copy for copy in copies if copy is not None]
+
     def part(self, op: Op, value: Value, dim: int, axes: Axes) -> Value:
         """A dimension sharded over more axes."""
         why = f"{op.opname} has it sharded in another operand"

@@ -151,10 +151,12 @@ def share_of_products(module: Module, ranks: int) -> float:
         if op.opname in _PRODUCTS:
             matrices = (weight_of(value) for value in op.operands)
             weights.update(dict.fromkeys(w for w in matrices if w is not None and w.type.ndim > 1))
-    sizes = {w: dtype(w.type.dtype).nbytes(int(np.prod(w.type.shape))) for w in weights}
-    large = {w: n for w, n in sizes.items() if max(map(int, w.type.shape)) >= ranks}
+    types = [weight.type.global_type for weight in weights]
+    large = [type for type in types if max(int(str(size)) for size in type.shape) >= ranks]
     assert large, "the module has no weights of products"
-    return sum(n for w, n in large.items() if w.type.sharded) / sum(large.values())
+    sizes = [dtype(type.dtype).nbytes(int(np.prod(type.shape))) for type in large]
+    shards = [size for size, type in zip(sizes, large, strict=True) if type.sharded]
+    return sum(shards) / sum(sizes)
 
 
 def weight_of(value: Value) -> Weight | None:

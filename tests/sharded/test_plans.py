@@ -99,7 +99,7 @@ PLACED: dict[str, tuple[str, list[str], dict[str, str]]] = {
     ),
     "tables whose rows are added are sharded alike": (
         "ep=2,tp=2", [],
-        {"users": "f32[7, 4@ep.tp]", "tied": "f32[7@ep.tp, 4]", "wpe.weight": "f32[9, 4@ep.tp]"},
+        {"users": "f32[7@ep.tp, 4]", "tied": "f32[7@ep.tp, 4]", "wpe.weight": "f32[9@ep.tp, 4]"},
     ),
 }  # fmt: skip
 

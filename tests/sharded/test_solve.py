@@ -24,8 +24,8 @@ FEWEST: dict[str, tuple[int, int]] = {
     **dict.fromkeys(["interleaved_5", "mlp_gelu", "heads"], (1, 0)),
     **dict.fromkeys(["experts", "gated_expert", "capacity"], (1, 1)),  # the router's scores
     **dict.fromkeys(["layer_norm", "group_norm"], (1, 1)),
-    "gpt2_5": (3, 1),
-    "bert": (2, 2),  # the sum of rows of three tables, and the pooler's result
+    "gpt2_5": (2, 2),  # of the logits and of what attention gives; of rows, and of the last inputs
+    "bert": (3, 1),  # and the pooler's result
     "tied": (2, 1),
 }
 

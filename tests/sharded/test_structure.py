@@ -1,0 +1,185 @@
+"""The plan that irc chooses by the operations: what is sharded, what it computes, what it sends."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from fnmatch import filter as filter_names
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import irc
+import irc.passes
+from irc.backends.reference import evaluate
+from irc.frontends.models import DecoderConfig
+from irc.frontends.models.families.llama import LLAMA
+from irc.frontends.script import load_script
+from irc.ir.core import Module
+from irc.pipeline import Stats, run_pipeline
+from tests.fresh import fresh
+from tests.frontends.onnx_models import read
+from tests.frontends.torch_models import exported
+from tests.layout import ROOT
+from tests.sharded.checking import check, drawn, plan_file, sent_bytes, share_of_products, spread
+from tests.sharded.invented import INVENTED
+from tests.sharded.models import MODELS, mixtral, tiny_llama
+
+assert irc.passes
+RANKS = (2, 3)
+
+
+def shard(module: Module, mesh: str, plan: Path | str = "") -> Stats:
+    more = f', plan="{plan}"' if plan else ""
+    steps = run_pipeline(module, f'inline, canonicalize, cse, shard{{mesh="{mesh}"{more}}}')
+    return steps[-1].stats
+
+
+@pytest.mark.parametrize("ranks", RANKS)
+@pytest.mark.parametrize("name", INVENTED)
+def test_models_with_names_of_our_own(name: str, ranks: int) -> None:
+    case = INVENTED[name]
+    module = case.module()
+    inputs = drawn(module, fresh(1))
+    wanted = evaluate(module, inputs)
+    shard(module, f"tp={ranks}")
+    assert share_of_products(module, ranks) >= 0.95
+    check(module, inputs, wanted, "sharded")
+    run_pipeline(module, "fuse-gated-mlp, fuse-collectives, localize, cse, fold, dce")
+    check(module, inputs, wanted, "localized", case.tolerance())
+
+
+@pytest.mark.parametrize("mesh", ["ep=2,tp=2", "dp=2,tp=2"])
+@pytest.mark.parametrize("name", ["gpt_separate", "experts", "translator"])
+def test_meshes_of_several_axes(name: str, mesh: str) -> None:
+    module = INVENTED[name].module()
+    spread(module, drawn(module, fresh(2)), mesh)
+
+
+@pytest.mark.parametrize("ranks", RANKS)
+@pytest.mark.parametrize("name", ["llama", "two_tower", "recommender"])
+def test_examples(name: str, ranks: int) -> None:
+    module = load_script(str(ROOT / f"examples/{name}.py"))
+    shard(module, f"tp={ranks}")
+    assert share_of_products(module, ranks) >= 0.95
+
+
+# -- exports of torch
+
+TEXT = {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4, "vocab_size": 64}
+TEXT |= {"num_hidden_layers": 2, "max_position_embeddings": 32}
+DECODER = TEXT | {"use_cache": False}
+IMAGE = {key: TEXT[key] for key in [*TEXT][:3]} | {"num_hidden_layers": 2, "image_size": 16}
+EXPORTS: dict[str, dict[str, Any]] = {
+    "BertModel": TEXT,
+    "RobertaForSequenceClassification": TEXT | {"pad_token_id": 1},
+    "DistilBertModel": {"dim": 32, "hidden_dim": 48, "n_heads": 4, "n_layers": 2, "vocab_size": 64},
+    "ElectraModel": TEXT | {"embedding_size": 16},
+    "AlbertModel": TEXT | {"embedding_size": 16},
+    "ModernBertModel": TEXT | {"pad_token_id": 0},
+    "OPTForCausalLM": DECODER | {"ffn_dim": 48, "word_embed_proj_dim": 32},
+    "GPT2LMHeadModel": {
+        "n_embd": 32,
+        "n_layer": 2,
+        "n_head": 4,
+        "vocab_size": 64,
+        "n_positions": 32,
+    },
+    "LlamaForCausalLM": DECODER | {"num_key_value_heads": 2},
+    "T5EncoderModel": {"d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 2, "num_heads": 4},
+    "ViTModel": IMAGE | {"patch_size": 8},
+}
+
+
+@pytest.mark.oracle
+@pytest.mark.parametrize("name", EXPORTS)
+def test_exports_of_transformers(name: str, tmp_path: Path) -> None:
+    torch, transformers = import_module("torch"), import_module("transformers")
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    cls = getattr(transformers, name)
+    inner = cls(cls.config_class(**EXPORTS[name], attn_implementation="eager"))
+    images = name == "ViTModel"
+
+    class Model(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = inner
+
+        def forward(self, x: Any) -> Any:
+            words = {"pixel_values": x}
+            if not images:
+                words = {"input_ids": x, "attention_mask": torch.ones_like(x)}
+            return self.inner(**words)[0]
+
+    rng, path = fresh(3), tmp_path / "model.onnx"
+    x = rng.standard_normal((2, 3, 16, 16)).astype(np.float32)
+    x = x if images else rng.integers(1, 60, (2, 7))
+    axes = {"x": {0: "batch"} if images else {0: "batch", 1: "tokens"}}
+    wanted = exported(Model(), {"x": x}, path, dynamo=False, dynamic_axes=axes).numpy()
+    for ranks in RANKS:
+        module = read(path)
+        shard(module, f"tp={ranks}")
+        assert share_of_products(module, ranks) >= 0.95
+        run_pipeline(module, "fuse-collectives, localize")
+        (result,) = evaluate(module, {"x": x}, tmp_path).values()
+        np.testing.assert_allclose(result, wanted, rtol=1e-4, atol=1e-5)
+
+
+# -- bytes on the wire, compared with the plan of Megatron
+
+COLUMN = "0@tp"
+MEGATRON = (
+    *(f"*.{name}_proj.* {COLUMN}" for name in ("q", "k", "v", "gate", "up")),
+    *("*.o_proj.weight 1@tp", "*.down_proj.weight 1@tp", "*embed_tokens.weight 0@tp"),
+    *("*lm_head.weight 0@tp", "*experts.gate 1@tp", "*experts.up 1@tp", "*experts.down 2@tp"),
+)
+SEPARATE = (
+    *("*.to_[qkv].* 0@tp", "*.to_out.weight 1@tp", "*.ff1.* 0@tp", "*.ff2.weight 1@tp"),
+    *("glyphs.weight 0@tp", "answer.weight 0@tp"),
+)
+FUSED = (
+    *("*.in_q.* 0@tp", "*.out.weight 1@tp", "*.linear1.* 0@tp", "*.linear2.weight 1@tp"),
+    *("glyphs.weight 0@tp", "answer.weight 0@tp"),
+)
+LARGE = DecoderConfig(
+    vocab_size=128256,
+    hidden_size=8192,
+    intermediate_size=28672,
+    num_hidden_layers=3,
+    num_attention_heads=64,
+    num_key_value_heads=8,
+    max_position_embeddings=8192,
+)
+
+
+def large(tokens: int) -> Module:
+    module = LLAMA.trace(LARGE, "bf16", name="large")
+    module.dims["S"] = (1, tokens, 8192)
+    return module
+
+
+PRICED: dict[str, tuple[Callable[[], Module], tuple[str, ...]]] = {
+    "llama": (tiny_llama, MEGATRON),
+    "tied llama": (MODELS["tied"], MEGATRON),
+    "mixtral": (mixtral, MEGATRON),
+    "large llama, decoding": (lambda: large(1), MEGATRON),
+    "large llama, a prompt": (lambda: large(8192), MEGATRON),
+    "gpt": (INVENTED["gpt_separate"].module, SEPARATE),
+    "gpt, fused": (INVENTED["gpt_fused"].module, FUSED),
+}
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 8])
+@pytest.mark.parametrize("name", PRICED)
+def test_no_more_is_sent_than_by_the_plan_of_megatron(
+    name: str, ranks: int, tmp_path: Path
+) -> None:
+    make, rows = PRICED[name]
+    ours, theirs = make(), make()
+    present = [row for row in rows if filter_names(ours.weights, row.partition(" ")[0])]
+    shard(ours, f"tp={ranks}")
+    shard(theirs, f"tp={ranks}", plan_file(tmp_path, *present))
+    assert 0 < sent_bytes(ours, ranks) <= sent_bytes(theirs, ranks)
