@@ -236,9 +236,7 @@ class Structure:
             if not word.passes:
                 self._stop(op, data)
                 continue
-            joined = [
-                self.element(op.operands[at], dim) for at, dim in self._not_gathered(op, data)
-            ]
+            joined = self._begun(op, [self.element(op.operands[at], dim) for at, dim in data])
             joined += [self.element(op.results[at], dim) for at, dim in word.results]
             if joined:
                 self._join(joined)
@@ -253,18 +251,15 @@ class Structure:
                 self._uses.append((weight, element, op, kind, joined[0] if joined else -1))
         self._note_sums(op, adds_up, any(weight is not None for weight in weights))
 
-    def _not_gathered(self, op: Op, data: list[Place]) -> list[Place]:
-        """The operands on whose shards those of a result depend.
+    def _begun(self, op: Op, elements: list[int]) -> list[int]:
+        """The elements of operands on whose shards those of a result depend.
 
         Where a complete copy of one is there already, elementwise operations use that, if other
         operands are complete: the solver does so.
         """
-        if len(data) > 1 and op.sharding is not None and parse_rule(op.sharding).is_elementwise:
-            kept = [
-                (i, d) for i, d in data if self.element(op.operands[i], d) not in self._complete
-            ]
-            return kept or data
-        return data
+        if len(elements) > 1 and op.sharding and parse_rule(op.sharding).is_elementwise:
+            return [e for e in elements if e not in self._complete] or elements
+        return elements
 
     def _note_product(self, op: Op, weight: Weight | None) -> None:
         assert weight is not None

@@ -12,6 +12,7 @@ import pytest
 import irc
 from irc.frontends import huggingface
 from tests.fresh import fresh
+from tests.sharded.checking import share_of_products
 
 from .cases import TABLES, Case, cases
 from .runners import Runner, program, relative
@@ -54,6 +55,8 @@ def test_a_decoder_on_several_ranks(name: str, mesh: str, tmp_path: Path) -> Non
     model = case.save(tmp_path / "model")
     built = irc.compile(tmp_path / "model", tmp_path / "built", backend="reference", mesh=mesh)
     check_steps(Runner(built.program, ROWS), model, case, [5, 3], 2)
+    if mesh.startswith("tp"):
+        assert share_of_products(built.module, built.module.mesh.ranks) >= 0.95
 
 
 @pytest.mark.parametrize("name", DECODERS)

@@ -180,14 +180,13 @@ class Crowd(Module):
     def forward(self, x: Tensor) -> Tensor:
         x = self.look(x)
         y = self.norm(x)
-        rows, tokens, _ = y.shape
         shares = F.softmax(F.linear(y, self.guide)).transpose(1, 2).unsqueeze(3)
         inside = F.silu(y.unsqueeze(1) @ self.opens.unsqueeze(0))
         return x + ((inside @ self.closes.unsqueeze(0)) * shares).sum(1)
 
 
 class Relative(Module):
-    """Attention with a bias per head and distance, and a gated feed-forward. Raffel et al., 2020."""
+    """Attention with a bias per head and distance, and a gated feed-forward, as in T5."""
 
     def __init__(self) -> None:
         self.distances = Embedding(16, HEADS)
