@@ -11,9 +11,9 @@ from ...ir.core import Module
 from ...json_files import read_list, read_object
 from ...weights import Cast, FileRef
 from ..models.config_reader import ConfigReader
+from ..models.encoder import SENTENCES
 from ..models.family import FAMILIES
 from ..models.heads import SENTENCE_POOLS, SentenceHead
-from ..models.towers import SENTENCES, Tower
 from .files import Checkpoint, is_below
 
 MODULES = "modules.json"
@@ -103,7 +103,7 @@ def _stages(folder: Path, kind: str, inner: str) -> list[dict[str, Any]]:
 
 def bind_dense_layers(module: Module, folder: str | os.PathLike[str], config: object) -> None:
     """Let the dense layers behind the pooling refer to the files in their folders."""
-    head = config.head if isinstance(config, Tower) else None
+    head = getattr(config, "head", None)
     stages = head.stages if isinstance(head, SentenceHead) else ()
     for index, stage in enumerate(stage for stage in stages if stage.folder):
         checkpoint, file = Checkpoint(Path(folder) / stage.folder), f"dense_{index}"

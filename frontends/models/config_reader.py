@@ -79,16 +79,6 @@ class ConfigReader:
         values = self._list(key, (int, float), "a list of numbers")
         return tuple(self._float(key, value) for value in values)
 
-    def pair(self, key: str, default: int) -> tuple[int, int]:
-        """Two ints, or one for both."""
-        if not isinstance(self._values.get(key), list):
-            size = self.integer(key, default)
-            return size, size
-        sizes = self._list(key, (int,), "a whole number, or two")
-        if len(sizes) != 2:
-            raise self.error(key, "expected a whole number, or two")
-        return sizes[0], sizes[1]
-
     def inner(self, key: str) -> dict[str, Any]:
         """A nested object, empty by default."""
         return self._take(key, {}, (dict,), "an object")

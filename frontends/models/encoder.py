@@ -1,83 +1,60 @@
-"""Encoders of tokens and of images: layers whose attention sees both sides, or causal ones (CLIP).
+"""Encoders of tokens and of images, with a head: the models of one encoder.
 
-Their parameters have the names of this file in every family; `Stored` says where checkpoints have
-them.
+Arguments: `input_ids`, `attention_mask` (1 for a token, 0 for padding) and, where there are types
+of tokens, `token_type_ids`, i32 [B, S]; or `pixel_values` f32 [B, channels, height, width]. Results
+are those of transformers, in f32. Parameters have the names of this file in every family; `Stored`
+says where a checkpoint has them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeAlias
 
+from ...weights import Ref, UnboundRef
 from .. import functional as F
-from ..layers import MLP, Attention, Conv2d, Embedding, GatedMLP, LayerNorm, Rope
+from ..layers import MLP, Attention, Conv2d, Embedding, GatedMLP
 from ..layers.masks import key_mask, local_mask
 from ..layers.positions import RelativePositions, query_positions
 from ..module import Module, ModuleList, Parameter
 from ..tensor import Tensor
+from ..trace import Spec
+from .config_reader import ConfigReader
+from .decoder import DecoderConfig, make_norm, read_decoder
+from .family import Family, Signature, register
+from .heads import Head, HeadLayers, SentenceHead, SentenceLayers, Stage
+from .stored import Stored
+
+SENTENCES = "SentenceTransformer"  # the architecture of a folder with a modules.json
+_TASKS = """
+    Model ForSequenceClassification ForTokenClassification ForMaskedLM ForQuestionAnswering
+"""
 
 
-@dataclass(frozen=True, kw_only=True)
-class EncoderConfig:
-    """The sizes of an encoder.
+@dataclass(frozen=True)
+class EncoderConfig(DecoderConfig):
+    """The sizes and options of an encoder, those of a decoder among them, and its head.
 
-    `pre_norm` normalizes what enters attention and feed-forward, else their sums with it;
-    `first_norm`: the first attention has a norm as well. `embed_norm` and `final_norm` are norms in
-    front of and behind the layers. `reaches` and `ropes` hold for each layer how many tokens a
-    query sees on either side (0: all) and its rope.
+    `sliding_window` > 0 is the number of tokens that a query sees on either side. `norm_sums`: a
+    norm follows the sum of attention or feed-forward and its input, else it precedes them;
+    `first_norm`: the first layer has one in front of its attention. Texts: with a `padding_id`
+    tokens that are not padding are at the positions padding_id + 1, + 2, ... (RoBERTa). Images have
+    `image_size` rows and columns, 0 where the encoder is one of texts, and patches `patch_size`;
+    `class_token` is a learned token in front of the patches. `leading_ones`: a checkpoint has it as
+    [1, 1, hidden_size], and the positions as [1, tokens, hidden_size].
     """
 
-    hidden_size: int
-    intermediate_size: int
-    num_hidden_layers: int
-    num_attention_heads: int
-    act: str
-    eps: float
-    pre_norm: bool = False
+    head: Head | SentenceHead = field(default_factory=Head)
+    norm_sums: bool = False
     first_norm: bool = True
-    embed_norm: bool = True
-    final_norm: bool = False
-    attention_bias: bool = True
-    output_bias: bool = True
-    mlp_bias: bool = True
-    norm_bias: bool = True
-    gated: bool = False
+    final_norm: bool = True
     causal: bool = False
-    reaches: Sequence[int] = ()
-    ropes: Sequence[Rope] = ()
     relative: RelativePositions | None = None
-
-    def norm(self, dtype: str, present: bool = True, size: int = 0) -> LayerNorm | None:
-        """A norm of `size` features (0: hidden_size), or none."""
-        size = size or self.hidden_size
-        return LayerNorm(size, self.eps, bias=self.norm_bias, dtype=dtype) if present else None
-
-
-@dataclass(frozen=True, kw_only=True)
-class TextConfig(EncoderConfig):
-    """The sizes of an encoder of tokens.
-
-    The first token is at position 0, but with a `padding_id` tokens that are not padding are at
-    padding_id + 1, + 2, ... (RoBERTa).
-    """
-
-    vocab_size: int
-    max_position_embeddings: int
-    learned_positions: bool = True
     padding_id: int | None = None
     type_vocab_size: int = 0
-
-
-@dataclass(frozen=True, kw_only=True)
-class VisionConfig(EncoderConfig):
-    """The sizes of an encoder of images of `image_size`, in patches of `patch_size`.
-
-    `class_token` is a learned token in front of the patches. `leading_ones`: a checkpoint has it
-    as [1, 1, hidden_size], and the positions as [1, tokens, hidden_size].
-    """
-
-    image_size: tuple[int, int]
-    patch_size: tuple[int, int]
+    image_size: int = 0
+    patch_size: int = 1
     num_channels: int = 3
     class_token: bool = True
     leading_ones: bool = False
@@ -87,31 +64,31 @@ class VisionConfig(EncoderConfig):
 class EncoderLayer(Module):
     """Attention and a feed-forward, each with a norm and added to its input."""
 
-    def __init__(self, config: EncoderConfig, index: int, dtype: str) -> None:
-        size = config.hidden_size
-        self.attention_norm = config.norm(dtype, config.first_norm or index > 0)
+    def __init__(self, config: EncoderConfig, has_norm: bool, dtype: str) -> None:
+        sizes = config.hidden_size, config.intermediate_size
+        self.attention_norm = make_norm(config, dtype) if has_norm else None
         self.attention = Attention(
-            size,
+            config.hidden_size,
             config.num_attention_heads,
-            qkv_bias=config.attention_bias,
+            qkv_bias=config.qkv_bias,
             output_bias=config.output_bias,
-            rope=config.ropes[index] if config.ropes else None,
+            rope=config.rope,
             causal=config.causal,
             relative=config.relative,
             dtype=dtype,
         )
-        self.mlp_norm = config.norm(dtype)
+        self.mlp_norm = make_norm(config, dtype)
         mlp = GatedMLP if config.gated else MLP
-        self.mlp = mlp(size, config.intermediate_size, config.act, config.mlp_bias, dtype)
-        self.pre_norm = config.pre_norm
+        self.mlp = mlp(*sizes, config.hidden_act, config.mlp_bias, dtype)
+        self.norm_sums = config.norm_sums
 
     def forward(self, x: Tensor, positions: Tensor | None, mask: Tensor | None) -> Tensor:
         """x [B, S, hidden_size] to the same; positions i32 [B, S], mask bool [B|1, 1, S|1, S]."""
-        if self.pre_norm:
-            x = x + self.attention(_normed(self.attention_norm, x), positions, mask=mask)
-            return x + self.mlp(_normed(self.mlp_norm, x))
-        x = _normed(self.attention_norm, x + self.attention(x, positions, mask=mask))
-        return _normed(self.mlp_norm, x + self.mlp(x))
+        if self.norm_sums:
+            x = _normed(self.attention_norm, x + self.attention(x, positions, mask=mask))
+            return self.mlp_norm(x + self.mlp(x))
+        x = x + self.attention(_normed(self.attention_norm, x), positions, mask=mask)
+        return x + self.mlp(self.mlp_norm(x))
 
 
 def _normed(norm: Module | None, x: Tensor) -> Tensor:
@@ -119,42 +96,37 @@ def _normed(norm: Module | None, x: Tensor) -> Tensor:
 
 
 class Encoder(Module):
-    """Layers between two norms; subclasses embed their inputs."""
+    """Layers between two norms, which may be absent; subclasses embed their inputs."""
 
     def add_layers(self, config: EncoderConfig, dtype: str) -> None:
         """Create the norms and layers."""
-        layers = range(config.num_hidden_layers)
-        self.embed_norm = config.norm(dtype, config.embed_norm)
-        self.layers = ModuleList(EncoderLayer(config, i, dtype) for i in layers)
-        self.final_norm = config.norm(dtype, config.final_norm)
-        self.config = config
+        self.embed_norm = make_norm(config, dtype) if config.embedding_norm else None
+        self.layers = ModuleList(
+            EncoderLayer(options, config.first_norm or i > 0, dtype)
+            for i, options in enumerate(config.of_layers())
+        )
+        self.final_norm = make_norm(config, dtype) if config.final_norm else None
+        self.windows = [options.sliding_window for options in config.of_layers()]
 
     def encode(self, x: Tensor, mask: Tensor | None) -> Tensor:
         """Embeddings to hidden states [B, S, hidden_size]; mask bool [B, 1, 1, S]."""
-        x = _normed(self.embed_norm, x)
-        rows, config = query_positions(x.shape[1]), self.config
-        positions = rows.expand(*x.shape[:2]) if config.ropes else None
-        masks = {0: mask}
-        for index, layer in enumerate(self.layers):
-            reach = config.reaches[index] if config.reaches else 0
-            if reach not in masks:
-                near = local_mask(rows, x.shape[1], reach)
-                masks[reach] = near if mask is None else near & mask
-            x = layer(x, positions, masks[reach])
+        x, rows = _normed(self.embed_norm, x), query_positions(x.shape[1])
+        positions, masks = rows.expand(*x.shape[:2]), {0: mask}
+        for window, layer in zip(self.windows, self.layers, strict=True):
+            if window not in masks:
+                near = local_mask(rows, x.shape[1], window)
+                masks[window] = near if mask is None else near & mask
+            x = layer(x, positions, masks[window])
         return _normed(self.final_norm, x)
 
 
 class TextEncoder(Encoder):
     """Embeddings of tokens, positions and types, and the layers."""
 
-    def __init__(self, config: TextConfig, dtype: str) -> None:
-        size, count, types = (
-            config.hidden_size,
-            config.max_position_embeddings,
-            config.type_vocab_size,
-        )
+    def __init__(self, config: EncoderConfig, dtype: str) -> None:
+        size, count, types = config.hidden_size, config.learned_positions, config.type_vocab_size
         self.embed_tokens = Embedding(config.vocab_size, size, dtype)
-        self.embed_positions = Embedding(count, size, dtype) if config.learned_positions else None
+        self.embed_positions = Embedding(count, size, dtype) if count else None
         self.token_type_embeddings = Embedding(types, size, dtype) if types else None
         self.padding_id = config.padding_id
         self.add_layers(config, dtype)
@@ -182,13 +154,12 @@ class TextEncoder(Encoder):
 class VisionEncoder(Encoder):
     """Patches of images as tokens, and the layers."""
 
-    def __init__(self, config: VisionConfig, dtype: str) -> None:
+    def __init__(self, config: EncoderConfig, dtype: str) -> None:
         size, patch, ones = config.hidden_size, config.patch_size, (1,) * config.leading_ones
-        (height, width), channels = config.image_size, config.num_channels
-        count = (height // patch[0]) * (width // patch[1]) + config.class_token
+        count, channels = (config.image_size // patch) ** 2, config.num_channels
         self.class_token = Parameter((*ones, *ones, size), dtype) if config.class_token else None
         self.patches = Conv2d(channels, size, patch, patch, bias=config.patch_bias, dtype=dtype)
-        self.position_embeddings = Parameter((*ones, count, size), dtype)
+        self.position_embeddings = Parameter((*ones, count + config.class_token, size), dtype)
         self.dtype = dtype
         self.add_layers(config, dtype)
 
@@ -201,3 +172,188 @@ class VisionEncoder(Encoder):
             first = F.reshape(self.class_token, (1, 1, size)).expand(batch, 1, size)
             x = F.concat([first, x], 1)
         return self.encode(x + self.position_embeddings, None)
+
+
+class EncoderModel(Module):
+    """An encoder with its head."""
+
+    def __init__(self, config: EncoderConfig, dtype: str) -> None:
+        head, text = config.head, not config.image_size
+        encoder = TextEncoder(config, dtype) if text else VisionEncoder(config, dtype)
+        self.encoder, self.last_hidden_state = encoder, head.last_hidden_state
+        if isinstance(head, SentenceHead):
+            self.head = SentenceLayers(head, dtype)
+            return
+        self.head = HeadLayers(head, config, dtype)
+        if isinstance(encoder, TextEncoder) and self.head.output and _tied(config):
+            self.head.output.weight = encoder.embed_tokens.weight
+
+    def forward(self, **inputs: Tensor) -> dict[str, Tensor]:
+        """The results by name."""
+        hidden: Tensor = self.encoder(**inputs)
+        results = {"last_hidden_state": hidden} if self.last_hidden_state else {}
+        results |= self.head(hidden, inputs)
+        return {name: result.cast("f32") for name, result in results.items()}
+
+
+def _tied(config: EncoderConfig) -> bool:
+    """Whether the weights of the output are the table of tokens."""
+    is_tied = isinstance(config.head, Head) and config.head.scores_tokens
+    return is_tied and config.tie_word_embeddings
+
+
+def signature(config: EncoderConfig, dtype: str, rows: str = "B") -> Signature:
+    """Up to 32 rows, of texts or of images."""
+    if config.image_size:
+        shape = (rows, config.num_channels, config.image_size, config.image_size)
+        return Signature({"pixel_values": Spec("f32", shape)}, {rows: (1, 1, 32)})
+    names = ["input_ids", "attention_mask"]
+    names += ["token_type_ids"] if config.type_vocab_size > 1 else []
+    longest = config.max_position_embeddings
+    longest -= 0 if config.padding_id is None else config.padding_id + 1
+    dims = {rows: (1, 1, 32), "S": (1, min(128, longest), longest)}
+    return Signature(dict.fromkeys(names, Spec("i32", (rows, "S"))), dims)
+
+
+Layout: TypeAlias = Callable[[EncoderConfig], Sequence[Stored]]  # where a checkpoint has parameters
+
+
+def named(names: Mapping[str, str], inside: str = "encoder.") -> list[Stored]:
+    """Where a checkpoint has the parameters inside a part of a model: pattern -> key."""
+    return [Stored(inside + pattern, key) for pattern, key in names.items()]
+
+
+def stored_in(
+    config: EncoderConfig, layout: Layout, base: str, inside: str = ""
+) -> Sequence[Stored]:
+    """`layout` with `base` in front of its keys, and the layers of the head; see Head."""
+    entries = [
+        replace(entry, pattern=inside + entry.pattern, key=base + entry.key)
+        for entry in layout(config)
+    ]
+    head = config.head
+    if isinstance(head, SentenceHead):
+        return entries
+    bias = head.bias if _tied(config) else ""  # transformers ties it as well
+    parts = {"output.bias": bias, "dense": head.dense, "norm": head.norm, "output": head.output}
+    return entries + named({part: key for part, key in parts.items() if key}, f"{inside}head.")
+
+
+def _alternatives(config: EncoderConfig) -> Mapping[str, Ref]:
+    if not isinstance(config.head, Head) or not _tied(config):
+        return {}
+    output = config.head.output
+    bias = {"head.output.bias": UnboundRef(f"{output}.bias")} if config.head.bias else {}
+    return {"encoder.embed_tokens.weight": UnboundRef(f"{output}.weight"), **bias}
+
+
+def register_encoder(
+    model_type: str,
+    architectures: Sequence[str],
+    read: Callable[[ConfigReader], EncoderConfig],
+    layout: Layout,
+    base: str,
+    unused: Sequence[str] = (),
+) -> Family[EncoderConfig]:
+    """Register a family; checkpoints of the encoder alone lack `base`, see `stored_in`."""
+
+    def stored(config: EncoderConfig) -> Sequence[Stored]:
+        return stored_in(config, layout, base)
+
+    return register(
+        Family(
+            model_type, architectures, read, EncoderModel, signature, _alternatives, stored,
+            prefixes=(base, ""), unused=unused,
+        )
+    )  # fmt: skip
+
+
+def register_text_encoder(
+    model_type: str,
+    name: str,
+    read: Callable[[ConfigReader], EncoderConfig],
+    heads: Callable[[ConfigReader], Mapping[str, Head]],
+    layout: Layout,
+    base: str,
+    unused: str,
+) -> Family[EncoderConfig]:
+    """Register the classes of transformers `name` + a task, of `heads`, and sentence embeddings.
+
+    `unused` are patterns of tensors of other heads, separated by spaces.
+    """
+
+    def with_head(config: ConfigReader) -> EncoderConfig:
+        encoder = read(config)
+        return replace(encoder, head=_head(config, name, heads(config), encoder.vocab_size))
+
+    architectures = [*(name + task for task in _TASKS.split()), SENTENCES]
+    return register_encoder(model_type, architectures, with_head, layout, base, unused.split())
+
+
+def _head(
+    config: ConfigReader, name: str, heads: Mapping[str, Head], tokens: int
+) -> Head | SentenceHead:
+    sentence, labels = config.inner("sentence_transformer"), read_labels(config)
+    if config.architecture == SENTENCES:
+        stages = tuple(Stage(**stage) for stage in sentence["stages"])
+        return SentenceHead(tuple(sentence["pools"]), stages)
+    task = config.architecture.removeprefix(name)
+    pooled = ("pooler_output",) if heads[task].pool else ()
+    changes: dict[str, dict[str, Any]] = {
+        "Model": {"results": pooled, "last_hidden_state": True},
+        "ForMaskedLM": {"outputs": tokens, "scores_tokens": True},
+        "ForQuestionAnswering": {"outputs": 2, "results": ("start_logits", "end_logits")},
+    }
+    return replace(heads[task], **changes.get(task, {"outputs": labels}))
+
+
+def read_encoder(
+    config: ConfigReader,
+    keys: Mapping[str, str] | None = None,
+    defaults: Mapping[str, Any] | None = None,
+    **more: Any,
+) -> EncoderConfig:
+    """An encoder with the keys of BERT; the arguments are those of `read_decoder`."""
+    names = {"norm_eps": "layer_norm_eps", **(keys or {})}
+    values = {"hidden_act": "gelu", "norm_eps": 1e-12, "tie_word_embeddings": True}
+    fixed = {"num_key_value_heads": None, "head_dim": None, "norm": "layer", "gated": False}
+    biases = dict.fromkeys(("qkv_bias", "output_bias", "mlp_bias"), True)
+    options = {**fixed, **biases, "rope": None, **more}
+    return read_decoder(
+        config, EncoderConfig, keys=names, defaults=values | {**(defaults or {})}, **options
+    )
+
+
+def read_bert(
+    config: ConfigReader, keys: Mapping[str, str] | None = None, **more: Any
+) -> EncoderConfig:
+    """An encoder of BERT's kind: learned positions, and norms of sums."""
+    config.require("position_embedding_type", "absolute", "irc supports absolute positions only")
+    longest = config.integer("max_position_embeddings")
+    sums = {"learned_positions": longest, "norm_sums": True, "final_norm": False}
+    return read_encoder(config, keys, embedding_norm=True, **sums, **more)
+
+
+def read_labels(config: ConfigReader) -> int:
+    """The number of classes."""
+    count = config.integer("num_labels", 2)
+    return len(config.inner("id2label")) or count
+
+
+def bert_names(config: EncoderConfig) -> Sequence[Stored]:
+    """Where BERT's checkpoints have an encoder; RoBERTa and others kept the names."""
+    names = {
+        "embed_tokens": "embeddings.word_embeddings",
+        "embed_positions": "embeddings.position_embeddings",
+        "token_type_embeddings": "embeddings.token_type_embeddings",
+        "embed_norm": "embeddings.LayerNorm",
+        "layers.*.attention.q_proj": "encoder.layer.*.attention.self.query",
+        "layers.*.attention.k_proj": "encoder.layer.*.attention.self.key",
+        "layers.*.attention.v_proj": "encoder.layer.*.attention.self.value",
+        "layers.*.attention.o_proj": "encoder.layer.*.attention.output.dense",
+        "layers.*.attention_norm": "encoder.layer.*.attention.output.LayerNorm",
+        "layers.*.mlp.up_proj": "encoder.layer.*.intermediate.dense",
+        "layers.*.mlp.down_proj": "encoder.layer.*.output.dense",
+        "layers.*.mlp_norm": "encoder.layer.*.output.LayerNorm",
+    }
+    return named(names)

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any, TypeAlias
 
 from .. import functional as F
-from ..layers import MLP, Attention, LayerNorm, Linear, activation
+from ..layers import MLP, Attention, Linear, activation
 from ..module import Module, ModuleList, Parameter
 from ..tensor import Tensor
-from .encoder import EncoderConfig
+from .decoder import DecoderConfig, make_norm
 from .language_model import at_positions
 
 Inputs: TypeAlias = Mapping[str, Tensor]  # the arguments of @forward
@@ -26,7 +27,7 @@ class Head:
     layers in a checkpoint, `bias` that of the output's bias if it is not beside the weight.
     `results` are parts of the last dimension where there are several; `last_hidden_state`: that of
     the encoder is a result as well. `act` "" is that of the encoder, `dense_size` 0 its
-    hidden_size.
+    hidden_size. `scores_tokens`: the weights of output may be tied to the table of tokens.
     """
 
     results: tuple[str, ...] = ("logits",)
@@ -41,37 +42,37 @@ class Head:
     outputs: int = 0
     output_bias: bool = True
     bias: str = ""
+    scores_tokens: bool = False
 
 
-def roberta_heads(base: str) -> dict[str, Head]:
+ROBERTA_UNUSED = "*pooler.dense.* lm_head.*"  # tensors of heads that another task has
+
+
+def roberta_heads(base: str) -> Callable[[object], dict[str, Head]]:
     """The heads of RoBERTa, and of models that kept its names, by task; `base` is the encoder's."""
-    return {
-        "Model": Head(pool=first_token, dense=f"{base}pooler.dense", act="tanh"),
-        "ForSequenceClassification": Head(
-            pool=first_token, dense="classifier.dense", act="tanh", output="classifier.out_proj"
-        ),
+    pooler = Head(pool=first_token, dense=f"{base}pooler.dense", act="tanh")
+    scores = replace(pooler, dense="classifier.dense", output="classifier.out_proj")
+    words = Head(dense="lm_head.dense", act="gelu", norm="lm_head.layer_norm")
+    heads = {
+        "Model": pooler,
+        "ForSequenceClassification": scores,
         "ForTokenClassification": Head(output="classifier"),
-        "ForMaskedLM": Head(
-            dense="lm_head.dense",
-            act="gelu",
-            norm="lm_head.layer_norm",
-            output="lm_head.decoder",
-            bias="lm_head.bias",
-        ),
+        "ForMaskedLM": replace(words, output="lm_head.decoder", bias="lm_head.bias"),
         "ForQuestionAnswering": Head(output="qa_outputs"),
     }
+    return lambda config: heads
 
 
 class HeadLayers(Module):
     """The layers of a Head."""
 
-    def __init__(self, head: Head, config: EncoderConfig, dtype: str) -> None:
+    def __init__(self, head: Head, config: DecoderConfig, dtype: str) -> None:
         size, bias = config.hidden_size, head.output_bias
         width = head.dense_size or size if head.dense else size
         self.pool: Any = AttentionPool(config, dtype) if head.pool is AttentionPool else head.pool
         self.dense = Linear(size, width, head.dense_bias, dtype) if head.dense else None
-        self.act = activation(head.act or config.act) if head.dense else None
-        self.norm = config.norm(dtype, bool(head.norm), width)
+        self.act = activation(head.act or config.hidden_act) if head.dense else None
+        self.norm = make_norm(config, dtype, width) if head.norm else None
         self.output = Linear(width, head.outputs, bias, dtype) if head.output else None
         self.results = head.results
 
@@ -89,14 +90,14 @@ class HeadLayers(Module):
 class AttentionPool(Module):
     """A learned query attends to all tokens, and a feed-forward is added (SigLIP)."""
 
-    def __init__(self, config: EncoderConfig, dtype: str) -> None:
+    def __init__(self, config: DecoderConfig, dtype: str) -> None:
         size, heads = config.hidden_size, config.num_attention_heads
         self.probe = Parameter((1, 1, size), dtype)
         self.attention = Attention(
             size, heads, qkv_bias=True, output_bias=True, memory_size=size, dtype=dtype
         )
-        self.norm = LayerNorm(size, config.eps, dtype=dtype)
-        self.mlp = MLP(size, config.intermediate_size, config.act, dtype=dtype)
+        self.norm = make_norm(config, dtype)
+        self.mlp = MLP(size, config.intermediate_size, config.hidden_act, dtype=dtype)
 
     def forward(self, hidden: Tensor, inputs: Inputs) -> Tensor:
         """Hidden states [B, S, H] to [B, H]."""
@@ -175,6 +176,7 @@ def _at_largest(hidden: Tensor, scores: Tensor) -> Tensor:
     return at_positions(hidden, F.argmax(scores, dim=1, keep=True)).squeeze(1)
 
 
+@cache
 def at_token(token: int) -> Pool:
     """Hidden states at the first `token`; old CLIPs say 2, and mean the largest id."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import warnings
 from collections.abc import Mapping
+from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -235,3 +236,71 @@ def test_modules_that_are_not_read(modules: Any, message: str, tmp_path: Path) -
     (tmp_path / "modules.json").write_text(json.dumps(modules))
     with pytest.raises(Error, match=message):
         huggingface.read_config(tmp_path)
+
+
+def nested(**keys: Any) -> dict[str, Any]:
+    """An object of an old config.json, with the keys that every object of transformers had."""
+    old = {"add_cross_attention": False, "bad_words_ids": None, "dropout": 0.0, "do_sample": False}
+    old |= {"chunk_size_feed_forward": 0, "id2label": {"0": "LABEL_0", "1": "LABEL_1"}, "top_k": 50}
+    return old | {"tie_word_embeddings": True, "pruned_heads": {}, "initializer_factor": 1.0} | keys
+
+
+BASE = {"hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 12}
+BASE |= {"num_attention_heads": 12, "hidden_dropout_prob": 0.1, "gradient_checkpointing": False}
+MODERN = {"hidden_size": 768, "intermediate_size": 1152, "num_hidden_layers": 22}
+MODERN |= {"num_attention_heads": 12, "vocab_size": 50368, "global_attn_every_n_layers": 3}
+MODERN |= {"global_rope_theta": 160000.0, "local_rope_theta": 10000.0, "layer_norm_eps": 1e-05}
+MODERN |= {"norm_eps": 1e-05, "position_embedding_type": "absolute", "mlp_dropout": 0.0}
+MODERN |= {"classifier_pooling": "mean", "sparse_pred_ignore_index": -100, "local_attention": 128}
+CLIP_L = {"hidden_size": 768, "projection_dim": 768, "eos_token_id": 2, "vocab_size": 49408}
+CLIP_L |= {"intermediate_size": 3072, "num_attention_heads": 12}
+VIT_L = {"hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 24, "patch_size": 14}
+HUB: dict[str, tuple[str, dict[str, Any]]] = {
+    "google-bert/bert-base-multilingual-cased": (
+        "BertForMaskedLM",
+        {"model_type": "bert", "directionality": "bidi", "pooler_fc_size": 768, **BASE}
+        | {"vocab_size": 119547, "max_position_embeddings": 512, "type_vocab_size": 2},
+    ),
+    "FacebookAI/roberta-base": (
+        "RobertaForMaskedLM",
+        {"model_type": "roberta", "layer_norm_eps": 1e-05, "type_vocab_size": 1, **BASE}
+        | {"vocab_size": 50265, "max_position_embeddings": 514, "pad_token_id": 1},
+    ),
+    "answerdotai/ModernBERT-base": (
+        "ModernBertForMaskedLM",
+        {"model_type": "modernbert", "max_position_embeddings": 8192, **MODERN},
+    ),
+    "openai/clip-vit-large-patch14": (
+        "CLIPModel",
+        {"model_type": "clip", "projection_dim": 768, "logit_scale_init_value": 2.6592}
+        | {"text_config": nested(**CLIP_L), "text_config_dict": CLIP_L}
+        | {"vision_config": nested(**VIT_L, num_attention_heads=16), "vision_config_dict": None},
+    ),
+    "google/siglip-base-patch16-224": (
+        "SiglipModel",
+        {"model_type": "siglip", "initializer_factor": 1.0}
+        | {"text_config": {"model_type": "siglip_text_model", "vocab_size": 32000}}
+        | {"vision_config": {"model_type": "siglip_vision_model"}},
+    ),
+    "google/vit-base-patch16-224": (
+        "ViTForImageClassification",
+        {"model_type": "vit", "image_size": 224, "patch_size": 16, "encoder_stride": 16, **BASE}
+        | {"id2label": {str(i): f"class {i}" for i in range(1000)}},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", HUB)
+def test_configs_of_the_hub_mean_what_transformers_says(name: str) -> None:
+    """Old and new keys mean the same, and there are as many weights."""
+    torch, transformers = oracle()
+    architecture, values = HUB[name]
+    keys = {key: value for key, value in deepcopy(values).items() if key != "model_type"}
+    config = transformers.AutoConfig.for_model(values["model_type"], **keys)
+    with torch.device("meta"):
+        model = getattr(transformers, architecture)(config)
+    old = huggingface.model_of(values | {"architectures": [architecture]})
+    new = json.loads(config.to_json_string()) | {"architectures": [architecture]}
+    assert old.config == huggingface.model_of(new).config
+    shapes = [weight.type.shape for weight in old.trace("f32").weights.values()]
+    assert sum(map(np.prod, shapes)) == sum(x.numel() for x in model.parameters())

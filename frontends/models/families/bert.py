@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from ..config_reader import ConfigReader
+from ..encoder import EncoderConfig, bert_names, read_bert, register_text_encoder
 from ..heads import Head, first_token
-from ..towers import Tower, bert_names, read_bert, read_text, register_text
 
 _HEADS = {
     "Model": Head(pool=first_token, dense="bert.pooler.dense", act="tanh"),
@@ -20,16 +20,18 @@ _HEADS = {
     ),
     "ForQuestionAnswering": Head(output="qa_outputs"),
 }
-_LEGACY = """
+_OLD = """
     directionality pooler_fc_size pooler_num_attention_heads pooler_num_fc_layers
     pooler_size_per_head pooler_type
 """
 
 
-def _read(config: ConfigReader) -> Tower:
-    config.ignore(_LEGACY)
+def _read(config: ConfigReader) -> EncoderConfig:
+    config.ignore(_OLD)
     types = config.integer("type_vocab_size", 2)
-    return read_text(config, "Bert", _HEADS, read_bert(config, type_vocab_size=types))
+    return read_bert(config, type_vocab_size=types)
 
 
-register_text("bert", "Bert", _read, bert_names, "bert.", ("*pooler.dense.*", "cls.*"))
+register_text_encoder(
+    "bert", "Bert", _read, lambda config: _HEADS, bert_names, "bert.", "*pooler.dense.* cls.*"
+)

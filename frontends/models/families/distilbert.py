@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from ..config_reader import MOST_LAYERS, ConfigReader
-from ..encoder import TextConfig
+from ..config_reader import ConfigReader
+from ..encoder import EncoderConfig, bert_names, named, read_bert, register_text_encoder
 from ..heads import Head, first_token
 from ..stored import Stored
-from ..towers import Tower, bert_names, named, read_text, register_text
 
 _HEADS = {
     "Model": Head(),
@@ -18,9 +17,7 @@ _HEADS = {
     "ForQuestionAnswering": Head(output="qa_outputs"),
 }
 _NAMES = {
-    "layers.*.attention.q_proj": "transformer.layer.*.attention.q_lin",
-    "layers.*.attention.k_proj": "transformer.layer.*.attention.k_lin",
-    "layers.*.attention.v_proj": "transformer.layer.*.attention.v_lin",
+    **{f"layers.*.attention.{p}_proj": f"transformer.layer.*.attention.{p}_lin" for p in "qkv"},
     "layers.*.attention.o_proj": "transformer.layer.*.attention.out_lin",
     "layers.*.attention_norm": "transformer.layer.*.sa_layer_norm",
     "layers.*.mlp.up_proj": "transformer.layer.*.ffn.lin1",
@@ -29,25 +26,25 @@ _NAMES = {
 }
 
 
-def _stored(encoder: object) -> list[Stored]:
-    return [*named(_NAMES), *bert_names()]
+_KEYS = {
+    "hidden_size": "dim",
+    "intermediate_size": "hidden_dim",
+    "num_hidden_layers": "n_layers",
+    "num_attention_heads": "n_heads",
+    "hidden_act": "activation",
+}
 
 
-def _read(config: ConfigReader) -> Tower:
+def _stored(config: EncoderConfig) -> list[Stored]:
+    return [*named(_NAMES), *bert_names(config)]
+
+
+def _read(config: ConfigReader) -> EncoderConfig:
     config.ignore("qa_dropout seq_classif_dropout sinusoidal_pos_embds")
-    encoder = TextConfig(
-        hidden_size=config.integer("dim"),
-        intermediate_size=config.integer("hidden_dim"),
-        num_hidden_layers=config.integer("n_layers", most=MOST_LAYERS),
-        num_attention_heads=config.integer("n_heads"),
-        act=config.word("activation", "gelu"),
-        eps=1e-12,
-        vocab_size=config.integer("vocab_size"),
-        max_position_embeddings=config.integer("max_position_embeddings", 512),
-    )
-    return read_text(config, "DistilBert", _HEADS, encoder)
+    return read_bert(config, _KEYS)
 
 
-register_text(
-    "distilbert", "DistilBert", _read, _stored, "distilbert.", ("vocab_*", "pre_classifier.*")
+_UNUSED = "vocab_* pre_classifier.*"
+register_text_encoder(
+    "distilbert", "DistilBert", _read, lambda config: _HEADS, _stored, "distilbert.", _UNUSED
 )

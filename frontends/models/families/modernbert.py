@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 from ..config_reader import ConfigReader
-from ..encoder import TextConfig
+from ..decoder import layer_count, read_layer_types, window_types
+from ..encoder import EncoderConfig, named, read_encoder, register_text_encoder
 from ..heads import SENTENCE_POOLS, Head, first_token
 from ..rope_config import read_rope
 from ..stored import Stored, merged
-from ..towers import Tower, named, read_sizes, read_text, register_text
 
 _NAMES = {
     "embed_tokens": "embeddings.tok_embeddings",
@@ -21,10 +22,6 @@ _NAMES = {
     "layers.*.mlp.down_proj": "layers.*.mlp.Wo",
     "final_norm": "final_norm",
 }
-_KINDS = {
-    "full_attention": ("global_rope_theta", 160000.0),
-    "sliding_attention": ("local_rope_theta", 10000.0),
-}
 _WITHOUT_EFFECT = """
     embedding_dropout mlp_dropout initializer_cutoff_factor deterministic_flash_attn
     reference_compile repad_logits_with_grad sparse_prediction sparse_pred_ignore_index
@@ -32,8 +29,8 @@ _WITHOUT_EFFECT = """
 """
 
 
-def _stored(encoder: Any) -> list[Stored]:
-    entries, size, width = named(_NAMES), encoder.hidden_size, encoder.intermediate_size
+def _stored(config: EncoderConfig) -> list[Stored]:
+    entries, size, width = named(_NAMES), config.hidden_size, config.intermediate_size
     inner = "encoder.layers.*."
     for part, ranges in zip("qkv", merged(size, size, size), strict=True):
         name = f"{inner}attention.{part}_proj"
@@ -66,35 +63,42 @@ def _heads(config: ConfigReader) -> dict[str, Head]:
     }
 
 
-def _layers(config: ConfigReader, sizes: dict[str, Any], context: int) -> dict[str, Any]:
-    """Of every layer, how many tokens a query sees on either side (0: all), and its rope."""
-    head_size = sizes["hidden_size"] // max(sizes["num_attention_heads"], 1)
-    ropes = {
-        kind: read_rope(config, head_size, context, theta, layer_type=kind, local_theta=key)
-        for kind, (key, theta) in _KINDS.items()
-    }
-    every, (full, local) = config.integer("global_attn_every_n_layers", 3), _KINDS
-    count, reach = sizes["num_hidden_layers"], config.integer("local_attention", 128) // 2
-    kinds = config.words("layer_types") or [local if i % every else full for i in range(count)]
-    if set(kinds) - set(_KINDS) or len(kinds) != count or reach < 1:
-        raise config.error("layer_types", f"expected {count} of {', '.join(_KINDS)}")
-    reaches = [reach if kind == local else 0 for kind in kinds]
-    return {"reaches": reaches, "ropes": [ropes[kind] for kind in kinds]}
+def _layers(config: ConfigReader) -> tuple[Mapping[str, Any], ...]:
+    """The window and the rope of every layer; the first of `every` layers sees all tokens."""
+    count, every = layer_count(config), config.integer("global_attn_every_n_layers", 3)
+    window = config.integer("local_attention", 128)
+    if min(window, every) < 2:
+        raise config.error("local_attention", "expected at least 2, and global layers in between")
+    types = window_types(window // 2)
+    head_size = config.integer("hidden_size") // max(1, config.integer("num_attention_heads"))
+    context = config.integer("max_position_embeddings", 8192)
+    for kind, key, theta in (
+        ("full_attention", "global_rope_theta", 160000.0),
+        ("sliding_attention", "local_rope_theta", 10000.0),
+    ):
+        rope = read_rope(config, head_size, context, theta, layer_type=kind, local_theta=key)
+        types[kind] = {**types[kind], "rope": rope}
+    default = ["sliding_attention" if i % every else "full_attention" for i in range(count)]
+    return read_layer_types(config, count, types, default=default)
 
 
-def _read(config: ConfigReader) -> Tower:
+def _read(config: ConfigReader) -> EncoderConfig:
     config.ignore(_WITHOUT_EFFECT)
-    act, eps = ("hidden_activation", "gelu"), ("norm_eps", 1e-5)
-    sizes = read_sizes(config, act, eps)
-    context, bias = config.integer("max_position_embeddings", 8192), config.flag("attention_bias")
-    encoder = TextConfig(
-        **sizes, **_layers(config, sizes, context), vocab_size=config.integer("vocab_size"),
-        max_position_embeddings=context, learned_positions=False, pre_norm=True, first_norm=False,
-        final_norm=True, gated=True, attention_bias=bias, output_bias=bias,
-        mlp_bias=config.flag("mlp_bias"), norm_bias=config.flag("norm_bias"),
-    )  # fmt: skip
-    return read_text(config, "ModernBert", _heads(config), encoder)
+    bias = config.flag("attention_bias")
+    return read_encoder(
+        config,
+        {"hidden_act": "hidden_activation", "norm_eps": "norm_eps"},
+        {"norm_eps": 1e-5, "max_position_embeddings": 8192},
+        layers=_layers(config),
+        gated=True,
+        embedding_norm=True,
+        first_norm=False,
+        qkv_bias=bias,
+        output_bias=bias,
+        mlp_bias=config.flag("mlp_bias"),
+        norm_bias=config.flag("norm_bias"),
+    )
 
 
-_UNUSED = ("head.*", "decoder.*", "classifier.*")
-register_text("modernbert", "ModernBert", _read, _stored, "model.", _UNUSED)
+_UNUSED = "head.* decoder.* classifier.*"
+register_text_encoder("modernbert", "ModernBert", _read, _heads, _stored, "model.", _UNUSED)

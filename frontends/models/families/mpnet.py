@@ -4,30 +4,28 @@ from __future__ import annotations
 
 from ...layers.positions import RelativePositions
 from ..config_reader import ConfigReader
-from ..heads import roberta_heads
+from ..encoder import EncoderConfig, bert_names, named, read_bert, register_text_encoder
+from ..heads import ROBERTA_UNUSED, roberta_heads
 from ..stored import Stored
-from ..towers import Tower, bert_names, named, read_bert, read_text, register_text
 
+_TABLE = "encoder.layers.*.attention.relative_table"
 _NAMES = {
-    "layers.*.attention.q_proj": "encoder.layer.*.attention.attn.q",
-    "layers.*.attention.k_proj": "encoder.layer.*.attention.attn.k",
-    "layers.*.attention.v_proj": "encoder.layer.*.attention.attn.v",
-    "layers.*.attention.o_proj": "encoder.layer.*.attention.attn.o",
+    **{f"layers.*.attention.{p}_proj": f"encoder.layer.*.attention.attn.{p}" for p in "qkvo"},
     "layers.*.attention_norm": "encoder.layer.*.attention.LayerNorm",
 }
-_TABLE = "encoder.layers.*.attention.relative_table"
 
 
-def _stored(encoder: object) -> list[Stored]:
+def _stored(config: EncoderConfig) -> list[Stored]:
     table = Stored(_TABLE, "encoder.relative_attention_bias.weight", transposed=True)
-    return [table, *named(_NAMES), *bert_names()]
+    return [table, *named(_NAMES), *bert_names(config)]
 
 
-def _read(config: ConfigReader) -> Tower:
+def _read(config: ConfigReader) -> EncoderConfig:
     config.require("relative_attention_num_buckets", 32, "transformers computes 32 buckets only")
     relative = RelativePositions(32, 128, bidirectional=True)
-    encoder = read_bert(config, padding_id=config.integer("pad_token_id", 1), relative=relative)
-    return read_text(config, "MPNet", roberta_heads("mpnet."), encoder)
+    return read_bert(config, padding_id=config.integer("pad_token_id", 1), relative=relative)
 
 
-register_text("mpnet", "MPNet", _read, _stored, "mpnet.", ("*pooler.dense.*", "lm_head.*"))
+register_text_encoder(
+    "mpnet", "MPNet", _read, roberta_heads("mpnet."), _stored, "mpnet.", ROBERTA_UNUSED
+)

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 from ..config_reader import ConfigReader
-from ..heads import roberta_heads
-from ..towers import Tower, bert_names, read_bert, read_text, register_text
+from ..encoder import EncoderConfig, bert_names, read_bert, register_text_encoder
+from ..heads import ROBERTA_UNUSED, roberta_heads
 
 
-def _read(name: str, config: ConfigReader) -> Tower:
+def _read(config: ConfigReader) -> EncoderConfig:
     padding, types = config.integer("pad_token_id", 1), config.integer("type_vocab_size", 2)
-    encoder = read_bert(config, padding_id=padding, type_vocab_size=types)
-    return read_text(config, name, roberta_heads("roberta."), encoder)
+    return read_bert(config, padding_id=padding, type_vocab_size=types)
 
 
 for _type, _name in {"roberta": "Roberta", "xlm-roberta": "XLMRoberta"}.items():
-    _unused = ("*pooler.dense.*", "lm_head.*")
-    register_text(_type, _name, partial(_read, _name), bert_names, "roberta.", _unused)
+    register_text_encoder(
+        _type, _name, _read, roberta_heads("roberta."), bert_names, "roberta.", ROBERTA_UNUSED
+    )

@@ -2,24 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import replace
 
 from ..config_reader import ConfigReader
+from ..encoder import EncoderConfig, named, read_encoder, register_encoder
 from ..heads import AttentionPool, Head, last_token
 from ..stored import Stored, merged
-from ..towers import (
-    BASE,
-    Tower,
-    TwoTowers,
-    named,
-    read_inner,
-    read_sizes,
-    register_tower,
-    register_two_towers,
-)  # fmt: skip
-from ..vision import clip_names, read_clip_text, read_vision
+from ..vision import TwoEncoders, clip_names, read_inner, read_vision, register_two_encoders
 
-_ACT, _EPS = ("hidden_act", "gelu_pytorch_tanh"), ("layer_norm_eps", 1e-6)
+_DEFAULTS = {"hidden_act": "gelu_pytorch_tanh", "norm_eps": 1e-6}
 _POOL = {
     "pool.probe": "head.probe",
     "pool.attention.o_proj": "head.attention.out_proj",
@@ -29,8 +20,8 @@ _POOL = {
 }
 
 
-def _stored(encoder: Any) -> list[Stored]:
-    entries, size = [*clip_names(encoder), *named(_POOL, "head.")], encoder.hidden_size
+def _stored(config: EncoderConfig) -> list[Stored]:
+    entries, size = [*clip_names(config), *named(_POOL, "head.")], config.hidden_size
     for part, ranges in zip("qkv", merged(size, size, size), strict=True):
         for kind in ("weight", "bias"):
             name = f"head.pool.attention.{part}_proj.{kind}"
@@ -38,27 +29,27 @@ def _stored(encoder: Any) -> list[Stored]:
     return entries
 
 
-def _text(config: ConfigReader) -> Tower:
-    config.ignore("eos_token_id")
-    encoder = read_clip_text(config, read_sizes(config, _ACT, _EPS), 32000, 64, False)
+def _text(config: ConfigReader) -> EncoderConfig:
+    longest = config.integer("max_position_embeddings", 64)
+    sizes = {"vocab_size": 32000, "max_position_embeddings": 64}
+    encoder = read_encoder(config, defaults=_DEFAULTS | sizes, learned_positions=longest)
     outputs = config.integer("projection_size", encoder.hidden_size)
     head = Head(("pooler_output",), True, last_token, output="text_model.head", outputs=outputs)
-    return Tower(encoder, head)
+    return replace(encoder, head=head)
 
 
-def _vision(config: ConfigReader) -> Tower:
-    sizes = read_sizes(config, _ACT, _EPS)
-    encoder = read_vision(config, sizes, embed_norm=False, final_norm=True, class_token=False)
-    has_head = config.flag("vision_use_head", True)
+def _vision(config: ConfigReader) -> EncoderConfig:
     pooled = Head(("pooler_output",), True, AttentionPool)
-    return Tower(encoder, pooled if has_head else Head((), True))
+    head = pooled if config.flag("vision_use_head", True) else Head((), True)
+    return read_vision(config, _DEFAULTS, class_token=False, head=head)
 
 
-def _both(config: ConfigReader) -> TwoTowers:
-    text = read_inner(config, "text_config", _text, BASE)
-    return TwoTowers(text, read_inner(config, "vision_config", _vision, BASE), bias=True)
+def _both(config: ConfigReader) -> TwoEncoders:
+    text = read_inner(config, "text_config", _text, {})
+    return TwoEncoders(text, read_inner(config, "vision_config", _vision, {}), bias=True)
 
 
-register_two_towers("siglip", "SiglipModel", _both, _stored)
-register_tower("siglip_vision_model", ("SiglipVisionModel",), _vision, _stored, "vision_model.")
-register_tower("siglip_text_model", ("SiglipTextModel",), _text, _stored, "text_model.")
+register_two_encoders("siglip", "SiglipModel", _both, _stored)
+for _kind, _read in {"Text": _text, "Vision": _vision}.items():
+    _type, _names = _kind.lower(), (f"Siglip{_kind}Model",)
+    register_encoder(f"siglip_{_type}_model", _names, _read, _stored, f"{_type}_model.")

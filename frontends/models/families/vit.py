@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from ..config_reader import ConfigReader
+from ..encoder import EncoderConfig, bert_names, named, read_labels, register_encoder
 from ..heads import Head, first_token
 from ..stored import Stored
-from ..towers import Tower, bert_names, named, read_labels, read_sizes, register_tower
 from ..vision import read_vision
 
 _NAMES = {
@@ -21,25 +23,22 @@ _NAMES = {
 }
 
 
-def _stored(encoder: object) -> list[Stored]:
-    return [*named(_NAMES), *bert_names()]
+def _stored(config: EncoderConfig) -> list[Stored]:
+    return [*named(_NAMES), *bert_names(config)]
 
 
-def _read(config: ConfigReader) -> Tower:
+def _read(config: ConfigReader) -> EncoderConfig:
     config.ignore("encoder_stride")
     bias = config.flag("qkv_bias", True)
-    encoder = read_vision(
-        config, read_sizes(config), embed_norm=False, final_norm=True, leading_ones=True,
-        attention_bias=bias,
-    )  # fmt: skip
+    encoder = read_vision(config, {}, leading_ones=True, qkv_bias=bias)
     width, act = config.integer("pooler_output_size", 0), config.word("pooler_act", "tanh")
-    pooled = Head(
-        ("pooler_output",), True, first_token, "vit.pooler.dense", dense_size=width, act=act
-    )
     scores = Head(pool=first_token, output="classifier", outputs=read_labels(config))
-    return Tower(encoder, pooled if config.architecture == "ViTModel" else scores)
+    if config.architecture == "ViTForImageClassification":
+        return replace(encoder, head=scores)
+    dense = "vit.pooler.dense"
+    pooled = Head(("pooler_output",), True, first_token, dense, dense_size=width, act=act)
+    return replace(encoder, head=pooled)
 
 
-register_tower(
-    "vit", ("ViTModel", "ViTForImageClassification"), _read, _stored, "vit.", ("*pooler.dense.*",)
-)
+_CLASSES, _UNUSED = ("ViTModel", "ViTForImageClassification"), ("*pooler.dense.*",)
+register_encoder("vit", _CLASSES, _read, _stored, "vit.", _UNUSED)
