@@ -98,6 +98,23 @@ def test_tiles_of_experts(
     assert_close(got, want, "y", factor=3.0)
 
 
+def test_experts_with_biases(rng: np.random.Generator) -> None:
+    text = text_of("bf16").replace("silu %gated", "silu %biased")
+    text = text.replace(
+        "  weight @up", '  weight @bias : bf16[5, 72] = random("b", 4, 2.0)\n  weight @up'
+    )
+    text = text.replace(
+        "    %act =",
+        "    %row = unsqueeze @bias {dims=[1]} : bf16[5, 1, 72]\n"
+        "    %biased = add %gated, %row : bf16[5, T, 72]\n    %act =",
+    )
+    program = HostProgram(irc.parse(text), fused=True)
+    inputs = inputs_of(rng, 13, "bf16", 5)
+    assert kernels_of(program, 13) == ALONE
+    want = evaluate(irc.parse(text), inputs)["y"]
+    assert_close(program.run(inputs)["y"], want, "y", factor=3.0)
+
+
 def test_experts_without_tokens_are_not_read(rng: np.random.Generator) -> None:
     """The weights of experts that no token chose may hold anything."""
     text = text_of("bf16").replace("  weight @up", "  // weight @up").replace("@up {", "%up {")

@@ -59,8 +59,8 @@ INLINE void add_up(float* parts, Sums& sums) {
             if (!deep) all[i] += mine[(from * COUNT + i) * STEP];
 }
 
-// `x(row)` and `y(row)` are where rows begin, `weights(w)` the weights; `value` makes a result of
-// the sums with every weight.
+// `x(row)` and `y(row)` are where rows begin, `weights(w)` the weights; value(column, ...) makes a
+// result of the sums with every weight.
 template <class X, class Weights, class Value, class Y>
 INLINE void multiply_rows(int rows, int first, X x, Weights weights, Value value, Y y) {
     TILES(Stages, stages);
@@ -109,7 +109,8 @@ INLINE void multiply_rows(int rows, int first, X x, Weights weights, Value value
             const auto& a = sums[m][0][n];
             const auto& b = sums[m][WEIGHTS - 1][n];
             if (column < N)
-                *(u32*)(to + column) = pack<T>(value(a[e], b[e]), value(a[e + 1], b[e + 1]));
+                *(u32*)(to + column) =
+                    pack<T>(value(column, a[e], b[e]), value(column + 1, a[e + 1], b[e + 1]));
         }
     }
 }

@@ -7,7 +7,7 @@ tiles, so their weights are not read.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -16,7 +16,7 @@ from irc.ir.dims import DimLike, product
 from irc.ir.types import TensorType
 from irc.ops import Matmul, MoeCombine, MoeDispatch, MoeSlots
 
-from ..plan.storage import is_pointwise, leaves
+from ..plan.storage import is_pointwise, leaves, view_of
 from ..plan.template import Fused, Sizes, Template, fusion
 from .body import REGISTERS, Body
 from .files import helpers
@@ -129,7 +129,8 @@ def mixture_of(op: MoeCombine) -> Mixture | str:
         return f"they are of bf16 or f16, not {op.result.type.dtype}"
     if not isinstance(last, Matmul):
         return "what is combined is not a matmul"
-    found, inner = leaves(last.x, lambda v: isinstance(v.producer, Matmul))
+    found, inner = leaves(last.x, lambda v: isinstance(v.producer, Matmul) or _is_bias(v))
+    found = [value for value in found if not _is_bias(value)]
     first = tuple(v.producer for v in found if isinstance(v.producer, Matmul))
     dispatch = first[0].x.producer if first else None
     if not isinstance(dispatch, MoeDispatch) or len(first) != len(found) or len(first) > 2:
@@ -148,6 +149,12 @@ def mixture_of(op: MoeCombine) -> Mixture | str:
         if any(not isinstance(n, int) or n % ALIGNED for n in weight.type.shape[1:]):
             return f"rows or columns of {weight.type} are not a multiple of {ALIGNED}"
     return Mixture(dispatch, first, inner, last, op)
+
+
+def _is_bias(value: Value) -> bool:
+    """Whether a value is a row for each expert [experts, 1, features], as it lies in memory."""
+    shape = value.type.shape
+    return view_of(value).producer is None and len(shape) == 3 and shape[1] == 1
 
 
 _SAME = ("chosen", "slots", "first")
@@ -203,23 +210,25 @@ def _first(found: Mixture, tiles: Tiles, hidden: Value) -> Template:
     """What the last product multiplies, for the pairs in order."""
     body = Body([tiles.order, tiles.table, found.dispatch.x])
     rounding = REGISTERS[hidden.type.dtype][1]
-    with body.block("auto value = [&](float first, float second) -> float"):
-        for each, name in zip(found.first, ("first", "second"), strict=False):
-            name = body.variable("float", f"{rounding}({name})")
-            body.give(each.result, ("e", "i", "j"), name)
-        body.line(f"return {body.element(found.last.x, ('e', 'i', 'j'))};")
-    body.line(";")
+
+    def value() -> None:
+        with body.block("auto value = [&](int j, float first, float second) -> float"):
+            for each, name in zip(found.first, ("first", "second"), strict=False):
+                name = body.variable("float", f"{rounding}({name})")
+                body.give(each.result, ("expert", "i", "j"), name)
+            body.line(f"return {body.element(found.last.x, ('expert', 'i', 'j'))};")
+        body.line(";")
+
     choices = body.size(found.combine.chosen.type.shape[1])
     pair = f"load<i32>({body.pointer(tiles.order)}, place)"
     row = body.pointer(found.dispatch.x), f"({pair} / {choices})"
     operations = (*found.first, *found.inner)
-    return _product(body, tiles, found.first, operations, row, (hidden, "place"))
+    return _product(body, tiles, found.first, operations, row, (hidden, "place"), value)
 
 
 def _last(found: Mixture, tiles: Tiles, hidden: Value, done: Value) -> Template:
     """The result of every pair."""
     body = Body([tiles.order, tiles.table, hidden])
-    body.line("auto value = [&](float first, float) { return first; };")
     pair = f"load<i32>({body.pointer(tiles.order)}, place)"
     row = body.pointer(hidden), "place"
     return _product(body, tiles, [found.last], [found.last], row, (done, pair))
@@ -232,8 +241,12 @@ def _product(
     operations: Sequence[Op],
     x: tuple[str, str],
     y: tuple[Value, str],
+    value: Callable[[], None] | None = None,
 ) -> Template:
-    """The launch that multiplies tiles; `x` and `y` are a pointer and the row of a `place`."""
+    """The launch that multiplies tiles; `x` and `y` are a pointer and the row of a `place`.
+
+    `value` writes the function that makes a result of the sums: the first one, if there is none.
+    """
     weights = [untransposed(each.y)[0] for each in products]
     _, n, k = weights[0].type.shape
     assert isinstance(n, int) and isinstance(k, int)
@@ -254,6 +267,10 @@ def _product(
     for i, name in enumerate(("expert", "first", "rows")):
         body.line(f"const int {name} = load<i32>({table}, 3 * blockIdx.x + {i});")
     body.line("if (rows == 0) return;")
+    if value is None:
+        body.line("auto value = [&](int, float first, float) { return first; };")
+    else:
+        value()
     for name, kind, (pointer, row), width in (("x", "const u16*", x, k), ("y", "u16*", y, n)):
         pointer = pointer if isinstance(pointer, str) else "out0"
         with body.block(f"auto {name} = [&](int row)"):
