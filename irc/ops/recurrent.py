@@ -18,6 +18,7 @@ from ..errors import Error
 from ..ir.core import Module, Op, Value
 from ..ir.declare import Operand, OptionalOperand, operation, operation_base, optional
 from ..ir.dims import Dim, DimLike, bind, exact_divide
+from ..ir.types import TensorType
 from .control import Full, Iota
 from .elementwise import Add, FloorDiv, Mul, Sub
 from .functions import Exp
@@ -67,6 +68,17 @@ class Recurrence(Op):
         turned = Transpose(_f32(value), order=(0, 2, 1, 3))
         single = groups == 1 and not value.type.global_type.axes[2]
         return turned if single or count == 1 else Repeat(turned, dim=1, count=count)
+
+    def whole_groups(self, groups: DimLike, results: tuple[TensorType, ...]) -> dict[str, Any]:
+        """The attributes of one rank; an Error where it would have some of the heads of a group."""
+        heads, local = self.x.type.shape[2], results[0].shape[2]
+        together = exact_divide(heads, groups)
+        if groups != 1 and local != heads and exact_divide(local, together or 1) is None:
+            raise Error(
+                f"{self.opname}: the {groups} groups of {heads} heads do not divide into {local} "
+                "heads per rank"
+            )
+        return self.attributes
 
     def per_head(self, value: Value, lengths: Value | None) -> Op:
         """[B, S, heads] as f32 [B, heads, S], 0 for padding."""
@@ -241,6 +253,9 @@ class SelectiveScan(Recurrence):
         operands = ["b s! h p", "b s! h", "h", *[f"b s! {group} n!"] * 2, "b h p n!", "h", "b"]
         return rule_text(map(str.split, operands), [["b", "s", "h", "p"], ["b", "h", "p", "n"]])
 
+    def localized(self, results: tuple[TensorType, ...]) -> dict[str, Any]:
+        return self.whole_groups(self.b.type.shape[2], results)
+
     def expand(self) -> tuple[Value, ...]:
         self.check_tokens(4, self.dt, self.b, self.c)
         batch, tokens, heads, size = self.x.type.shape
@@ -312,6 +327,9 @@ class GatedDelta(Recurrence):
         keys, numbers = [f"b s! {key} k!"] * 2, ["b s! h"] * 2
         operands = ["b s! h v", *keys, *numbers, "b h k! v", "b"]
         return rule_text(map(str.split, operands), [["b", "s", "h", "v"], ["b", "h", "k", "v"]])
+
+    def localized(self, results: tuple[TensorType, ...]) -> dict[str, Any]:
+        return self.whole_groups(self.k.type.shape[2], results)
 
     def verify(self, module: Module) -> None:
         """No call has more than `longest` tokens."""

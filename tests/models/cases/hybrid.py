@@ -52,6 +52,6 @@ DECODERS = {
     "granite_hybrid_experts": Case(
         "granitemoehybrid",
         GRANITE | {"num_local_experts": 5, "mamba_n_groups": 2, "position_embedding_type": "rope"},
-        ("tp=2",),
+        ("tp=2", "tp=3"),
     ),
 }
