@@ -356,7 +356,7 @@ def _check_names(ports: Sequence[Port], extra: Mapping[str, Array]) -> None:
     if unknown:
         raise Error(
             f"generation has no value for {', '.join(unknown)}; use irc run, or give arrays by "
-            "name, as in GenerationSession.decode(..., inputs={...})"
+            "name, as in Model.generate_batch(..., extra={...})"
         )
 
 

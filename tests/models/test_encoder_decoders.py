@@ -144,6 +144,22 @@ def test_both_parts_in_bf16_lose_no_more_than_transformers(name: str, tmp_path: 
     assert np.quantile(ours, 0.9) < 1.5 * np.quantile(theirs, 0.9)
 
 
+@pytest.mark.parametrize("name", [n for n, case in ENCODER_DECODERS.items() if case.schemes])
+def test_caches_of_codes(name: str, tmp_path: Path) -> None:
+    model, ids = saved(name, tmp_path / "model"), tokens(16, seed=3)
+    encoder, source = compiled(tmp_path, "encoder", "onnx"), sources(model)[0]
+    lengths = {name: array for name, array in source.items() if name == "encoder_lengths"}
+    state = {name: x for name, x in encoder.run(source).items() if name != "last_hidden_state"}
+    np.savez(tmp_path / "data.npz", input_ids=ids, **state, **lengths)
+    decoder = irc.compile(
+        tmp_path / "model", tmp_path / "out", kv_cache="int8", calibration=tmp_path / "data.npz"
+    )
+    dtypes = {str(arg.name): arg.type.dtype for arg in decoder.module.main.args}
+    assert (dtypes["k0"], dtypes["cross_k0"]) == ("i8", "f32")
+    _, got = run([encoder, decoder.program], source, np.split(ids, [7, 12], 1))
+    assert 0 < relative(got, outputs(model, ids)[1]) < 5e-2
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", ENCODER_DECODERS)
 def test_both_parts_on_a_gpu(name: str, tmp_path: Path) -> None:

@@ -31,6 +31,7 @@ WHISPER = {
     "max_source_positions": 9,
     "max_target_positions": 64,
 }
+CODES = ("int8 caches",)
 
 ENCODER_DECODERS = {
     "t5": Case("t5", T5, architecture="T5ForConditionalGeneration"),
@@ -40,7 +41,10 @@ ENCODER_DECODERS = {
         "bart",
         BART | TOKENS | {"scale_embedding": True},
         architecture="BartForConditionalGeneration",
+        schemes=CODES,
     ),
     "mbart": Case("mbart", BART | TOKENS, ("tp=2",), architecture="MBartForConditionalGeneration"),
-    "whisper": Case("whisper", BART | WHISPER, architecture="WhisperForConditionalGeneration"),
+    "whisper": Case(
+        "whisper", BART | WHISPER, architecture="WhisperForConditionalGeneration", schemes=CODES
+    ),
 }
