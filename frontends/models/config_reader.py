@@ -58,9 +58,9 @@ class ConfigReader:
         value = self._take(key, default, (int, float), "a number")
         return self._float(key, value)
 
-    def number_or_none(self, key: str, default: float) -> Any:
-        """A float, or None where the key is present and null."""
-        return self.number(key, None if key in self._values else default)
+    def is_null(self, key: str) -> bool:
+        """Whether a key is present and null, which is not its default in every family."""
+        return key in self._values and self._values[key] is None
 
     def flag(self, key: str, default: Any = False) -> bool:
         """true or false."""

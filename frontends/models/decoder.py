@@ -247,7 +247,7 @@ def window_types(window: int, **local: Any) -> dict[str, Mapping[str, Any]]:
 def read_layer_types(
     config: ConfigReader,
     count: int,
-    types: Mapping[str, Mapping[str, Any]],
+    types: Mapping[Any, Mapping[str, Any]],
     period: int = 0,
     default: Sequence[str] = (),
 ) -> tuple[Mapping[str, Any], ...]:

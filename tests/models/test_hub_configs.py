@@ -50,6 +50,9 @@ ROPES = {"full_attention": FULL, "sliding_attention": LOCAL}
 LONG = {"type": "longrope", "short_factor": [1.0] * 48, "long_factor": [1.0] * 24 + [40.0] * 24}
 YARN = {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 8192}
 YARN |= {"attention_factor": 1.2079441541679836, "beta_fast": 32.0, "beta_slow": 1.0}
+GROWING = {"rope_type": "yarn", "factor": 16.0, "original_max_position_embeddings": 16384}
+GROWING |= {"beta_fast": 32.0, "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0}
+GROWING |= {"llama_4_scaling_beta": 0.1, "rope_theta": 1000000.0, "type": "yarn"}
 SMOLLM3 = "max_window_layers=28 no_rope_layer_interval=4 pretraining_tp=2 rope_theta=5000000.0 "
 SMOLLM3 += "sliding_window=null use_sliding_window=false mlp_bias=false"
 R7B = "cache_implementation=hybrid head_dim=128 layer_norm_eps=1e-05 layer_switch=4 "
@@ -99,6 +102,17 @@ HUB: dict[str, Any] = {
         "num_global_key_value_heads=4 use_bidirectional_attention=vision",
         rope_parameters=ROPES,
     ),
+    "mistralai/Ministral-3-8B-Instruct-2512": {
+        "architectures": ["Mistral3ForConditionalGeneration"],
+        "model_type": "mistral3",
+        "multimodal_projector_bias": False,
+        "text_config": config(
+            *("MistralForCausalLM", "ministral3", "131072 4096 14336 34 32 8 262144"),
+            "head_dim=128 sliding_window=null rms_norm_eps=1e-05",
+            rope_parameters=GROWING,
+        ),
+        "tie_word_embeddings": False,
+    },
     "microsoft/phi-2": config(
         *("PhiForCausalLM", "phi", "51200 2560 10240 32 32 32 2048"),
         "embd_pdrop=0.0 layer_norm_eps=1e-05 partial_rotary_factor=0.4 qk_layernorm=false",
@@ -173,6 +187,7 @@ def test_old_and_new_keys_mean_the_same(name: str) -> None:
     assert read(json.loads(new.to_json_string())) == read(HUB[name])
 
 
+MINISTRAL = "mistralai/Ministral-3-8B-Instruct-2512"
 WRONG: list[tuple[str, dict[str, Any], str]] = [
     ("google/gemma-2-2b", {"use_bidirectional_attention": True}, "computes causal attention"),
     ("google/gemma-2-2b", {"layer_types": ["local"] * 26}, "or full_attention"),
@@ -185,6 +200,8 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
     ("google/gemma-4-31B", {"layer_types": ["sliding_attention"] * 60}, "full_attention last"),
     ("google/gemma-4-31B", {"per_layer_config": {"5": {"k": 1}}}, "layer 5 in .* sets k=1"),
     ("google/gemma-4-31B", {"rope_parameters": None}, "expected the settings of sliding"),
+    (MINISTRAL, {"text_config": {"model_type": "llama"}}, "ministral3 or mistral in text_config"),
+    (MINISTRAL, {"text_config": {"model_type": "ministral3"}}, "lacks the key llama_4_scaling"),
     ("microsoft/Phi-4-mini-instruct", {"full_attn_mod": 2}, "expected 1"),
     ("microsoft/Phi-4-mini-instruct", {"partial_rotary_factor": 0.001}, "a part of 128"),
     ("HuggingFaceTB/SmolLM3-3B", {"no_rope_layers": [0]}, "for each of 36 layers"),

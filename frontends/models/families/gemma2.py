@@ -56,14 +56,18 @@ def stored_gemma(config: DecoderConfig) -> Sequence[Stored]:
     return renamed(_NAMES)
 
 
+def _softcap(config: ConfigReader, key: str, default: float) -> float:
+    return config.number(key, 0.0 if config.is_null(key) else default)
+
+
 def _read(config: ConfigReader) -> DecoderConfig:
     types = window_types(config.integer("sliding_window", 4096))
     return read_gemma(
         config,
         {"max_position_embeddings": 8192},
         layers=read_layer_types(config, layer_count(config), types, period=2),
-        attention_softcap=config.number_or_none("attn_logit_softcapping", 50.0) or 0.0,
-        logits_softcap=config.number_or_none("final_logit_softcapping", 30.0) or 0.0,
+        attention_softcap=_softcap(config, "attn_logit_softcapping", 50.0),
+        logits_softcap=_softcap(config, "final_logit_softcapping", 30.0),
     )
 
 

@@ -14,13 +14,13 @@ from ..decoder import (
 
 
 def _read(config: ConfigReader) -> DecoderConfig:
-    window, count = config.number_or_none("sliding_window", 4096), layer_count(config)
-    default = ["full_attention" if window is None else "sliding_attention"] * count
-    types = window_types(int(window or 0))
+    no_window = config.is_null("sliding_window")
+    types = window_types(config.integer("sliding_window", 0 if no_window else 4096))
+    default = ["full_attention" if no_window else "sliding_attention"] * layer_count(config)
     return read_decoder(
         config,
         defaults={"max_position_embeddings": 4096 * 32, "num_key_value_heads": 8},
-        layers=read_layer_types(config, count, types, default=default),
+        layers=read_layer_types(config, len(default), types, default=default),
     )
 
 
