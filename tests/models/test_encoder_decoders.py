@@ -149,8 +149,9 @@ def test_caches_of_codes(name: str, tmp_path: Path) -> None:
     model, ids = saved(name, tmp_path / "model"), tokens(16, seed=3)
     encoder, source = compiled(tmp_path, "encoder", "onnx"), sources(model)[0]
     lengths = {name: array for name, array in source.items() if name == "encoder_lengths"}
-    state = {name: x for name, x in encoder.run(source).items() if name != "last_hidden_state"}
-    np.savez(tmp_path / "data.npz", input_ids=ids, **state, **lengths)
+    state: dict[str, Any] = encoder.run(source) | lengths
+    del state["last_hidden_state"]
+    np.savez(tmp_path / "data.npz", input_ids=ids, **state)
     decoder = irc.compile(
         tmp_path / "model", tmp_path / "out", kv_cache="int8", calibration=tmp_path / "data.npz"
     )
