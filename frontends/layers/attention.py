@@ -31,7 +31,8 @@ class Attention(Module):
     `scale` None is 1/sqrt(head_dim). With `memory_size` keys and values come from
     another sequence of that many features (cross attention), which is never causal. `qk_norm` is
     the eps of an RMS norm of every head's queries and keys, before rope, or a function that makes
-    a norm of a size; None means no norm. With `norm_all_heads` one norm spans all heads.
+    a norm of a size; None means no norm. With `norm_all_heads` one norm spans all heads, with
+    `norm_rotated` they come behind the rope.
     `value_norm` is the eps of an RMS norm of every head's values, which has no weights. With
     `keys_are_values` values are the projected keys, before their norm.
 
@@ -39,7 +40,8 @@ class Attention(Module):
     ALiBi, usually 8. `relative` adds learned biases, the weight `relative_table` [heads, buckets].
     `logn` > 0 is the length from which queries grow with the logarithm of their position, `growth`
     another such rule.
-    `block_sparse` limits a query to some blocks of keys. With `gate` the sigmoid of another
+    `block_sparse` limits a query to some blocks of keys, `chunk` > 0 to keys of the same so many
+    positions. With `gate` the sigmoid of another
     projection multiplies what the heads give. `sinks`: every head has a trained score of one more
     key, which has no value.
     """
@@ -55,6 +57,7 @@ class Attention(Module):
         output_bias: bool = False,
         qk_norm: float | Callable[[int], Module] | None = None,
         norm_all_heads: bool = False,
+        norm_rotated: bool = False,
         rope: Rope | None = None,
         causal: bool = True,
         window: int = 0,
@@ -67,6 +70,7 @@ class Attention(Module):
         logn: int = 0,
         growth: QueryGrowth | None = None,
         block_sparse: BlockSparse | None = None,
+        chunk: int = 0,
         gate: bool = False,
         sinks: bool = False,
         value_norm: float | None = None,
@@ -93,7 +97,8 @@ class Attention(Module):
         self.window, self.softcap, self.scale = window, softcap, scale
         self.heads, self.clip, self.alibi = heads, clip, alibi
         self.logn, self.growth = logn, growth
-        self.relative, self.block_sparse = relative, block_sparse
+        self.relative, self.block_sparse, self.chunk = relative, block_sparse, chunk
+        self.norm_rotated = norm_rotated
         self.sinks = Parameter((heads,), dtype) if sinks else None
         self.relative_table = relative and Parameter((heads, relative.buckets), dtype)
 
@@ -121,12 +126,15 @@ class Attention(Module):
         computes once for many calls.
         """
         self._check(positions, cache, past, memory, is_ready)
-        q = self._projected(self.q_proj, x, self.q_norm)
+        q = self._projected(self.q_proj, x, None if self.norm_rotated else self.q_norm)
         source = cache if cache is not None and is_ready else x if memory is None else memory
         k, v = source if isinstance(source, Cache) else self._keys_and_values(source)
         if self.rope is not None and positions is not None:
             q = self.rope(q, positions, self.head_dim).named("q")
             k = k if is_ready else self.rope(k, positions, self.head_dim).named("k")
+        if self.norm_rotated and self.q_norm is not None and self.k_norm is not None:
+            q = self._normalized(self.q_norm, q)
+            k = k if is_ready else self._normalized(self.k_norm, k)
         if self.growth is not None and positions is not None:
             q = q * self.growth.factor(positions).cast(q.dtype)
         if self.logn:
@@ -153,6 +161,7 @@ class Attention(Module):
             table=self.relative_table,
             prefix=prefix,
             block_sparse=self.block_sparse,
+            chunk=self.chunk,
             sinks=self.sinks,
         )
         mixed = mixed.named("mixed")
@@ -168,7 +177,8 @@ class Attention(Module):
 
     def _keys_and_values(self, x: Tensor) -> tuple[Tensor, Tensor]:
         source = self.k_proj if self.keys_are_values else self.v_proj
-        return self._projected(self.k_proj, x, self.k_norm), self._projected(source, x, self.v_norm)
+        norm = None if self.norm_rotated else self.k_norm
+        return self._projected(self.k_proj, x, norm), self._projected(source, x, self.v_norm)
 
     def _projected(self, projection: Module, x: Tensor, norm: Module | None) -> Tensor:
         """Queries, keys or values [B, S, heads*head_dim] of x, clipped and normalized."""

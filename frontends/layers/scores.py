@@ -9,7 +9,7 @@ from ...errors import Error
 from ...ir.dims import exact_divide
 from .. import functional as F
 from ..tensor import Tensor
-from .masks import BlockSparse, prefix_mask, window_mask
+from .masks import BlockSparse, chunk_mask, prefix_mask, window_mask
 from .positions import RelativePositions, alibi_bias, query_positions, size_tensor
 
 
@@ -32,6 +32,7 @@ def attend(
     table: Tensor | None = None,
     prefix: Tensor | None = None,
     block_sparse: BlockSparse | None = None,
+    chunk: int = 0,
     heads: int = 0,
     first: int = 0,
     sinks: Tensor | None = None,
@@ -41,7 +42,7 @@ def attend(
     `slopes` f32 [H] are those of ALiBi. `relative` adds biases from `table` [H, buckets]; without
     it `table` [H, N, N] is the bias of query position i and key j. `prefix` i32 [B|1] keys are
     visible to all queries, later ones causally. `window` may be an i32 [1]. For `block_sparse`,
-    q has the heads `first`, `first` + 1, ... of `heads`.
+    q has the heads `first`, `first` + 1, ... of `heads`. `chunk` is as of `chunk_mask`.
     """
     keys = k.shape[2 if k.ndim == 4 else 1]
 
@@ -53,6 +54,8 @@ def attend(
         return query_positions(q.shape[1]) + (size_tensor(keys) - size_tensor(q.shape[1]))
 
     local = head_count(q, head_dim)
+    if chunk:
+        mask = _joined(F.and_, mask, chunk_mask(queries(), keys, chunk))
     masks: list[Tensor] = []
     if isinstance(window, Tensor):
         masks.append(window_mask(queries(), keys, window))

@@ -44,8 +44,9 @@ class DecoderConfig:
     softcap of 0 none. `rope` None: queries and keys are not rotated. `alibi` is as in Attention.
     `learned_positions` > 0 is the size of a table of positions, whose first `position_offset` rows
     have no position. `qk_norm` normalizes queries and keys per head, with the same weights or with
-    those of `each_head`, or across all heads. With `attention_gate` a sigmoid of the input
-    multiplies what the heads give.
+    those of `each_head`, or across all heads; `rotated`: per head, behind the rope and without
+    weights. With `attention_gate` a sigmoid of the input multiplies what the heads give;
+    `attention_sinks` and `attention_chunk` are as sinks and chunk of Attention.
 
     `norm_offset` is added to the weights of RMS norms; `norm_bias` and `norm_affine`, whether they
     have weights at all, are for layer norms. `block`
@@ -82,7 +83,7 @@ class DecoderConfig:
     output_bias: bool = False
     mlp_bias: bool = False
     head_bias: bool = False
-    qk_norm: Literal["", "head", "each_head", "all_heads"] = ""
+    qk_norm: Literal["", "head", "each_head", "all_heads", "rotated"] = ""
     attention_gate: bool = False
     query_growth: QueryGrowth | None = None
     value_norm: bool = False
@@ -90,6 +91,7 @@ class DecoderConfig:
     attention_scale: float | None = None
     attention_softcap: float = 0.0
     attention_sinks: bool = False
+    attention_chunk: int = 0
     qkv_clip: float = 0.0
     sliding_window: int = 0
     embedding_norm: bool = False
@@ -302,6 +304,8 @@ def make_norm(config: Any, dtype: str, size: int = 0) -> Module:
 
 
 def _make_qk_norm(config: Any, dtype: str, size: int) -> Module:
+    if config.qk_norm == "rotated":
+        return RmsNorm(size, config.norm_eps, affine=False)
     if config.qk_norm == "each_head":
         return HeadNorms(size // config.head_size, config.head_size, config.norm_eps, dtype)
     return make_norm(config, dtype, size)
@@ -352,6 +356,8 @@ class DecoderLayer(Module):
             output_bias=config.output_bias,
             qk_norm=partial(_make_qk_norm, config, dtype) if config.qk_norm else None,
             norm_all_heads=config.qk_norm in ("each_head", "all_heads"),
+            norm_rotated=config.qk_norm == "rotated",
+            chunk=config.attention_chunk,
             rope=config.rope,
             window=config.sliding_window,
             softcap=config.attention_softcap,
