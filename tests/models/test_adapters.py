@@ -48,9 +48,10 @@ def write_adapter(folder: Path, tensors: dict[str, Any], **changes: Any) -> Path
 def factors(module: str, rows: int, columns: int, rank: int = 3) -> dict[str, np.ndarray]:
     """Random B [rows, rank] and A [rank, columns] under the names of a module."""
     draw = fresh(len(module) + rank).standard_normal
+    sides = {"A": (rank, columns), "B": (rows, rank)}
     return {
-        f"{module}.lora_A.weight": 0.3 * draw((rank, columns), np.float32),
-        f"{module}.lora_B.weight": 0.3 * draw((rows, rank), np.float32),
+        f"{module}.lora_{side}.weight": np.asarray(0.3 * draw(shape), np.float32)
+        for side, shape in sides.items()
     }
 
 
@@ -90,7 +91,7 @@ def test_logits_are_those_of_merged_weights(case: str, tmp_path: Path) -> None:
         module = key.removesuffix(".weight")
         rank, scale = wanted.get(module.rpartition(".")[2], (0, 0.0))
         if rank:
-            added = factors(module, *weight.shape, rank)
+            added = factors(module, weight.shape[0], weight.shape[1], rank)
             a, b = (torch.tensor(value) for value in added.values())
             weight += scale * b @ a
             tensors |= added
@@ -105,10 +106,10 @@ def test_logits_are_those_of_merged_weights(case: str, tmp_path: Path) -> None:
 def test_tensors_that_are_replaced_and_tables(tmp_path: Path) -> None:
     """modules_to_save and biases are tensors of their own; A of an embedding is [r, vocabulary]."""
     folder = write_checkpoint(tmp_path / "model", attention_bias=True)
-    rows, bias = np.float32(fresh().random((300, 32))), np.float32(fresh(1).random(32))
+    rows, bias = fresh().random((300, 32), dtype=np.float32), fresh(1).random(32, dtype=np.float32)
     table = {
-        "model.embed_tokens.lora_embedding_A": np.float32(fresh(2).random((3, 300))),
-        "model.embed_tokens.lora_embedding_B": np.float32(fresh(3).random((32, 3))),
+        "model.embed_tokens.lora_embedding_A": fresh(2).random((3, 300), dtype=np.float32),
+        "model.embed_tokens.lora_embedding_B": fresh(3).random((32, 3), dtype=np.float32),
     }
     saved = {"lm_head.weight": rows, f"{Q}.base_layer.bias": bias}
     adapter = write_adapter(
@@ -135,7 +136,7 @@ def read_weights(module: irc.Module) -> dict[str, np.ndarray]:
 
 def test_tensors_of_other_names_and_layouts(tmp_path: Path) -> None:
     """A part of a merged tensor [in, out], in a checkpoint whose names lack a prefix."""
-    stored = np.float32(fresh().random((5, 12)))
+    stored = fresh().random((5, 12), dtype=np.float32)
     write_safetensors(tmp_path / "model.safetensors", {"h.0.c_attn.weight": stored})
     added = factors("transformer.h.0.c_attn", 12, 5)
     adapter = write_adapter(tmp_path / "a", added, target_modules=["c_attn"], fan_in_fan_out=True)

@@ -41,6 +41,12 @@ _SAME = """
     vocab_size hidden_size intermediate_size num_hidden_layers num_attention_heads head_size
     hidden_act max_position_embeddings mlp_bias
 """
+# The fields of DecoderConfig in which models of the class LLaMAForCausalLM differ.
+_LLAMA = """
+    vocab_size hidden_size intermediate_size num_hidden_layers num_attention_heads
+    num_key_value_heads head_dim hidden_act max_position_embeddings norm_eps rope qkv_bias
+    output_bias mlp_bias tie_word_embeddings
+"""
 
 # -- parameters
 
@@ -157,23 +163,32 @@ def read_llama(source: Source, dtype: Any = "auto") -> dict[str, Any]:
     families read it. "auto" is the dtype of the weights, float16 for those of f32."""
     config = _config_of(source)
     sizes = model_of(config).config
-    if type(sizes) is not DecoderConfig or sizes.sliding_window or sizes.qk_norm:
+    rope = getattr(sizes, "rope", None)
+    if rope is None or sizes != _like_llama(sizes):
         raise ScriptError(
-            f"{config.get('architectures')} has experts, windows or norms of heads that "
-            "from_hugging_face does not read; compile the folder itself with irc compile"
+            f"{config.get('architectures')} computes otherwise than LLaMAForCausalLM; compile the "
+            "folder itself with irc compile"
         )
-    rope: dict[str, Any] = config.get("rope_parameters") or {}
-    stretched = rope if rope.get("rope_type", "default") != "default" else None
+    settings: dict[str, Any] = config.get("rope_parameters") or {}
+    stretched = settings if settings.get("rope_type", "default") != "default" else None
     return {name: getattr(sizes, name) for name in _SAME.split()} | {
         "architecture": (config.get("architectures") or ["LlamaForCausalLM"])[0],
         "dtype": infer_dtype(dtype, checkpoint_dtype(config)),
         "num_key_value_heads": sizes.kv_heads,
-        "norm_epsilon": sizes.rms_norm_eps,
-        "rotary_base": sizes.rope.theta,
+        "norm_epsilon": sizes.norm_eps,
+        "rotary_base": rope.theta,
         "rotary_scaling": config.get("rope_scaling") or stretched,
         "attn_bias": sizes.qkv_bias,
         "dense_bias": sizes.output_bias,
     }
+
+
+def _like_llama(sizes: Any) -> Any:
+    """A Llama of the same sizes; None for sizes of another kind of model."""
+    names = _LLAMA.split()
+    if not all(hasattr(sizes, name) for name in names):
+        return None
+    return DecoderConfig(**{name: getattr(sizes, name) for name in names})
 
 
 def read_meta(folder: str | os.PathLike[str], dtype: Any = "auto") -> dict[str, Any]:
