@@ -223,5 +223,5 @@ GEMMA4 = register_decoder(
     **_PARTS,
     inside="text_config",
     prefixes=("model.", "model.language_model."),
-    unused=tuple(f"model.{part}_*" for part in ("vision", "audio", "embed")),
+    unused=("*vision_tower.*", "*audio_tower.*", "*embed_vision.*", "*embed_audio.*"),
 )

@@ -39,7 +39,7 @@ VISION = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "i
 VISION |= {"num_attention_heads": 2, "patch_size": 14}
 YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "mscale": 1.0}
 YARN |= {"mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.3, "original_max_position_embeddings": 8}
-SEEING = {"vision_config": VISION | {"model_type": "pixtral", "head_dim": 8}}
+HEADS = {"head_dim": 8, "num_key_value_heads": 2}
 WIDE = SIZES | {"hidden_size": 64}  # heads of 16 features
 
 DECODERS: dict[str, Case] = {
@@ -51,13 +51,14 @@ DECODERS: dict[str, Case] = {
     "gemma3_vision": Case(
         "gemma3",
         {"text_config": GEMMA, "vision_config": VISION},
-        meshes=(),
         architecture="Gemma3ForConditionalGeneration",
     ),
     "gemma4": Case("gemma4_text", GEMMA4),
     "gemma4_dense": Case("gemma4_text", GEMMA4_31B),
     "gemma4_vision": Case(
-        "gemma4", {"text_config": GEMMA4}, meshes=(), architecture="Gemma4ForConditionalGeneration"
+        "gemma4",
+        {"text_config": GEMMA4, "vision_config": VISION | HEADS | {"position_embedding_size": 8}},
+        architecture="Gemma4ForConditionalGeneration",
     ),
     "phi": Case("phi", SIZES | {"qk_layernorm": True}),
     "phi3": Case("phi3", SIZES | {"sliding_window": 7}),
@@ -79,20 +80,18 @@ DECODERS: dict[str, Case] = {
     "starcoder2": Case("starcoder2", SIZES | {"sliding_window": 7}),
     "stablelm": Case("stablelm", WIDE | {"use_qkv_bias": True}),
     "stablelm_parallel": Case("stablelm", WIDE | {"use_parallel_residual": True}),
-    "ministral": Case("ministral", FOUR | {"head_dim": 16, "layer_types": TYPES}, meshes=()),
+    "ministral": Case("ministral", FOUR | {"head_dim": 16, "layer_types": TYPES}),
     "ministral3": Case("ministral3", SIZES | {"head_dim": 16, "rope_parameters": YARN}),
     "mistral3": Case(
         "mistral3",
-        SEEING | {"text_config": SIZES | {"model_type": "mistral", "sliding_window": 6}},
-        meshes=(),
+        {
+            "text_config": SIZES | {"model_type": "mistral", "sliding_window": 6},
+            "vision_config": VISION | {"model_type": "pixtral", "head_dim": 8},
+        },
         architecture="Mistral3ForConditionalGeneration",
     ),
-    "qwen2_windows": Case(
-        "qwen2", FOUR | {"use_sliding_window": True, "max_window_layers": 1}, meshes=()
-    ),
+    "qwen2_windows": Case("qwen2", FOUR | {"use_sliding_window": True, "max_window_layers": 1}),
     "qwen3_windows": Case(
-        "qwen3",
-        FOUR | {"head_dim": 16, "use_sliding_window": True, "layer_types": TYPES},
-        meshes=(),
+        "qwen3", FOUR | {"head_dim": 16, "use_sliding_window": True, "layer_types": TYPES}
     ),
 }
