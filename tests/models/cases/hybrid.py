@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from . import SIZES, Case
 
 QWEN3_5 = SIZES | {
@@ -31,23 +33,28 @@ GRANITE = SIZES | {
 # config.json of a model with images has the sizes of the text in an object of its own
 IMAGES = {"depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2}
 ROPE = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}
-QWEN3_5_MOE = {
-    "text_config": QWEN3_5
-    | {
-        "num_experts": 5,
-        "num_experts_per_tok": 2,
-        "moe_intermediate_size": 24,
-        "shared_expert_intermediate_size": 32,
-        "rope_parameters": ROPE | {"mrope_section": [1, 1, 0], "mrope_interleaved": True},
-    },
-    "vision_config": IMAGES | {"out_hidden_size": 48, "num_position_embeddings": 4},
+EXPERTS = {
+    "num_experts": 5,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 24,
+    "shared_expert_intermediate_size": 32,
 }
+MROPE = {"rope_parameters": ROPE | {"mrope_section": [1, 1, 0], "mrope_interleaved": True}}
+
+
+def _with_images(kind: str, sizes: dict[str, Any]) -> Case:
+    vision = IMAGES | {"out_hidden_size": 48, "num_position_embeddings": 4}
+    keys = {"text_config": sizes | MROPE, "vision_config": vision}
+    return Case(
+        f"qwen3_5{kind.lower()}", keys, ("tp=2",), f"Qwen3_5{kind[1:]}ForConditionalGeneration"
+    )
+
 
 DECODERS = {
     "qwen3_5": Case("qwen3_5_text", QWEN3_5),
-    "qwen3_5_moe": Case(
-        "qwen3_5_moe", QWEN3_5_MOE, ("tp=2",), "Qwen3_5MoeForConditionalGeneration"
-    ),
+    "qwen3_5_images": _with_images("", QWEN3_5),
+    "qwen3_5_moe": Case("qwen3_5_moe_text", QWEN3_5 | EXPERTS, ("tp=3", "pp=2")),
+    "qwen3_5_moe_images": _with_images("_Moe", QWEN3_5 | EXPERTS),
     "granite_hybrid": Case("granitemoehybrid", GRANITE | {"num_local_experts": 0}),
     "granite_hybrid_experts": Case(
         "granitemoehybrid",
