@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import irc
+from irc.backends.base import ports_of
 from irc.frontends import huggingface
 from tests.fresh import fresh
 from tests.sharded.checking import share_of_products
@@ -107,7 +108,8 @@ def test_a_decoder_with_codes(name: str, scheme: str, tmp_path: Path) -> None:
     data = tmp_path / "data.npz"
     np.savez(data, input_ids=tokens(16, 3))
     built = irc.compile(folder, tmp_path / "caches", kv_cache="int8", calibration=data)
-    assert {arg.type.dtype for arg in built.module.main.args if str(arg.name)[0] == "k"} == {"i8"}
+    for port in ports_of(built.module.main).states:
+        assert (port.dtype == "i8") == (not port.fixed), port.name
     prefill, steps = Runner(built.program, ROWS).decode(ids[:, :7], ids[:, 7:])
     logits, wanted = np.concatenate([prefill, steps], axis=1), logits_of(model, ids)
     assert 0 < relative(logits, wanted) < 5e-2

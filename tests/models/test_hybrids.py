@@ -1,4 +1,4 @@
-"""Generation with fixed states: rows of any lengths, long prompts, beams, caches in codes."""
+"""Generation with fixed states: rows of any lengths, long prompts, beams."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ from irc.frontends import huggingface
 from tests.fresh import fresh
 
 from .cases import cases
-from .runners import Runner, relative
-from .test_transformers import greedy_of, logits_of, tokens
+from .test_transformers import greedy_of, logits_of
 
 pytestmark = pytest.mark.oracle
 HYBRIDS = ("qwen3_5", "granite_hybrid")
@@ -60,20 +59,6 @@ def log_probs(model: Any, tokens: list[int]) -> np.ndarray:
     logits = logits_of(model, np.array([tokens]))[0, :-1].astype(np.float64)
     sums = np.log(np.sum(np.exp(logits), axis=-1))
     return logits[np.arange(len(logits)), tokens[1:]] - sums
-
-
-def test_codes_are_for_growing_states_only(tmp_path: Path) -> None:
-    model = cases("DECODERS")["qwen3_5"].save(tmp_path / "model")
-    np.savez(tmp_path / "data.npz", input_ids=tokens(16, 3))
-    options: dict[str, Any] = {"kv_cache": "int8", "calibration": tmp_path / "data.npz"}
-    built = irc.compile(tmp_path / "model", tmp_path / "built", **options)
-    states = ports_of(built.module.main).states
-    assert {port.name for port in states if port.dtype == "i8"} == {"k1", "v1"}
-    assert {port.name for port in states if not port.fixed} == {"k1", "v1"}
-    ids = tokens(12)
-    prefill, steps = Runner(built.program, len(ids)).decode(ids[:, :7], ids[:, 7:])
-    logits = np.concatenate([prefill, steps], axis=1)
-    assert 0 < relative(logits, logits_of(model, ids)) < 5e-2
 
 
 def test_which_states_are_fixed_is_known_with_capacities_as_numbers(tmp_path: Path) -> None:

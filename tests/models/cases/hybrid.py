@@ -51,11 +51,13 @@ def _with_images(kind: str, sizes: dict[str, Any]) -> Case:
 
 
 DECODERS = {
-    "qwen3_5": Case("qwen3_5_text", QWEN3_5),
+    "qwen3_5": Case("qwen3_5_text", QWEN3_5, schemes=("int8 caches",)),
     "qwen3_5_images": _with_images("", QWEN3_5),
     "qwen3_5_moe": Case("qwen3_5_moe_text", QWEN3_5 | EXPERTS, ("tp=3", "pp=2")),
     "qwen3_5_moe_images": _with_images("_Moe", QWEN3_5 | EXPERTS),
-    "granite_hybrid": Case("granitemoehybrid", GRANITE | {"num_local_experts": 0}),
+    "granite_hybrid": Case(
+        "granitemoehybrid", GRANITE | {"num_local_experts": 0}, schemes=("w4a16", "int8 caches")
+    ),
     "granite_hybrid_experts": Case(
         "granitemoehybrid",
         GRANITE | {"num_local_experts": 5, "mamba_n_groups": 2, "position_embedding_type": "rope"},
