@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from ..config_reader import ConfigReader
 from ..decoder import DecoderConfig, read_decoder, register_decoder
 
 
-def _read(config: ConfigReader) -> DecoderConfig:
+def read_granite(config: ConfigReader, **more: Any) -> DecoderConfig:
+    """The sizes of a Granite, and `more` fields, which are not read."""
     bias, scaling = config.flag("attention_bias"), config.number("logits_scaling", 1.0)
     if scaling <= 0:
         raise config.error("logits_scaling", "expected a number above 0")
@@ -20,7 +23,8 @@ def _read(config: ConfigReader) -> DecoderConfig:
         embedding_multiplier=config.number("embedding_multiplier", 1.0),
         residual_multiplier=config.number("residual_multiplier", 1.0),
         logits_multiplier=1 / scaling,
+        **more,
     )
 
 
-GRANITE = register_decoder("granite", ("GraniteForCausalLM",), _read)
+GRANITE = register_decoder("granite", ("GraniteForCausalLM",), read_granite)

@@ -58,6 +58,12 @@ DECODERS = {
         | {"attention_chunk_size": 5, "floor_scale": 4, "attn_scale": 0.3},
         EXPERTS,
     ),
+    "granite_moe": Case(
+        "granitemoe",
+        SIZES
+        | {"num_local_experts": 6, "num_experts_per_tok": 2, "attention_multiplier": 0.2}
+        | {"embedding_multiplier": 3.0, "residual_multiplier": 0.5, "logits_scaling": 2.0},
+    ),
     "glm4_moe": Case(
         "glm4_moe",
         SIZES
