@@ -16,7 +16,7 @@ from ..models.family import FAMILIES
 from ..models.heads import SENTENCE_POOLS, SentenceHead
 from .files import Checkpoint, is_below
 
-MODULES = "modules.json"
+MODULES, _KEY = "modules.json", "sentence_transformer"
 # how the config.json of a Pooling says what is pooled, where it has no pooling_mode
 _FLAGS = {
     "pooling_mode_cls_token": "cls",
@@ -37,7 +37,7 @@ def with_sentence_modules(folder: Path, config: dict[str, Any]) -> dict[str, Any
     """
     path = folder / MODULES
     if not path.exists():
-        return config
+        return {key: value for key, value in config.items() if key != _KEY}
     families = [kind for kind, architecture in FAMILIES if architecture == SENTENCES]
     if config.get("model_type") not in families:
         raise Error(
@@ -54,7 +54,7 @@ def with_sentence_modules(folder: Path, config: dict[str, Any]) -> dict[str, Any
     pools = _pools(_reader(folder, modules[1][1]))
     stages = [stage for kind, inner in modules[2:] for stage in _stages(folder, kind, inner)]
     sentence = {"pools": pools, "stages": stages}
-    return {**config, "architectures": [SENTENCES], "sentence_transformer": sentence}
+    return {**config, "architectures": [SENTENCES], _KEY: sentence}
 
 
 def _module(path: Path, entry: object) -> tuple[str, str]:

@@ -294,6 +294,8 @@ def _head(
     config: ConfigReader, name: str, heads: Mapping[str, Head], tokens: int
 ) -> Head | SentenceHead:
     sentence, labels = config.inner("sentence_transformer"), read_labels(config)
+    if config.architecture == SENTENCES and not sentence:
+        raise config.error("architectures", "expected a folder with a modules.json")
     if config.architecture == SENTENCES:
         stages = tuple(Stage(**stage) for stage in sentence["stages"])
         return SentenceHead(tuple(sentence["pools"]), stages)

@@ -80,11 +80,14 @@ def read_vision(
     config: ConfigReader, defaults: Mapping[str, Any], patch: int = 16, **more: Any
 ) -> EncoderConfig:
     """An encoder of images; `defaults` as in `read_encoder`, `patch` is that of patch_size."""
+    size, patch = config.integer("image_size", 224), config.integer("patch_size", patch)
+    if not 1 <= patch <= size:
+        raise config.error("patch_size", f"expected 1 to image_size {size}")
     return read_encoder(
         config,
         defaults=defaults,
-        image_size=config.integer("image_size", 224),
-        patch_size=config.integer("patch_size", patch),
+        image_size=size,
+        patch_size=patch,
         num_channels=config.integer("num_channels", 3),
         vocab_size=1,
         max_position_embeddings=1,

@@ -222,22 +222,6 @@ def test_sentence_modules_that_irc_lacks(
         huggingface.read_config(tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("modules", "message"),
-    [
-        ([{"type": "x.Transformer", "path": "0_Transformer"}], "whose path is empty, then a Pool"),
-        ([{"type": "x.Transformer", "path": ""}, {"path": "."}], "expected a type, and a path"),
-        ([{"type": "x.Transformer", "path": "../other"}], "a path below its folder, found"),
-        ({}, "modules.json holds no JSON list"),
-    ],
-)
-def test_modules_that_are_not_read(modules: Any, message: str, tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text(json.dumps(BERT))
-    (tmp_path / "modules.json").write_text(json.dumps(modules))
-    with pytest.raises(Error, match=message):
-        huggingface.read_config(tmp_path)
-
-
 def nested(**keys: Any) -> dict[str, Any]:
     """An object of an old config.json, with the keys that every object of transformers had."""
     old = {"add_cross_attention": False, "bad_words_ids": None, "dropout": 0.0, "do_sample": False}
@@ -288,6 +272,45 @@ HUB: dict[str, tuple[str, dict[str, Any]]] = {
         | {"id2label": {str(i): f"class {i}" for i in range(1000)}},
     ),
 }
+
+
+WRONG: list[tuple[str, dict[str, Any], str]] = [
+    ("google/vit-base-patch16-224", {"patch_size": 0}, "expected 1 to image_size 224"),
+    ("google/vit-base-patch16-224", {"image_size": [224, 224]}, "expected a whole number"),
+    ("google/vit-base-patch16-224", {"num_attention_heads": 7}, "is not a multiple of num_att"),
+    ("answerdotai/ModernBERT-base", {"local_attention": 1}, "expected at least 2"),
+    ("answerdotai/ModernBERT-base", {"global_attn_every_n_layers": 0}, "1 of 0 layers global"),
+    ("answerdotai/ModernBERT-base", {"classifier_pooling": "max"}, "expected cls or mean"),
+    ("answerdotai/ModernBERT-base", {"layer_types": ["full_attention"]}, "types of 1 layers"),
+    ("FacebookAI/roberta-base", {"is_decoder": True}, "is_decoder=True, which irc does not"),
+    ("FacebookAI/roberta-base", {"position_embedding_type": "relative_key"}, "absolute positions"),
+    ("FacebookAI/roberta-base", {"architectures": ["SentenceTransformer"]}, "with a modules.json"),
+    ("openai/clip-vit-large-patch14", {"text_config": {"depth": 3}}, "text_config sets depth=3"),
+    ("google/siglip-base-patch16-224", {"vision_config": {}}, "expected the sizes of an encoder"),
+]
+
+
+@pytest.mark.parametrize(("name", "changes", "message"), WRONG)
+def test_what_encoders_lack_is_an_error(name: str, changes: Any, message: str) -> None:
+    architecture, values = HUB[name]
+    with pytest.raises(Error, match=message):
+        huggingface.model_of({"architectures": [architecture]} | values | changes)
+
+
+@pytest.mark.parametrize(
+    ("modules", "message"),
+    [
+        ([{"type": "x.Transformer", "path": "0_Transformer"}], "whose path is empty, then a Pool"),
+        ([{"type": "x.Transformer", "path": ""}, {"path": "."}], "expected a type, and a path"),
+        ([{"type": "x.Transformer", "path": "../other"}], "a path below its folder, found"),
+        ({}, "modules.json holds no JSON list"),
+    ],
+)
+def test_modules_that_are_not_read(modules: Any, message: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(BERT))
+    (tmp_path / "modules.json").write_text(json.dumps(modules))
+    with pytest.raises(Error, match=message):
+        huggingface.read_config(tmp_path)
 
 
 @pytest.mark.parametrize("name", HUB)

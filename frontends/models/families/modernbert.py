@@ -67,8 +67,10 @@ def _layers(config: ConfigReader) -> tuple[Mapping[str, Any], ...]:
     """The window and the rope of every layer; the first of `every` layers sees all tokens."""
     count, every = layer_count(config), config.integer("global_attn_every_n_layers", 3)
     window = config.integer("local_attention", 128)
-    if min(window, every) < 2:
-        raise config.error("local_attention", "expected at least 2, and global layers in between")
+    if window < 2 or every < 1:
+        raise config.error(
+            "local_attention", f"expected at least 2, and 1 of {every} layers global"
+        )
     types = window_types(window // 2)
     head_size = config.integer("hidden_size") // max(1, config.integer("num_attention_heads"))
     context = config.integer("max_position_embeddings", 8192)

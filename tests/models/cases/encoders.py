@@ -40,7 +40,7 @@ ENCODERS: dict[str, Case] = {
     f"{model_type}/{task}": Case(
         model_type,
         keys | ({"num_labels": 3} if "Classification" in task else {}),
-        ("tp=2", "tp=3") if task == "ForMaskedLM" else (),
+        ("tp=2", "tp=3", "pp=2") if task == "ForMaskedLM" else (),
         name + task,
     )
     for model_type, (name, keys) in FAMILIES.items()

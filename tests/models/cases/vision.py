@@ -19,19 +19,19 @@ VISION: dict[str, Any] = {
 TEXT = {**SIZES, "hidden_size": 30, "eos_token_id": 7}
 CLIP = {"text_config": TEXT, "vision_config": VISION, "projection_dim": 20}
 SIGLIP = {"text_config": TEXT | {"projection_size": 36}, "vision_config": VISION}
-NONE, ONE, TWO = (), ("tp=2",), ("tp=2", "tp=3")
+NONE, ONE, MESHES = (), ("tp=2",), ("tp=2", "tp=3", "pp=2")
 PROJECTED = {"projection_dim": 20}
 ENCODERS: dict[str, Case] = {
     case.architecture: case
     for case in (
-        Case("vit", VISION, TWO, "ViTModel"),
+        Case("vit", VISION, MESHES, "ViTModel"),
         Case("vit", {**VISION, "num_labels": 3}, NONE, "ViTForImageClassification"),
-        Case("clip", CLIP, TWO, "CLIPModel"),
+        Case("clip", CLIP, MESHES, "CLIPModel"),
         Case("clip_vision_model", VISION, NONE, "CLIPVisionModel"),
         Case("clip_vision_model", VISION | PROJECTED, ONE, "CLIPVisionModelWithProjection"),
         Case("clip_text_model", TEXT, NONE, "CLIPTextModel"),
         Case("clip_text_model", TEXT | PROJECTED, ONE, "CLIPTextModelWithProjection"),
-        Case("siglip", SIGLIP, TWO, "SiglipModel"),
+        Case("siglip", SIGLIP, MESHES, "SiglipModel"),
         Case("siglip_vision_model", VISION, ONE, "SiglipVisionModel"),
         Case("siglip_text_model", TEXT, ONE, "SiglipTextModel"),
     )
