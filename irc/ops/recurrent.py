@@ -23,7 +23,7 @@ from .control import Full, Iota
 from .elementwise import Add, FloorDiv, Mul, Sub
 from .functions import Exp
 from .layout import Repeat
-from .logic import And, Cast, Eq, Ge, Gt, Lt, Ne, Where
+from .logic import And, Cast, Eq, Ge, Lt, Ne, Where
 from .lookup import GatherElements
 from .matmul import Matmul
 from .parts import Concat, Slice
@@ -366,12 +366,11 @@ class GatedDelta(Recurrence):
         return self.as_x(y).result, Add(_kept(logarithms, self.state), added).result
 
     def _inverse(self, scores: Op, tokens: DimLike) -> Op:
-        """The inverse of 1 + the part of `scores` [B, H, S, S] below the diagonal.
+        """The inverse of 1 + the part below the diagonal of `scores` [B, H, S, S], 0 above it.
 
         That of [[a, 0], [c, b]] is [[A, 0], [-B c A, B]] where A and B are those of a and b.
         """
         zero = Full(value=0.0)
-        scores = Where(_order(Gt, tokens), scores, zero)
         inverse: Op = Cast(_order(Eq, tokens), dtype="f32")
         block = 1
         while block < (tokens if isinstance(tokens, int) else self.longest):
