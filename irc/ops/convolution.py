@@ -87,13 +87,25 @@ class Conv(Op):
             results.append(_quotient(room, stride) + 1)
         return results
 
+    @property
+    def _by_channel(self) -> bool:
+        """Whether every channel is convolved by itself, which shards of channels are as well."""
+        channels, weight = self.x.type.shape[1], self.weight.type.shape
+        return weight[0] == channels and weight[1] == 1
+
     def sharding_rule(self) -> str:
         places = [f"p{i}!" for i in range(self.x.type.ndim - 2)]
         kernel = [f"k{i}!" for i in range(len(places))]
-        channels, out = ("c", "o") if self.groups == 1 else ("c!", "o!")
-        inner = "c" if self.groups == 1 else "g!"
+        channels, inner, out = ("c", "c", "o") if self.groups == 1 else ("c!", "g!", "o!")
+        if self._by_channel:
+            channels, inner, out = "c", "g!", "c"
         operands = [["b", channels, *places], [out, inner, *kernel], [out]]
         return rule_text(operands, [["b", out, *places]])
+
+    def localized(self, results: tuple[TensorType, ...]) -> dict[str, Any]:
+        """A rank has a group for each of its channels, where every one is a group."""
+        groups = results[0].shape[1] if self._by_channel else self.groups
+        return self.attributes | {"groups": groups}
 
     @np.errstate(all="ignore")
     def evaluate(self, x: Any, weight: Any, bias: Any = None) -> Any:

@@ -27,7 +27,7 @@ from irc.ir.mesh import Mesh
 from irc.ir.types import Axes
 from irc.ops import Embedding
 
-from .structure import Group, Parameter, Place, Structure
+from .structure import Group, Parameter, Place, Slot, Structure
 
 if TYPE_CHECKING:
     from .plan import Plan
@@ -232,7 +232,13 @@ class Search:
         """The dimension that is sharded over ep."""
         if not self._plan.mesh_axes(("ep",)):
             return None
-        return next((dim for dim, slot in parameter.slots.items() if slot.stacked), None)
+        return next((dim for dim, slot in parameter.slots.items() if self._is_experts(slot)), None)
+
+    def _is_experts(self, slot: Slot) -> bool:
+        """Whether a dimension stands for products of one group each, unlike heads and channels."""
+        groups = (self._begins[self._structure.group_of(e)] for e in slot.outputs)
+        parameters = self._structure.parameters
+        return slot.stacked and all(parameters[n].slots[d].stacked for g in groups for n, d in g)
 
     # the cost
 
@@ -292,14 +298,16 @@ class Search:
     def _descended(
         self, choices: list[Choice], moves: list[tuple[tuple[int, Choice], ...]]
     ) -> list[Choice]:
-        while True:
-            gains = [(self._change(choices, move), at) for at, move in enumerate(moves)]
-            gain, at = min(gains, default=(0.0, 0))
-            if gain > -1e-6:
-                return choices
-            choices = choices.copy()
-            for kind, choice in moves[at]:
-                choices[kind] = choice
+        """The choices after all moves that take less, again and again until none does."""
+        better = True
+        while better:
+            better = False
+            for move in moves:
+                if self._change(choices, move) < -1e-6:
+                    better = True
+                    for kind, choice in move:
+                        choices[kind] = choice
+        return choices
 
     def _moves(self) -> Iterator[tuple[tuple[int, Choice], ...]]:
         """Changes of one kind, and of the kinds around one part of the cost."""
@@ -327,8 +335,10 @@ class Search:
         order = sorted(range(len(self._kinds)), key=lambda number: self._kinds[number].bytes)
         for number in order:
             kind = self._kinds[number]
-            if kind.bytes > left or choices[number] is None or kind.is_fixed:
+            if kind.is_fixed or choices[number] is None or kind.bytes > left:
                 continue
+            if _is_table(kind.first):
+                continue  # rewrite-embeddings decides that
             gain = -self._change(choices, [(number, None)])
             if gain > kind.count * self._prices.replicated(kind.first):
                 choices[number] = None

@@ -101,6 +101,7 @@ CONVOLUTIONS = [
     ),
     Example("conv", _image(4, 3, 2), {"strides": (2, 1), "dilations": (1, 3), "after": (1, 0)}),
     Example("conv", _image(2, 2, 2), {"groups": 2}),
+    Example("conv", (Arg((2, 4, 5)), Arg((4, 1, 3)), Arg((4,), name="bias")), {"groups": 4}),
     Example("conv", (Arg((2, 2, 2 * S + 1)), Arg((3, 2, 4))), {"strides": (2,)}, sizes={"S": 3}),
 ]
 

@@ -84,6 +84,7 @@ EXPORTS: dict[str, dict[str, Any]] = {
     "LlamaForCausalLM": DECODER | {"num_key_value_heads": 2},
     "T5EncoderModel": {"d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 2, "num_heads": 4},
     "ViTModel": IMAGE | {"patch_size": 8},
+    "ConvNextModel": {"hidden_sizes": [16, 32], "depths": [1, 1], "num_stages": 2},
 }
 
 
@@ -95,7 +96,7 @@ def test_exports_of_transformers(name: str, tmp_path: Path) -> None:
     torch.manual_seed(0)
     cls = getattr(transformers, name)
     inner = cls(cls.config_class(**EXPORTS[name], attn_implementation="eager"))
-    images = name == "ViTModel"
+    images = name in ("ViTModel", "ConvNextModel")
 
     class Model(torch.nn.Module):
         def __init__(self) -> None:
