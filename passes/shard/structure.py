@@ -178,6 +178,10 @@ class Structure:
             return
         origins = [self._origin(value) for value in op.operands]
         words = self._words_of(op)
+        contracted = [at for word in words if not word.results for at, _ in word.operands]
+        if len({*contracted}) > 1 and all(known for known, _ in origins):
+            # a product of weights: the smaller one takes the place of activations
+            origins[min(contracted, key=lambda at: _count(op.operands[at]))] = (False, None)
         if op.operands and all(known for known, _ in origins):
             self._derive(op, [weight for _, weight in origins if weight is not None], words)
         elif isinstance(op, (Constant, Full)):

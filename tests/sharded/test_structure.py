@@ -14,6 +14,7 @@ import pytest
 import irc
 import irc.passes
 from irc.backends.reference import evaluate
+from irc.frontends import huggingface
 from irc.frontends.models import DecoderConfig
 from irc.frontends.models.families.llama import LLAMA
 from irc.frontends.script import load_script
@@ -23,7 +24,17 @@ from tests.fresh import fresh
 from tests.frontends.onnx_models import read
 from tests.frontends.torch_models import exported
 from tests.layout import ROOT
-from tests.sharded.checking import check, drawn, plan_file, sent_bytes, share_of_products, spread
+from tests.models.cases import cases
+from tests.sharded.checking import (
+    check,
+    collectives,
+    drawn,
+    plan_file,
+    sent_bytes,
+    sharded,
+    share_of_products,
+    spread,
+)
 from tests.sharded.invented import INVENTED
 from tests.sharded.models import MODELS, mixtral, tiny_llama
 
@@ -64,6 +75,60 @@ def test_examples(name: str, ranks: int) -> None:
     module = load_script(str(ROOT / f"examples/{name}.py"))
     shard(module, f"tp={ranks}")
     assert share_of_products(module, ranks) >= 0.95
+
+
+FAMILIES = {**cases("ENCODERS"), **cases("ENCODER_DECODERS")}  # test_decoders.py has the others
+
+
+@pytest.mark.oracle
+@pytest.mark.parametrize("name", FAMILIES)
+def test_families(name: str, tmp_path: Path) -> None:
+    FAMILIES[name].save(tmp_path)
+    ranks = RANKS[list(FAMILIES).index(name) % 2]
+    module = huggingface.load(tmp_path)
+    shard(module, f"tp={ranks}")
+    assert share_of_products(module, ranks) >= 0.95
+
+
+# -- what is said
+
+TOWER = """module @m dims(B=1:4:8) {
+  weight @a : f32[64, 16] = random("a", 1, 0.5)
+  weight @b : f32[16, 64] = random("b", 1, 0.5)
+  weight @probe : f32[1, 16] = random("p", 1, 0.5)
+  weight @c : f32[48, 16] = random("c", 1, 0.5)
+  weight @d : f32[48, 16] = random("d", 1, 0.5)
+  func @forward(%x: f32[B, 16], %n: f32[16]) -> (f32[B, 16], f32[B, 16]) {
+    %0 = linear %x, @a : f32[B, 64]
+    %1 = relu %0 : f32[B, 64]
+    %2 = linear %1, @b : f32[B, 16]
+    %3 = rms_norm %2, %n : f32[B, 16]
+    %4 = linear @probe, @c : f32[1, 48]
+    %5 = matmul %4, @d : f32[1, 16]
+    %6 = add %x, %5 : f32[B, 16]
+    return %3, %6
+  }
+}"""
+
+
+def test_why_weights_are_sharded_so() -> None:
+    module, stats = sharded(TOWER, "tp=2")
+    notes = [note for note in stats.notes if ": auto: " in note]
+    assert [note.partition(" (")[0] for note in notes] == [
+        "@a is f32[64@tp, 16]: auto: column-parallel, contracted with @b",
+        "@b is f32[16, 64@tp]: auto: row-parallel, sums of 256 B",
+        "@c is f32[48@tp, 16]: auto: column-parallel, contracted with @d",
+        "@d is f32[48@tp, 16]: auto: row-parallel, sums of 64 B",
+    ]
+    assert all("it would take" in note and note.endswith(" us more)") for note in notes[:2])
+    assert collectives(module) == {"all_reduce": 2}
+
+
+def test_a_router_is_replicated_and_said_to_be() -> None:
+    module = mixtral()
+    summary = shard(module, "tp=2").summary
+    assert "block_sparse_moe.gate.weight (960 B: auto: to shard it would take 5 us more)" in summary
+    assert sum(op.opname == "all_reduce" for op in module.ops()) == 5
 
 
 # -- exports of torch
