@@ -96,15 +96,15 @@ def read_sparse_step(
     return dense_layers(count, dense, layers)
 
 
-def read_group_routing(config: ConfigReader) -> Routing:
-    """The routing of DeepSeek-V3 and of models after it."""
+def read_group_routing(config: ConfigReader, default: Any = REQUIRED) -> Routing:
+    """The routing of DeepSeek-V3 and of models after it; `default` is that of its numbers."""
     return Routing(
         normalize=config.flag("norm_topk_prob", True),
         scoring="sigmoid",
-        scale=config.number("routed_scaling_factor", 1.0),
+        scale=config.number("routed_scaling_factor", default),
         correction=True,
-        groups=config.integer("n_group", 1),
-        chosen_groups=config.integer("topk_group", 1),
+        groups=config.integer("n_group", default),
+        chosen_groups=config.integer("topk_group", default),
         group_best=2,
         dtype="f32",
     )

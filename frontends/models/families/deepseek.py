@@ -87,7 +87,7 @@ def _read(config: ConfigReader, routing: Routing, interleaved: bool = True) -> L
 def _read_v2(config: ConfigReader) -> LatentConfig:
     config.require("scoring_func", "softmax", "irc reads softmax in DeepSeek-V2")
     config.require("norm_topk_prob", False, "irc scales no weights of experts in DeepSeek-V2")
-    routing = read_group_routing(config)
+    routing = read_group_routing(config, 1)
     if config.word("topk_method", "greedy") == "greedy":
         routing = replace(routing, groups=1, chosen_groups=1)
     routing = replace(routing, normalize=False, scoring="softmax", correction=False, group_best=1)

@@ -43,7 +43,7 @@ def _layers(config: ConfigReader) -> tuple[Mapping[str, Any], ...]:
     every = max(1, config.integer("no_rope_layer_interval", 4))
     rotated = config.numbers("no_rope_layers") or [(i + 1) % every for i in range(count)]
     sparse = config.numbers("moe_layers") or range(step - 1, count, max(1, step))
-    chunk, normed = config.integer("attention_chunk_size", 8192), config.flag("use_qk_norm", True)
+    chunk, normed = config.integer("attention_chunk_size", 0), config.flag("use_qk_norm", True)
     growth = QueryGrowth(config.integer("floor_scale", 8192), config.number("attn_scale", 0.1), 1)
     without_rope: dict[str, Any] = {"rope": None}
     if config.flag("attn_temperature_tuning", True):
