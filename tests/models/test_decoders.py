@@ -69,10 +69,17 @@ def test_every_operation_of_a_decoder_has_a_kernel(name: str, tmp_path: Path) ->
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", DECODERS)
 def test_a_decoder_on_a_gpu(name: str, tmp_path: Path) -> None:
-    case = DECODERS[name]
-    model = case.save(tmp_path / "model")
-    built = irc.compile(tmp_path / "model", tmp_path / "built", backend="cuda")
-    check_steps(Runner(built.program, ROWS), model, case, [4, 1, 4], 4)
+    """As the reference computes it: GPU machines may have another transformers."""
+    DECODERS[name].save(tmp_path / "model")
+    ids, runners = tokens(13, seed=3), list[Runner]()
+    for backend in ("cuda", "reference"):
+        built = irc.compile(tmp_path / "model", tmp_path / backend, backend=backend)
+        runners.append(Runner(built.program, ROWS))
+    begin = 0
+    for count in (4, 1, 4, 1, 1, 1, 1):
+        got, wanted = (runner.step(ids[:, begin : begin + count]) for runner in runners)
+        assert relative(got, wanted) < 1e-5
+        begin += count
 
 
 @pytest.mark.needs_rtx
