@@ -337,13 +337,18 @@ class Search:
             kind = self._kinds[number]
             if kind.is_fixed or choices[number] is None or kind.bytes > left:
                 continue
-            if _is_table(kind.first):
-                continue  # rewrite-embeddings decides that
+            if _is_table(kind.first) or self._has_sharded_inputs(kind.first, choices):
+                continue  # rewrite-embeddings decides about tables; others are contracted anyway
             gain = -self._change(choices, [(number, None)])
             if gain > kind.count * self._prices.replicated(kind.first):
                 choices[number] = None
                 left -= kind.bytes
         return choices
+
+    def _has_sharded_inputs(self, parameter: Parameter, choices: list[Choice]) -> bool:
+        inputs = (e for slot in parameter.slots.values() for e in slot.inputs)
+        begins = (self._begins.get(self._structure.group_of(e), []) for e in inputs)
+        return any(choices[self._kind_of[n]] == dim for places in begins for n, dim in places)
 
     # the result
 

@@ -140,7 +140,8 @@ def plan_file(folder: Path, *rows: str) -> Path:
 
 
 _PRODUCTS = ("linear", "matmul", "gated_mlp", "conv", "embedding", "gather")
-_MOVES = ("transpose", "reshape", "dequantize", "cast", "squeeze", "unsqueeze", "expand", "slice")
+_MOVES = ("transpose", "reshape", "squeeze", "unsqueeze", "expand", "slice", "dequantize", "cast")
+_MOVES += ("shard_slice", "all_gather")
 
 
 def share_of_products(module: Module, ranks: int) -> float:
