@@ -116,9 +116,14 @@ class Attention(Op):
         return rule_text([*operands, ["b"], ["b"], ["h"]], [["b", s, "h"]])
 
     def localized(self, results: tuple[TensorType, ...]) -> dict[str, Any]:
-        """A rank's query heads share its key-value heads as they do globally."""
+        """A rank's query heads share its key-value heads as they do globally.
+
+        All of them share the only one, whatever their number.
+        """
         if results[0].shape[2] == self.result.type.shape[2]:
             return self.attributes
+        if self.key_heads == 1:
+            return self.attributes | {"group": 0}
         group = exact_divide(_heads(self, "q", self.q.type.shape[2]), self.key_heads)
         return self.attributes | {"group": group}
 

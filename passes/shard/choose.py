@@ -133,6 +133,11 @@ class Term:
     time: float
     gathers: tuple[tuple[float, Picks], ...] = ()
 
+    @property
+    def picks(self) -> Picks:
+        """All kinds that it depends on."""
+        return self.begins.union(*(readers for _, readers in self.gathers))
+
     def cost(self, choices: list[Choice]) -> float:
         """In us."""
         if not any(choices[kind] == dim for kind, dim in self.begins):
@@ -157,7 +162,7 @@ class Search:
         self._terms = self._cost_terms()
         self._touched: list[list[Term]] = [[] for _ in self._kinds]
         for term in self._terms:
-            for kind in {kind for kind, _ in term.begins.union(*(r for _, r in term.gathers))}:
+            for kind in {kind for kind, _ in term.picks}:
                 self._touched[kind].append(term)
         self._choices = self._replicate(self._search())
 
@@ -329,21 +334,33 @@ class Search:
         return tuple(pick for pick in sorted(picks) if pick[1] in self._kinds[pick[0]].options)
 
     def _replicate(self, choices: list[Choice]) -> list[Choice]:
-        """Replicate parameters of little size where that saves more than it repeats."""
+        """Replicate parameters of little size where that saves more than it repeats.
+
+        It is tried for one kind at a time, and for those around one part of the cost.
+        """
         left = REPLICATED_SHARE * sum(kind.bytes for kind in self._kinds)
         left -= sum(k.bytes for k, c in zip(self._kinds, choices, strict=True) if c is None)
-        order = sorted(range(len(self._kinds)), key=lambda number: self._kinds[number].bytes)
-        for number in order:
-            kind = self._kinds[number]
-            if kind.is_fixed or choices[number] is None or kind.bytes > left:
-                continue
-            if _is_table(kind.first) or self._has_sharded_inputs(kind.first, choices):
-                continue  # rewrite-embeddings decides about tables; others are contracted anyway
-            gain = -self._change(choices, [(number, None)])
-            if gain > kind.count * self._prices.replicated(kind.first):
-                choices[number] = None
-                left -= kind.bytes
+        tried = [(number,) for number in range(len(self._kinds))]
+        tried += [tuple(sorted({kind for kind, _ in term.picks})) for term in self._terms]
+        sizes = {kinds: sum(self._kinds[n].bytes for n in kinds) for kinds in tried}
+        for kinds in sorted(sizes, key=lambda kinds: sizes[kinds]):
+            open = [n for n in kinds if choices[n] is not None]
+            size = sum(self._kinds[n].bytes for n in open)
+            if open and size <= left and self._pays_replicated(open, choices):
+                left -= size
+                for number in open:
+                    choices[number] = None
         return choices
+
+    def _pays_replicated(self, numbers: list[int], choices: list[Choice]) -> bool:
+        kinds = [self._kinds[number] for number in numbers]
+        if any(kind.is_fixed or _is_table(kind.first) for kind in kinds):
+            return False  # rewrite-embeddings decides about tables
+        new = [None if n in numbers else choice for n, choice in enumerate(choices)]
+        if any(self._has_sharded_inputs(kind.first, new) for kind in kinds):
+            return False  # it would be contracted with shards all the same
+        gain = -self._change(choices, [(number, None) for number in numbers])
+        return gain > sum(kind.count * self._prices.replicated(kind.first) for kind in kinds)
 
     def _has_sharded_inputs(self, parameter: Parameter, choices: list[Choice]) -> bool:
         inputs = (e for slot in parameter.slots.values() for e in slot.inputs)

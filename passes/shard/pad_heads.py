@@ -67,6 +67,8 @@ def _pad(plan: Plan, op: Attention) -> bool:
     name = op.loc.scope if op.loc is not None and op.loc.scope else "attention"
     what = f"{name}: {heads} query and {kv_heads} key-value heads"
     assignment = assign_heads(heads, kv_heads, group_size)
+    if block is None and kv_heads == 1 and heads % group_size == 0:
+        return False  # the only key-value head is replicated
     if block is None or not block.allows(assignment):
         plan.stats.explain(
             f"{what} do not divide over {group_size} ranks, and an operation that makes or uses "

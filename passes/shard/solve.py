@@ -28,7 +28,7 @@ from irc.ops import (
 from irc.ops.quant import QuantizedOp
 from irc.pipeline import Stats
 
-from ..shared.bounds import keeps_finite_sums
+from ..shared.bounds import needs_complete
 from ..shared.edit import insert_before, retype, used_once
 from ..shared.local_operation import is_local, with_axes
 from .place import BATCH, Placement
@@ -118,7 +118,7 @@ class Solver:
         for at, value in enumerate(op.operands):
             partial = set(value.type.partial)
             rows = isinstance(value.producer, Embedding) and not used_once(value)
-            needed = rows or any(_needs(user, value) for user in value.users)
+            needed = rows or any(needs_complete(user, value) for user in value.users)
             if partial and (partial & split or needed):
                 self._finish(op, at)
         try:
@@ -309,13 +309,6 @@ def _are_keys(value: Value) -> bool:
         isinstance(user, Attention) and user.cached and value in (user.k, user.v)
         for user in value.users
     )
-
-
-def _needs(op: Op, value: Value) -> bool:
-    """Whether an operation is not additive in a value, or may make it infinite on some ranks."""
-    names = {name for name, operand in op.named_operands() if operand is value}
-    additive = all(any(name in group for group in op.sums) for name in names)
-    return not additive or not keeps_finite_sums(op, value)
 
 
 def _axes(chosen: dict[str, Axes], names: Words, value: Value) -> tuple[Axes, ...]:

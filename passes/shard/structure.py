@@ -30,7 +30,7 @@ from irc.ops import (
 from irc.ops.quant import QuantizedOp
 
 from ..next_tokens import NextTokens
-from ..shared.bounds import keeps_finite_sums
+from ..shared.bounds import needs_complete
 from ..shared.local_operation import is_local, with_axes
 from ..shared.parameters import rounded, segments_of, slice_refusal
 from .pad_heads import by_head
@@ -240,6 +240,10 @@ class Structure:
             if not word.passes:
                 self._stop(op, data)
                 continue
+            if isinstance(op, Attention) and op in self._padded:
+                scores = [place for place in data if op.operands[place[0]] in (op.bias, op.mask)]
+                self._stop(op, scores)  # heads of zeros are put between those that there are
+                data = [place for place in data if place not in scores]
             joined = self._begun(op, [self.element(op.operands[at], dim) for at, dim in data])
             joined += [self.element(op.results[at], dim) for at, dim in word.results]
             if joined:
@@ -301,10 +305,14 @@ class Structure:
         if group is None or len(op.results) != 1 or (has_weights and isinstance(op, Linear)):
             return
         inside = [value for name, value in operands if name in group]
-        if all(v in self._partial and keeps_finite_sums(op, v) for v in inside):
+        if all(v in self._partial and self._stays_partial(v) for v in inside):
             self._partial.add(op.result)
             for value in inside:
                 self._passed[value] = op.result
+
+    def _stays_partial(self, value: Value) -> bool:
+        """Whether no operation needs the complete sum, so that none gets it."""
+        return not any(needs_complete(user, value) for user in value.users)
 
     def _completed(self, value: Value) -> Value:
         """Where a partial sum is completed: behind what passes it on."""

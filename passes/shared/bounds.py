@@ -39,3 +39,10 @@ def keeps_finite_sums(op: Op, value: Value) -> bool:
         return isinstance(y, Constant) and 0 not in y.values
     others = [other for other in op.operands if other is not value]
     return not isinstance(op, Mul) or all(is_bounded(other, weights=True) for other in others)
+
+
+def needs_complete(op: Op, value: Value) -> bool:
+    """Whether an operation is not additive in a value, or may make it infinite on some ranks."""
+    names = {name for name, operand in op.named_operands() if operand is value}
+    additive = all(any(name in group for group in op.sums) for name in names)
+    return not additive or not keeps_finite_sums(op, value)
