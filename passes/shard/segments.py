@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from irc.ir.core import Value, Weight
 from irc.ops import Add, Linear, Matmul
 
-from ..shared.parameters import Slicer, segments_of, slice_refusal, weights_of
+from ..shared.parameters import Segment, Slicer, segments_of, slice_refusal, weights_of
 
 if TYPE_CHECKING:
     from .plan import Plan
@@ -79,6 +79,15 @@ def _of_add(op: Add) -> Projection | None:
     return None
 
 
+def cut_refusal(projection: Projection, segments: list[Segment], ranks: int) -> str | None:
+    """Why a projection is not separated into segments, for shards over so many ranks."""
+    ranges = [(begin, end) for _, begin, end in segments]
+    if any(end - begin < ranks for begin, end in ranges):
+        return f"one has less than a feature for each of {ranks} ranks"
+    refusals = (slice_refusal(part, ranges, dim) for part, dim in projection.parts)
+    return next(filter(None, refusals), None)
+
+
 def cut_segments(plan: Plan) -> None:
     """Separate every merged projection that the plan shards and whose segments are used apart.
 
@@ -91,14 +100,11 @@ def cut_segments(plan: Plan) -> None:
             if op.parent is None or projection is None:
                 continue
             name = projection.weight.name
-            if plan.group_size(name, projection.split) == 1:
-                continue
+            group_size = plan.group_size(name, projection.split)
             segments = segments_of(projection.result)
-            if segments is None:
+            if group_size == 1 or segments is None:
                 continue
-            ranges = [(begin, end) for _, begin, end in segments]
-            refusals = (slice_refusal(part, ranges, dim) for part, dim in projection.parts)
-            refusal = next(filter(None, refusals), None)
+            refusal = cut_refusal(projection, segments, group_size)
             if refusal is not None:
                 stats.explain(f"the segments of @{name} stay together: {refusal}")
                 continue

@@ -32,9 +32,9 @@ from irc.ops.quant import QuantizedOp
 from ..next_tokens import NextTokens
 from ..shared.bounds import needs_complete
 from ..shared.local_operation import is_local, with_axes
-from ..shared.parameters import rounded, segments_of, slice_refusal
+from ..shared.parameters import rounded, segments_of
 from .pad_heads import by_head
-from .segments import Projection
+from .segments import Projection, cut_refusal
 
 _INDICES = {"i32", "i64", "bool"}  # dtypes of weights that are no parameters of a product
 
@@ -116,6 +116,7 @@ class Structure:
 
     def __init__(self, module: Module, axes: Axes) -> None:
         self._module, self._axes = module, axes
+        self._group_size = module.mesh.group_size(axes)
         self.logits: set[Value] = set()  # results that next-tokens need not gather
         self._parents: list[int] = []
         self._first: dict[Value, int] = {}  # the number of the first dimension of a value
@@ -130,7 +131,7 @@ class Structure:
         self._partial: set[Value] = set()  # what may be a partial sum
         self._passed: dict[Value, Value] = {}
         self._segments: dict[Value, bool] = {}
-        self._padded = set(_with_padded_heads(module, module.mesh.group_size(axes)))
+        self._padded = set(_with_padded_heads(module, self._group_size))
         for function in module.functions.values():
             for op in function:
                 self._visit(function, op)
@@ -290,7 +291,7 @@ class Structure:
     def _is_cut(self, merged: Value) -> bool:
         """Whether `cut_segments` takes a merged projection apart."""
         if merged not in self._segments:
-            self._segments[merged] = _has_segments(merged)
+            self._segments[merged] = _has_segments(merged, self._group_size)
         return self._segments[merged]
 
     # partial sums
@@ -452,13 +453,12 @@ def _has_exchange(op: Op, dim: int) -> bool:
             return False
 
 
-def _has_segments(merged: Value) -> bool:
+def _has_segments(merged: Value, group_size: int) -> bool:
     projection = Projection.of(merged)
     segments = segments_of(merged) if projection is not None else None
     if projection is None or segments is None:
         return False
-    ranges = [(begin, end) for _, begin, end in segments]
-    return all(slice_refusal(part, ranges, dim) is None for part, dim in projection.parts)
+    return cut_refusal(projection, segments, group_size) is None
 
 
 # -- attention whose heads `pad_heads` makes divide
@@ -481,21 +481,21 @@ def _around(op: Attention, group_size: int) -> list[Op]:
         return []
     ops: list[Op] = [op]
     for value, count in ((op.q, heads), (op.k, kv_heads), (op.v, kv_heads)):
-        path = _path(value, count)
+        path = _path(value, count, group_size)
         if path is None:
             return []
         ops += path
     return ops
 
 
-def _path(value: Value, heads: int) -> list[Op] | None:
+def _path(value: Value, heads: int, group_size: int) -> list[Op] | None:
     """The operations between a projection, or a segment of one, and an operand of attention."""
     ops: list[Op] = []
     while value.type.ndim != 3 or Projection.of(value) is None:
         op = value.producer
         if op is None:
             return None
-        if isinstance(op, (Split, Slice)) and _has_segments(op.x):
+        if isinstance(op, (Split, Slice)) and _has_segments(op.x, group_size):
             return ops
         if not by_head(op, heads):
             return None

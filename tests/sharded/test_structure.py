@@ -124,6 +124,20 @@ def test_why_weights_are_sharded_so() -> None:
     assert collectives(module) == {"all_reduce": 2}
 
 
+def test_segments_of_a_feature_stay_together() -> None:
+    text = """module @m dims(B=1:4:8) {
+      weight @ends : f32[2, 16] = random("e", 1, 0.5)
+      func @forward(%x: f32[B, 16]) -> (f32[B, 1], f32[B, 1]) {
+        %0 = linear %x, @ends : f32[B, 2]
+        %1, %2 = split %0 {dim=1, sizes=[1, 1]} : f32[B, 1], f32[B, 1]
+        return %1, %2
+      }
+    }"""
+    module, _ = sharded(text, "tp=2")
+    assert str(module.weights["ends"].type) == "f32[2@tp, 16]"
+    assert collectives(module) == {"all_gather": 1}
+
+
 def test_a_router_is_replicated_and_said_to_be() -> None:
     module = mixtral()
     summary = shard(module, "tp=2").summary
