@@ -72,7 +72,7 @@ TEXTS = {
     .replace("SIZES", f"{HUGE}, {HUGE}")
     .replace("N]", f"{HUGE}]"),
     "checkpoint/config.json": '{"model_type": "llama"}',
-    "gpt2/config.json": '{"model_type": "gpt2"}',
+    "made_up/config.json": '{"model_type": "made_up"}',
     "empty/none.txt": "",
     "plan.txt": "*.nope.weight 0@tp\n",
     "nameless.json": '{"format": 1}',
@@ -279,7 +279,7 @@ OTHERS = [
     ("lint none.onnx", "cannot read"),
     ("lint none.py", "there is no script"),
     ("lint empty", "empty holds no .onnx file"),
-    ("lint gpt2", "'gpt2'; it loads llama, mistral"),
+    ("lint made_up", "'made_up'; it loads bart, bert"),
     ("lint relu.onnx --ignore doubles", "did you mean 'double'?"),
     ("lint", "say which model"),
     ("lint text.onnx", "is not an ONNX model"),
