@@ -8,14 +8,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Literal, NamedTuple, TypeVar, overload
+from typing import Any, Literal, TypeVar, overload
 
 from ...errors import Error
 from ...weights import Ref, UnboundRef
 from .. import functional as F
 from ..layers import MLP, Attention, Embedding, GatedMLP, LayerNorm, Linear, RmsNorm, Rope
 from ..layers.attention import Cache
-from ..layers.positions import QueryGrowth
+from ..layers.positions import QueryGrowth, RelativePositions, query_positions
 from ..module import Module, ModuleList, Parameter
 from ..tensor import Tensor
 from .config_reader import MOST_LAYERS, REQUIRED, ConfigReader
@@ -32,7 +32,7 @@ _POSITIVE = (
     "num_hidden_layers",
     "max_position_embeddings",
 )
-Block = Literal["pre", "post", "sandwich", "parallel", "parallel_two_norms"]
+Block = Literal["pre", "post", "sandwich", "sums", "parallel", "parallel_two_norms"]
 
 
 @dataclass(frozen=True)
@@ -43,18 +43,22 @@ class DecoderConfig:
     num_attention_heads, `sliding_window` 0 no window, `attention_scale` None 1/sqrt(head_dim), a
     softcap of 0 none. `rope` None: queries and keys are not rotated. `alibi` is as in Attention.
     `learned_positions` > 0 is the size of a table of positions, whose first `position_offset` rows
-    have no position. `qk_norm` normalizes queries and keys per head, with the same weights or with
-    those of `each_head`, or across all heads; `rotated`: per head, behind the rope and without
-    weights. With `attention_gate` a sigmoid of the input multiplies what the heads give;
-    `attention_sinks` and `attention_chunk` are as sinks and chunk of Attention.
+    have no position; `relative` adds biases by distance, the same in all layers. `qk_norm`
+    normalizes queries and keys per head, with the same weights or with those of `each_head`, or
+    across all heads; `rotated`: per head, behind the rope and without weights. With
+    `attention_gate` a sigmoid of the input multiplies what the heads give; `attention_sinks` and
+    `attention_chunk` are as sinks and chunk of Attention.
 
     `norm_offset` is added to the weights of RMS norms; `norm_bias` and `norm_affine`, whether they
     have weights at all, are for layer norms. `block`
     says where the norms of a layer are: before attention and feed-forward, behind each (before the
-    residual is added), both, or `parallel`, with attention and feed-forward of the same input, of
-    one norm or of two. What they add to the residual is multiplied by `residual_multiplier`,
-    embeddings by `embedding_multiplier`, and logits by `logits_multiplier`. `mixture`: the
-    feed-forward is a mixture of experts.
+    residual is added), both, behind the `sums` with the residual (Vaswani et al., 2017), or
+    `parallel`, with attention and feed-forward of the same input, of one norm or of two. Without
+    `input_norm` attention has none before it, without `last_norm` the layers have none behind them.
+    What attention and feed-forward add to the residual is multiplied by `residual_multiplier`,
+    embeddings by `embedding_multiplier`, which Gemma has `rounded` to the dtype, and logits by
+    `logits_multiplier`. `mixture`: the feed-forward is a mixture of experts. `cross_attention`:
+    layers also attend to the result of an encoder.
 
     `layers` has the options in which each layer differs, by the names of these fields.
     """
@@ -75,14 +79,21 @@ class DecoderConfig:
     norm_bias: bool = True
     norm_affine: bool = True
     block: Block = "pre"
+    input_norm: bool = True
+    last_norm: bool = True
+    causal: bool = True
+    cross_attention: bool = False
     rope: Rope | None = field(default_factory=Rope)
     alibi: float = 0.0
     learned_positions: int = 0
     position_offset: int = 0
+    relative: RelativePositions | None = None
     qkv_bias: bool = False
+    key_bias: bool = True
     output_bias: bool = False
     mlp_bias: bool = False
     head_bias: bool = False
+    logits_bias: bool = False
     qk_norm: Literal["", "head", "each_head", "all_heads", "rotated"] = ""
     attention_gate: bool = False
     query_growth: QueryGrowth | None = None
@@ -96,6 +107,7 @@ class DecoderConfig:
     sliding_window: int = 0
     embedding_norm: bool = False
     embedding_multiplier: float = 1.0
+    rounded: bool = False
     residual_multiplier: float = 1.0
     logits_multiplier: float = 1.0
     logits_softcap: float = 0.0
@@ -139,7 +151,8 @@ class DecoderConfig:
     @property
     def has_positions(self) -> bool:
         """Whether the numbers of positions count, as with rope."""
-        return bool(self.learned_positions) or any(layer.rope for layer in self.of_layers())
+        learned = self.learned_positions or self.relative
+        return bool(learned) or any(layer.rope for layer in self.of_layers())
 
     def of_layers(self) -> list[Any]:
         """The options of every layer."""
@@ -164,14 +177,19 @@ def read_decoder(
     rope_theta: float = 10000.0,
     rotary_fraction: float | None = None,
     interleaved_rope: bool = False,
+    attention_bias: bool = False,
+    biases: bool = False,
     **more: Any,
 ) -> DecoderConfig:
     """The sizes that every decoder has, and `more` fields of `kind`, which are not read.
 
     `keys` are the names of fields in a family's config.json where they differ, with | between
-    alternatives; `defaults` are the values of absent keys. The last three options describe the
-    rope, which `more` may replace.
+    alternatives; `defaults` are the values of absent keys. The next three options describe the
+    rope, which `more` may replace. `attention_bias`: products of attention have biases; `biases`:
+    those of the feed-forward as well.
     """
+    attention = dict.fromkeys(("qkv_bias", "output_bias"), attention_bias or biases)
+    more = {**attention, "mlp_bias": biases, **more}
     names = {"norm_eps": "rms_norm_eps", **(keys or {})}
     values = {**_DEFAULTS, **(defaults or {})}
     read = {
@@ -230,7 +248,7 @@ def read_windows(
         raise config.error("use_sliding_window", "expected a sliding_window of at least 1")
     local = [is_local(i) if is_local else i >= first for i in range(count)]
     default = ["sliding_attention" if limited else "full_attention" for limited in local]
-    return read_layer_types(config, count, window_types(window), default=default)
+    return read_layer_types(config, window_types(window), default=default)
 
 
 def layer_count(config: ConfigReader) -> int:
@@ -248,7 +266,6 @@ def window_types(window: int, **local: Any) -> dict[str, Mapping[str, Any]]:
 
 def read_layer_types(
     config: ConfigReader,
-    count: int,
     types: Mapping[Any, Mapping[str, Any]],
     period: int = 0,
     default: Sequence[str] = (),
@@ -258,7 +275,7 @@ def read_layer_types(
     `types` are the options of each type. Without `layer_types` layers have the types of `default`;
     without both, every layer number `period` (from 1) has the last type, the others the first.
     """
-    names = config.words("layer_types") or default
+    names, count = config.words("layer_types") or default, layer_count(config)
     first, last = next(iter(types)), list(types)[-1]
     if not names:
         names = [last if period and (i + 1) % period == 0 else first for i in range(count)]
@@ -268,11 +285,11 @@ def read_layer_types(
     return tuple(types[name] for name in names)
 
 
-def tied_embeddings(config: DecoderConfig) -> Mapping[str, Ref]:
-    """The other name of a tied embedding table."""
+def tied_embeddings(config: DecoderConfig, head: str = "lm_head.weight") -> Mapping[str, Ref]:
+    """The other name of a tied embedding table: the key of the head."""
     if not config.tie_word_embeddings:
         return {}
-    return {"model.embed_tokens.weight": UnboundRef("lm_head.weight")}
+    return {"model.embed_tokens.weight": UnboundRef(head)}
 
 
 def other_names(config: DecoderConfig) -> Mapping[str, Ref]:
@@ -280,18 +297,28 @@ def other_names(config: DecoderConfig) -> Mapping[str, Ref]:
     return {**tied_embeddings(config), **joined_alternatives(config)}
 
 
-class Call(NamedTuple):
-    """What one call of a model gives to every layer: positions i32 [B, S], past lengths i32 [B].
+@dataclass(frozen=True)
+class Call:
+    """What one call of a model gives to every layer: positions i32 [B|1, S], past lengths i32 [B].
 
     `positions` is None where a model has none, `lengths` i32 [B], the numbers of tokens of this
-    call, where no layer has a fixed state. `memory` holds what layers leave for later ones in this
-    call.
+    call, where no layer depends on them; `encoder_lengths` are those of the encoder. An encoder has
+    no past, but `masks` by the windows of layers. `bias` is that of the scores of all layers.
+    `memory` holds what layers leave for later ones in this call.
     """
 
-    positions: Tensor | None
-    past: Tensor
-    lengths: Tensor | None
-    memory: dict[str, Any]
+    positions: Tensor | None = None
+    past: Tensor | None = None
+    lengths: Tensor | None = None
+    encoder_lengths: Tensor | None = None
+    masks: Mapping[int, Tensor] = field(default_factory=dict[int, Tensor])
+    bias: Tensor | None = None
+    memory: dict[str, Any] = field(default_factory=dict[str, Any])
+
+
+def scaled(x: Tensor, factor: float) -> Tensor:
+    """x times a number that is not rounded to the dtype of x."""
+    return x if factor == 1 else (x.cast("f32") * factor).cast(x.dtype)
 
 
 def make_norm(config: Any, dtype: str, size: int = 0) -> Module:
@@ -324,21 +351,68 @@ class HeadNorms(Module):
         return (F.layer_norm(heads, eps=self.eps) * self.weight).reshape(*x.shape)
 
 
+def make_attention(config: Any, dtype: str, **options: Any) -> Attention:
+    """The attention of a layer; `options` are others of Attention."""
+    attention = Attention(
+        config.hidden_size,
+        config.num_attention_heads,
+        config.kv_heads,
+        config.head_size,
+        qkv_bias=config.qkv_bias,
+        output_bias=config.output_bias,
+        qk_norm=partial(_make_qk_norm, config, dtype) if config.qk_norm else None,
+        norm_all_heads=config.qk_norm in ("each_head", "all_heads"),
+        norm_rotated=config.qk_norm == "rotated",
+        chunk=config.attention_chunk,
+        rope=config.rope,
+        causal=config.causal,
+        window=config.sliding_window if config.causal else 0,
+        softcap=config.attention_softcap,
+        scale=config.attention_scale,
+        clip=config.qkv_clip,
+        alibi=config.alibi,
+        gate=config.attention_gate,
+        sinks=config.attention_sinks,
+        growth=config.query_growth,
+        value_norm=config.norm_eps if config.value_norm else None,
+        keys_are_values=config.keys_are_values,
+        dtype=dtype,
+        **options,
+    )
+    if not config.key_bias:
+        attention.k_proj.bias = None
+    return attention
+
+
+def _normed(norm: Module | None, x: Tensor) -> Tensor:
+    return x if norm is None else norm(x)
+
+
 class DecoderLayer(Module):
-    """Attention and a feed-forward, with norms where `block` says, added to their input."""
+    """Attention and a feed-forward, with norms where `block` says, added to their input.
+
+    Layers of encoders are the same, without states.
+    """
 
     def __init__(self, config: Any, dtype: str) -> None:
-        block = config.block
-        if block != "post":
-            self.input_layernorm = make_norm(config, dtype)
+        def norm(is_present: bool) -> Module | None:
+            return make_norm(config, dtype) if is_present else None
+
+        block, has_cross_attention = config.block, config.cross_attention
+        before, behind = block not in ("post", "sums"), block in ("post", "sandwich", "sums")
+        self.input_layernorm = norm(before and config.input_norm)
         self.add_attention(config, dtype)
-        if block in ("pre", "sandwich", "parallel_two_norms"):
-            self.post_attention_layernorm = make_norm(config, dtype)
+        self.attention_output_norm = norm(behind)
+        self.cross_attn_input_norm = norm(before and has_cross_attention)
+        size, self.cross_attn = config.hidden_size, None
+        if has_cross_attention:
+            self.cross_attn = make_attention(config, dtype, memory_size=size)
+        self.cross_attn_output_norm = norm(behind and has_cross_attention)
+        self.post_attention_layernorm = norm(before and block != "parallel")
         self.add_feed_forward(config, dtype)
-        if block in ("post", "sandwich"):
-            self.attention_output_norm = make_norm(config, dtype)
-            self.feed_forward_output_norm = make_norm(config, dtype)
+        self.feed_forward_output_norm = norm(behind)
         self.block, self.residual_multiplier = block, config.residual_multiplier
+        self.window = config.sliding_window
 
     @staticmethod
     def states(config: Any, dtype: str) -> States:
@@ -347,30 +421,7 @@ class DecoderLayer(Module):
 
     def add_attention(self, config: Any, dtype: str) -> None:
         """Create the attention, under its name in checkpoints."""
-        self.self_attn = Attention(
-            config.hidden_size,
-            config.num_attention_heads,
-            config.kv_heads,
-            config.head_size,
-            qkv_bias=config.qkv_bias,
-            output_bias=config.output_bias,
-            qk_norm=partial(_make_qk_norm, config, dtype) if config.qk_norm else None,
-            norm_all_heads=config.qk_norm in ("each_head", "all_heads"),
-            norm_rotated=config.qk_norm == "rotated",
-            chunk=config.attention_chunk,
-            rope=config.rope,
-            window=config.sliding_window,
-            softcap=config.attention_softcap,
-            scale=config.attention_scale,
-            clip=config.qkv_clip,
-            alibi=config.alibi,
-            gate=config.attention_gate,
-            sinks=config.attention_sinks,
-            growth=config.query_growth,
-            value_norm=config.norm_eps if config.value_norm else None,
-            keys_are_values=config.keys_are_values,
-            dtype=dtype,
-        )
+        self.self_attn = make_attention(config, dtype)
 
     def add_feed_forward(self, config: Any, dtype: str) -> None:
         """Create the feed-forward, under its name in checkpoints."""
@@ -386,8 +437,12 @@ class DecoderLayer(Module):
         self, x: Tensor, call: Call, states: Mapping[str, Tensor]
     ) -> tuple[Tensor, Mapping[str, Tensor]]:
         """Attention of x [B, S, hidden_size] to the same, and the states after this call."""
-        cache = Cache(states["k"], states["v"])
-        mixed, cache = self.self_attn(x, call.positions, cache=cache, past=call.past)
+        bias, mask = call.bias, call.masks.get(self.window)
+        if not states:
+            lengths = call.lengths
+            return self.self_attn(x, call.positions, lengths=lengths, mask=mask, bias=bias), {}
+        cache, past = Cache(states["k"], states["v"]), call.past
+        mixed, cache = self.self_attn(x, call.positions, cache=cache, past=past, bias=bias)
         return mixed, {"k": cache.keys, "v": cache.values}
 
     def feed_forward(self, x: Tensor) -> Tensor:
@@ -398,58 +453,88 @@ class DecoderLayer(Module):
         self, x: Tensor, call: Call, states: Mapping[str, Tensor]
     ) -> tuple[Tensor, Mapping[str, Tensor]]:
         """x [B, S, hidden_size] to the same, and the states after this call."""
-        normed = x if self.block == "post" else self.input_layernorm(x)
-        mixed, states = self.attend(normed, call, states)
+        normed = _normed(self.input_layernorm, x)
+        mixed, after = self.attend(normed, call, states)
         if self.block in ("parallel", "parallel_two_norms"):
-            other = normed if self.block == "parallel" else self.post_attention_layernorm(x)
-            return x + self._scaled(mixed) + self._scaled(self.feed_forward(other)), states
-        if self.block != "pre":
-            mixed = self.attention_output_norm(mixed)
-        x = x + self._scaled(mixed)
-        fed = self.feed_forward(x if self.block == "post" else self.post_attention_layernorm(x))
-        if self.block != "pre":
-            fed = self.feed_forward_output_norm(fed)
-        return x + self._scaled(fed), states
+            norm = self.post_attention_layernorm
+            fed = self.feed_forward(normed if norm is None else norm(x))
+            return self._added(self._added(x, mixed), fed), after
+        x = self._added(x, mixed, self.attention_output_norm)
+        if self.cross_attn is not None:
+            memory = Cache(states["cross_k"], states["cross_v"])
+            normed = _normed(self.cross_attn_input_norm, x)
+            mixed = self.cross_attn(normed, memory=memory, lengths=call.encoder_lengths)
+            x = self._added(x, mixed, self.cross_attn_output_norm)
+        fed = self.feed_forward(_normed(self.post_attention_layernorm, x))
+        return self._added(x, fed, self.feed_forward_output_norm), after
 
-    def _scaled(self, x: Tensor) -> Tensor:
-        return x if self.residual_multiplier == 1 else x * self.residual_multiplier
+    def _added(self, x: Tensor, y: Tensor, norm: Module | None = None) -> Tensor:
+        """The sum of the residual x and y, which the norm is for, or for the sum."""
+        if self.block == "sums":
+            return _normed(norm, x + y)
+        return x + scaled(_normed(norm, y), self.residual_multiplier)
 
 
-class Decoder(Module):
-    """Embedding, layers and the last norm; the caller applies the norm."""
+class Stack(Module):
+    """Layers, with learned positions and a norm in front and a norm behind, which may be absent."""
 
     def __init__(
-        self, config: DecoderConfig, dtype: str, layer: Callable[[Any, str], Module]
+        self, config: Any, dtype: str, layer: Callable[[Any, str], Module] = DecoderLayer
     ) -> None:
-        self.embed_tokens = Embedding(config.vocab_size, config.hidden_size, dtype)
-        if config.learned_positions:
-            self.embed_positions = Embedding(config.learned_positions, config.hidden_size, dtype)
-        if config.embedding_norm:
-            self.embedding_norm = make_norm(config, dtype)
+        size, positions = config.hidden_size, config.learned_positions
+        self.embed_positions = Embedding(positions, size, dtype) if positions else None
+        self.relative_table = None
+        if config.relative is not None:
+            shape = config.num_attention_heads, config.relative.buckets
+            self.relative_table = Parameter(shape, dtype)
+        self.embedding_norm = make_norm(config, dtype) if config.embedding_norm else None
         self.layers = ModuleList(layer(options, dtype) for options in config.of_layers())
-        self.norm = make_norm(config, dtype)
-        self.config = config
+        self.norm = make_norm(config, dtype) if config.last_norm else None
+        self.config: Any = config
+
+    def embed(self, inputs: Any, call: Call) -> Tensor:
+        """What the model gets to embeddings [B, S, hidden_size], which they are already here."""
+        return inputs
 
     def forward(
-        self, input_ids: Tensor, call: Call, states: Sequence[Mapping[str, Tensor]]
+        self, inputs: Any, call: Call, states: Sequence[Mapping[str, Tensor]] = ()
     ) -> tuple[Tensor, list[Mapping[str, Tensor]]]:
-        """Ids [B, S] to hidden states [B, S, hidden_size], and the states after this call."""
-        x = self.embed(input_ids, call)
+        """Hidden states [B, S, hidden_size] before the last norm, and the states after it."""
+        x, positions = self.embed(inputs, call), call.positions
+        if self.embed_positions is not None and positions is not None:
+            offset = self.config.position_offset
+            x = x + self.embed_positions(positions + offset if offset else positions)
+        x = _normed(self.embedding_norm, x)
+        if self.relative_table is not None:
+            queries, keys = query_positions(x.shape[1]), x.shape[1]
+            if states:
+                queries, keys = positions, states[0]["k"].shape[2]
+            bias = self.config.relative.bias(self.relative_table, queries, keys)
+            call = replace(call, bias=bias)
         updated: list[Mapping[str, Tensor]] = []
-        for layer, layer_states in zip(self.layers, states, strict=True):
-            x, after = layer(x, call, layer_states)
+        for i, layer in enumerate(self.layers):
+            x, after = layer(x, call, states[i] if states else {})
             updated.append(after)
         return x, updated
 
-    def embed(self, input_ids: Tensor, call: Call) -> Tensor:
-        """Ids [B, S] to the input [B, S, hidden_size] of the first layer."""
-        config, x = self.config, self.embed_tokens(input_ids)
-        if config.embedding_multiplier != 1:
-            x = x * config.embedding_multiplier
-        if call.positions is not None and config.learned_positions:
-            offset = config.position_offset
-            x = x + self.embed_positions(call.positions + offset if offset else call.positions)
-        return self.embedding_norm(x) if config.embedding_norm else x
+    def last(self, x: Tensor) -> Tensor:
+        """The last norm of x, which works row by row, where there is one."""
+        return _normed(self.norm, x)
+
+
+class Decoder(Stack):
+    """A stack with the embeddings of tokens."""
+
+    def __init__(
+        self, config: Any, dtype: str, layer: Callable[[Any, str], Module] = DecoderLayer
+    ) -> None:
+        self.embed_tokens = Embedding(config.vocab_size, config.hidden_size, dtype)
+        super().__init__(config, dtype, layer)
+
+    def embed(self, inputs: Any, call: Call) -> Tensor:
+        """Ids [B, S] to embeddings [B, S, hidden_size]."""
+        x, factor = self.embed_tokens(inputs), self.config.embedding_multiplier
+        return x * factor if self.config.rounded else scaled(x, factor)
 
 
 class CausalLM(Module):
@@ -466,7 +551,11 @@ class CausalLM(Module):
         self.lm_head = Linear(config.hidden_size, config.vocab_size, config.head_bias, dtype)
         if config.tie_word_embeddings:
             self.lm_head.weight = self.model.embed_tokens.weight
-        self.config, self.states = config, layer_states(config, layer, dtype)
+        self.logits_bias = Parameter((1, config.vocab_size), dtype) if config.logits_bias else None
+        self.config: Any = config
+        self.states = [(*names,) for names in layer_states(config, layer, dtype)]
+        if config.cross_attention:
+            self.states = [(*names, "cross_k", "cross_v") for names in self.states]
 
     def forward(
         self,
@@ -475,19 +564,19 @@ class CausalLM(Module):
         logit_positions: Tensor,
         positions: Tensor | None = None,
         lengths: Tensor | None = None,
+        encoder_lengths: Tensor | None = None,
         **states: Tensor,
     ) -> dict[str, Tensor]:
         """Logits f32 [B, T, vocab_size] and the states after this call."""
-        call = Call(positions, past_lengths, lengths, {})
+        call = Call(positions, past_lengths, lengths, encoder_lengths)
         layers = [
             {name: states[f"{name}{i}"] for name in names} for i, names in enumerate(self.states)
         ]
         hidden, layers = self.model(input_ids, call, layers)
-        # the norm works row by row, so it is applied to the requested rows only
-        rows = self.model.norm(at_positions(hidden, logit_positions))
-        logits = self.lm_head(rows).cast("f32")
-        if self.config.logits_multiplier != 1:
-            logits = logits * self.config.logits_multiplier
+        rows = self.model.last(at_positions(hidden, logit_positions))
+        logits = scaled(self.lm_head(rows).cast("f32"), self.config.logits_multiplier)
+        if self.logits_bias is not None:
+            logits = logits + F.cast(self.logits_bias, "f32")
         if cap := self.config.logits_softcap:
             logits = F.tanh(logits / cap) * cap
         return results_of(logits, layers)

@@ -14,17 +14,17 @@ from typing import Any, TypeAlias
 
 from ...weights import Ref, UnboundRef
 from .. import functional as F
-from ..layers import MLP, Attention, Conv2d, Embedding, GatedMLP
+from ..layers import Conv2d, Embedding
 from ..layers.masks import key_mask, local_mask
-from ..layers.positions import RelativePositions, query_positions
-from ..module import Module, ModuleList, Parameter
+from ..layers.positions import query_positions
+from ..module import Module, Parameter
 from ..tensor import Tensor
 from ..trace import Spec
 from .config_reader import ConfigReader
-from .decoder import DecoderConfig, make_norm, read_decoder
+from .decoder import Call, Decoder, DecoderConfig, Stack, read_decoder
 from .family import Family, Signature, register
 from .heads import Head, HeadLayers, SentenceHead, SentenceLayers, Stage
-from .stored import Stored
+from .stored import Stored, renamed
 
 SENTENCES = "SentenceTransformer"  # the architecture of a folder with a modules.json
 _TASKS = """
@@ -36,21 +36,14 @@ _TASKS = """
 class EncoderConfig(DecoderConfig):
     """The sizes and options of an encoder, those of a decoder among them, and its head.
 
-    `sliding_window` > 0 is the number of tokens that a query sees on either side. `norm_sums`: a
-    norm follows the sum of attention or feed-forward and its input, else it precedes them;
-    `first_norm`: the first layer has one in front of its attention. Texts: with a `padding_id`
-    tokens that are not padding are at the positions padding_id + 1, + 2, ... (RoBERTa). Images have
-    `image_size` rows and columns, 0 where the encoder is one of texts, and patches `patch_size`;
-    `class_token` is a learned token in front of the patches. `leading_ones`: a checkpoint has it as
-    [1, 1, hidden_size], and the positions as [1, tokens, hidden_size].
+    `sliding_window` > 0 is the number of tokens that a query sees on either side. Texts: with a
+    `padding_id` tokens that are not padding are at the positions padding_id + 1, + 2, ...
+    (RoBERTa). Images have `image_size` rows and columns, 0 where the encoder is one of texts, and
+    patches `patch_size`; `class_token` is a learned token in front of the patches. `leading_ones`:
+    a checkpoint has it as [1, 1, hidden_size], and the positions as [1, tokens, hidden_size].
     """
 
     head: Head | SentenceHead = field(default_factory=Head)
-    norm_sums: bool = False
-    first_norm: bool = True
-    final_norm: bool = True
-    causal: bool = False
-    relative: RelativePositions | None = None
     padding_id: int | None = None
     type_vocab_size: int = 0
     image_size: int = 0
@@ -61,117 +54,60 @@ class EncoderConfig(DecoderConfig):
     patch_bias: bool = True
 
 
-class EncoderLayer(Module):
-    """Attention and a feed-forward, each with a norm and added to its input."""
-
-    def __init__(self, config: EncoderConfig, has_norm: bool, dtype: str) -> None:
-        sizes = config.hidden_size, config.intermediate_size
-        self.attention_norm = make_norm(config, dtype) if has_norm else None
-        self.attention = Attention(
-            config.hidden_size,
-            config.num_attention_heads,
-            qkv_bias=config.qkv_bias,
-            output_bias=config.output_bias,
-            rope=config.rope,
-            causal=config.causal,
-            relative=config.relative,
-            dtype=dtype,
-        )
-        self.mlp_norm = make_norm(config, dtype)
-        mlp = GatedMLP if config.gated else MLP
-        self.mlp = mlp(*sizes, config.hidden_act, config.mlp_bias, dtype)
-        self.norm_sums = config.norm_sums
-
-    def forward(self, x: Tensor, positions: Tensor | None, mask: Tensor | None) -> Tensor:
-        """x [B, S, hidden_size] to the same; positions i32 [B, S], mask bool [B|1, 1, S|1, S]."""
-        if self.norm_sums:
-            x = _normed(self.attention_norm, x + self.attention(x, positions, mask=mask))
-            return self.mlp_norm(x + self.mlp(x))
-        x = x + self.attention(_normed(self.attention_norm, x), positions, mask=mask)
-        return x + self.mlp(self.mlp_norm(x))
-
-
-def _normed(norm: Module | None, x: Tensor) -> Tensor:
-    return x if norm is None else norm(x)
-
-
-class Encoder(Module):
-    """Layers between two norms, which may be absent; subclasses embed their inputs."""
-
-    def add_layers(self, config: EncoderConfig, dtype: str) -> None:
-        """Create the norms and layers."""
-        self.embed_norm = make_norm(config, dtype) if config.embedding_norm else None
-        self.layers = ModuleList(
-            EncoderLayer(options, config.first_norm or i > 0, dtype)
-            for i, options in enumerate(config.of_layers())
-        )
-        self.final_norm = make_norm(config, dtype) if config.final_norm else None
-        self.windows = [options.sliding_window for options in config.of_layers()]
-
-    def encode(self, x: Tensor, mask: Tensor | None) -> Tensor:
-        """Embeddings to hidden states [B, S, hidden_size]; mask bool [B, 1, 1, S]."""
-        x, rows = _normed(self.embed_norm, x), query_positions(x.shape[1])
-        positions, masks = rows.expand(*x.shape[:2]), {0: mask}
-        for window, layer in zip(self.windows, self.layers, strict=True):
-            if window not in masks:
-                near = local_mask(rows, x.shape[1], window)
-                masks[window] = near if mask is None else near & mask
-            x = layer(x, positions, masks[window])
-        return _normed(self.final_norm, x)
-
-
-class TextEncoder(Encoder):
-    """Embeddings of tokens, positions and types, and the layers."""
+class TextEncoder(Decoder):
+    """Layers behind embeddings of tokens, positions and types."""
 
     def __init__(self, config: EncoderConfig, dtype: str) -> None:
-        size, count, types = config.hidden_size, config.learned_positions, config.type_vocab_size
-        self.embed_tokens = Embedding(config.vocab_size, size, dtype)
-        self.embed_positions = Embedding(count, size, dtype) if count else None
-        self.token_type_embeddings = Embedding(types, size, dtype) if types else None
-        self.padding_id = config.padding_id
-        self.add_layers(config, dtype)
+        super().__init__(config, dtype)
+        types = config.type_vocab_size
+        self.types = Embedding(types, config.hidden_size, dtype) if types else None
 
-    def forward(
-        self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor | None = None
-    ) -> Tensor:
-        """Ids i32 [B, S] to hidden states [B, S, hidden_size]."""
-        x = self.embed_tokens(input_ids)
-        if self.token_type_embeddings is not None:
-            types = self.token_type_embeddings
-            x = x + (types.weight if token_type_ids is None else types(token_type_ids))
-        if self.embed_positions is not None:
-            x = x + self.embed_positions(self._positions(input_ids))
-        return self.encode(x, key_mask(attention_mask, input_ids.shape[1]))
+    def call(self, inputs: Mapping[str, Tensor]) -> Call:
+        """The positions of tokens, and which of them every layer sees."""
+        config, ids = self.config, inputs["input_ids"]
+        count, rows = ids.shape[1], query_positions(ids.shape[1])
+        visible = key_mask(inputs["attention_mask"], count)
+        masks = {0: visible}
+        for window in sorted({options.sliding_window for options in config.of_layers()} - {0}):
+            masks[window] = local_mask(rows, count, window) & visible
+        if config.padding_id is not None:
+            present = F.ne(ids, config.padding_id).cast("i32")
+            return Call(F.cumsum(present, dim=1) * present + config.padding_id, masks=masks)
+        return Call(rows if config.learned_positions else rows.expand(*ids.shape), masks=masks)
 
-    def _positions(self, ids: Tensor) -> Tensor:
-        """i32 [B|1, S]: the position of every token in the learned table."""
-        if self.padding_id is None:
-            return query_positions(ids.shape[1])
-        present = F.ne(ids, self.padding_id).cast("i32")
-        return F.cumsum(present, dim=1) * present + self.padding_id
+    def embed(self, inputs: Mapping[str, Tensor], call: Call) -> Tensor:
+        """Ids [B, S] to embeddings [B, S, hidden_size]."""
+        x, types = super().embed(inputs["input_ids"], call), inputs.get("token_type_ids")
+        if self.types is None:
+            return x
+        return x + (self.types.weight if types is None else self.types(types))
 
 
-class VisionEncoder(Encoder):
-    """Patches of images as tokens, and the layers."""
+class VisionEncoder(Stack):
+    """Layers behind patches of images as tokens."""
 
     def __init__(self, config: EncoderConfig, dtype: str) -> None:
+        super().__init__(config, dtype)
         size, patch, ones = config.hidden_size, config.patch_size, (1,) * config.leading_ones
         count, channels = (config.image_size // patch) ** 2, config.num_channels
         self.class_token = Parameter((*ones, *ones, size), dtype) if config.class_token else None
         self.patches = Conv2d(channels, size, patch, patch, bias=config.patch_bias, dtype=dtype)
         self.position_embeddings = Parameter((*ones, count + config.class_token, size), dtype)
         self.dtype = dtype
-        self.add_layers(config, dtype)
 
-    def forward(self, pixel_values: Tensor) -> Tensor:
-        """Images f32 [B, channels, height, width] to hidden states [B, tokens, hidden_size]."""
-        x = self.patches(pixel_values.cast(self.dtype))
+    def call(self, inputs: Mapping[str, Tensor]) -> Call:
+        """Every layer sees all tokens."""
+        return Call()
+
+    def embed(self, inputs: Mapping[str, Tensor], call: Call) -> Tensor:
+        """Images f32 [B, channels, height, width] to embeddings [B, tokens, hidden_size]."""
+        x = self.patches(inputs["pixel_values"].cast(self.dtype))
         batch, size = x.shape[:2]
         x = x.reshape(batch, size, -1).permute(0, 2, 1)
         if self.class_token is not None:
             first = F.reshape(self.class_token, (1, 1, size)).expand(batch, 1, size)
             x = F.concat([first, x], 1)
-        return self.encode(x + self.position_embeddings, None)
+        return x + self.position_embeddings
 
 
 class EncoderModel(Module):
@@ -190,7 +126,7 @@ class EncoderModel(Module):
 
     def forward(self, **inputs: Tensor) -> dict[str, Tensor]:
         """The results by name."""
-        hidden: Tensor = self.encoder(**inputs)
+        hidden: Tensor = self.encoder.last(self.encoder(inputs, self.encoder.call(inputs))[0])
         results = {"last_hidden_state": hidden} if self.last_hidden_state else {}
         results |= self.head(hidden, inputs)
         return {name: result.cast("f32") for name, result in results.items()}
@@ -218,11 +154,6 @@ def signature(config: EncoderConfig, dtype: str, rows: str = "B") -> Signature:
 Layout: TypeAlias = Callable[[EncoderConfig], Sequence[Stored]]  # where a checkpoint has parameters
 
 
-def named(names: Mapping[str, str], inside: str = "encoder.") -> list[Stored]:
-    """Where a checkpoint has the parameters inside a part of a model: pattern -> key."""
-    return [Stored(inside + pattern, key) for pattern, key in names.items()]
-
-
 def stored_in(
     config: EncoderConfig, layout: Layout, base: str, inside: str = ""
 ) -> Sequence[Stored]:
@@ -236,7 +167,7 @@ def stored_in(
         return entries
     bias = head.bias if _tied(config) else ""  # transformers ties it as well
     parts = {"output.bias": bias, "dense": head.dense, "norm": head.norm, "output": head.output}
-    return entries + named({part: key for part, key in parts.items() if key}, f"{inside}head.")
+    return entries + renamed({own: key for own, key in parts.items() if key}, "", f"{inside}head.")
 
 
 def _alternatives(config: EncoderConfig) -> Mapping[str, Ref]:
@@ -319,10 +250,12 @@ def read_encoder(
     names = {"norm_eps": "layer_norm_eps", **(keys or {})}
     values = {"hidden_act": "gelu", "norm_eps": 1e-12, "tie_word_embeddings": True}
     fixed = {"num_key_value_heads": None, "head_dim": None, "norm": "layer", "gated": False}
-    biases = dict.fromkeys(("qkv_bias", "output_bias", "mlp_bias"), True)
-    options = {**fixed, **biases, "rope": None, **more}
     return read_decoder(
-        config, EncoderConfig, keys=names, defaults=values | {**(defaults or {})}, **options
+        config,
+        EncoderConfig,
+        keys=names,
+        defaults=values | {**(defaults or {})},
+        **{"biases": True, "rope": None, "causal": False, **fixed, **more},
     )
 
 
@@ -332,7 +265,7 @@ def read_bert(
     """An encoder of BERT's kind: learned positions, and norms of sums."""
     config.require("position_embedding_type", "absolute", "irc supports absolute positions only")
     longest = config.integer("max_position_embeddings")
-    sums = {"learned_positions": longest, "norm_sums": True, "final_norm": False}
+    sums = {"learned_positions": longest, "block": "sums", "last_norm": False}
     return read_encoder(config, keys, embedding_norm=True, **sums, **more)
 
 
@@ -347,15 +280,20 @@ def bert_names(config: EncoderConfig) -> Sequence[Stored]:
     names = {
         "embed_tokens": "embeddings.word_embeddings",
         "embed_positions": "embeddings.position_embeddings",
-        "token_type_embeddings": "embeddings.token_type_embeddings",
-        "embed_norm": "embeddings.LayerNorm",
-        "layers.*.attention.q_proj": "encoder.layer.*.attention.self.query",
-        "layers.*.attention.k_proj": "encoder.layer.*.attention.self.key",
-        "layers.*.attention.v_proj": "encoder.layer.*.attention.self.value",
-        "layers.*.attention.o_proj": "encoder.layer.*.attention.output.dense",
-        "layers.*.attention_norm": "encoder.layer.*.attention.output.LayerNorm",
-        "layers.*.mlp.up_proj": "encoder.layer.*.intermediate.dense",
-        "layers.*.mlp.down_proj": "encoder.layer.*.output.dense",
-        "layers.*.mlp_norm": "encoder.layer.*.output.LayerNorm",
+        "types": "embeddings.token_type_embeddings",
+        "embedding_norm": "embeddings.LayerNorm",
     }
-    return named(names)
+    layer = {
+        "self_attn.q_proj": "attention.self.query",
+        "self_attn.k_proj": "attention.self.key",
+        "self_attn.v_proj": "attention.self.value",
+        "self_attn.o_proj": "attention.output.dense",
+        "attention_output_norm": "attention.output.LayerNorm",
+        "mlp.up_proj": "intermediate.dense",
+        "mlp.down_proj": "output.dense",
+        "feed_forward_output_norm": "output.LayerNorm",
+    }
+    return [
+        *renamed(names, "", "encoder."),
+        *renamed(layer, "encoder.layer.*.", "encoder.layers.*."),
+    ]

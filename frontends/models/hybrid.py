@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,7 +12,7 @@ from ..tensor import Tensor
 from .config_reader import ConfigReader
 from .decoder import Call, DecoderConfig, DecoderLayer
 from .language_model import States
-from .stored import Stored, merged
+from .stored import Stored, in_turn, joined
 
 
 @dataclass(frozen=True)
@@ -62,14 +62,6 @@ class HybridLayer(DecoderLayer):
         return self.mixer(x, states, call.lengths)
 
 
-def parts_of(
-    prefix: str, names: Sequence[str], key: str, sizes: Sequence[int], dim: int = 0
-) -> list[Stored]:
-    """Parameters of these sizes along `dim`, which a checkpoint joins in one tensor."""
-    ranges = zip(names, merged(*sizes), strict=True)
-    return [Stored(prefix + name, key, kept, sum(sizes), dim=dim) for name, kept in ranges]
-
-
 def read_mamba2(config: ConfigReader, prefix: str) -> RecurrentSizes:
     """The sizes of Mamba2 by keys with this prefix."""
     config.ignore(f"{prefix}chunk_size {prefix}d_head")
@@ -90,10 +82,10 @@ def read_mamba2(config: ConfigReader, prefix: str) -> RecurrentSizes:
 def mamba2_stored(own: str, key: str, sizes: RecurrentSizes) -> list[Stored]:
     """The parameters of Mamba2 below `own`, as checkpoints have them below `key`."""
     parts = (sizes.values, sizes.keys, sizes.keys)
-    names = ("z_proj", "x_proj", "b_proj", "c_proj", "dt_proj")
+    products = in_turn(sizes.values, *parts, sizes.heads)
     return [
-        *parts_of(own, names, f"{key}in_proj", (sizes.values, *parts, sizes.heads)),
-        *parts_of(own, ("x_conv", "b_conv", "c_conv"), f"{key}conv1d", parts),
+        *joined(own, "z_proj x_proj b_proj c_proj dt_proj", f"{key}in_proj", products),
+        *joined(own, "x_conv b_conv c_conv", f"{key}conv1d", in_turn(*parts)),
         Stored(f"{own}norm_weight", f"{key}norm.weight"),
         Stored(own[:-1], key[:-1]),
     ]

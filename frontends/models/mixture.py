@@ -10,7 +10,7 @@ from ...errors import Error
 from ...weights import Ref
 from ..layers.moe import ClampedSwiGLU, MixtureOfExperts, Names, Routing
 from .config_reader import MOST_LAYERS, REQUIRED, ConfigReader
-from .stored import Stored
+from .stored import LAYER, MLP, Stored, in_turn, joined
 
 _MOST_EXPERTS = 1 << 16  # of all layers
 _TRAINING = """
@@ -118,7 +118,7 @@ def read_first_dense(config: ConfigReader) -> tuple[Mapping[str, Any], ...]:
 
 def shared_experts(config: Any) -> list[Stored]:
     """Where DeepSeek and models after it have the shared experts, which are one feed-forward."""
-    return [Stored("model.layers.*.mlp.shared_expert", "model.layers.*.mlp.shared_experts")]
+    return [Stored(f"{MLP}shared_expert", f"{MLP}shared_experts")]
 
 
 def joined_experts(
@@ -134,16 +134,17 @@ def joined_experts(
     follow each other. `path` is that of the mixture in a layer of the model, `stored` that in
     the checkpoint.
     """
-    width, options = mixture.intermediate_size, dict[str, Any](transposed=transposed, dim=1)
-    own, stored = (f"model.layers.*.{name}.experts." for name in (path, stored))
-    entries: list[Stored] = []
-    for i, name in enumerate(("gate", "up")):
-        ranges = [(i, 2 * width) if interleaved else (i * width, (i + 1) * width)]
-        options |= {"ranges": ranges, "total": 2 * width, "step": 1 + interleaved}
-        entries.append(Stored(f"{own}{name}", f"{stored}gate_up_proj", **options))
-        entries.append(Stored(f"{own}{name}_bias", f"{stored}gate_up_proj_bias", **options))
-    down = Stored(f"{own}down", f"{stored}down_proj", transposed=transposed, dim=1)
-    return [*entries, down, Stored(f"{own}down_bias", f"{stored}down_proj_bias")]
+    width, layout = mixture.intermediate_size, dict[str, Any](transposed=transposed, dim=1)
+    own, key = f"{LAYER}{path}.experts.", f"{LAYER}{stored}.experts."
+    ranges = in_turn(width, width)
+    if interleaved:
+        ranges, layout["step"] = [[(i, 2 * width)] for i in range(2)], 2
+    return [
+        *joined(own, "gate up", f"{key}gate_up_proj", ranges, **layout),
+        *joined(own, "gate_bias up_bias", f"{key}gate_up_proj_bias", ranges, **layout),
+        Stored(f"{own}down", f"{key}down_proj", transposed=transposed, dim=1),
+        Stored(f"{own}down_bias", f"{key}down_proj_bias"),
+    ]
 
 
 def joined_alternatives(config: Any, path: str = "mlp") -> Mapping[str, Ref]:

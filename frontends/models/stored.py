@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
+from typing import Any
 
 from ...ir.core import Weight
 from ...ir.dims import Shape
@@ -68,16 +69,30 @@ class Stored:
         return stored.then(Slice(tuple(outputs if i == dim else None for i in range(ndim))))
 
 
-def in_layers(key: str, names: Mapping[str, str], transposed: bool = False) -> list[Stored]:
-    """Entries of a decoder's layers: names below `model.layers.*` to names below `key`."""
+LAYER = "model.layers.*."  # what the names of parameters of a decoder's layers begin with
+
+
+def renamed(
+    names: Mapping[str, str], key: str = LAYER, own: str = LAYER, transposed: bool = False
+) -> list[Stored]:
+    """Parameters whose names below `own` a checkpoint has as other names below `key`."""
     return [
-        Stored(f"model.layers.*.{name}", f"{key}.{stored}", transposed=transposed)
-        for name, stored in names.items()
+        Stored(own + name, key + stored, transposed=transposed) for name, stored in names.items()
     ]
 
 
-def merged(*sizes: int) -> list[Ranges]:
-    """The ranges of parts of these sizes that follow each other in a merged tensor."""
+def joined(own: str, names: str, key: str, ranges: Sequence[Ranges], **layout: Any) -> list[Stored]:
+    """Parameters, of these names below `own`, that share the tensor `key`: each has some ranges.
+
+    `layout` are other fields of Stored.
+    """
+    total = max(end for part in ranges for _, end in part)
+    pairs = zip(names.split(), ranges, strict=True)
+    return [Stored(own + name, key, part, total, **layout) for name, part in pairs]
+
+
+def in_turn(*sizes: int) -> list[Ranges]:
+    """The ranges of parts of these sizes that follow each other in a joined tensor."""
     ends = list(accumulate(sizes, initial=0))
     return [[part] for part in pairwise(ends)]
 
@@ -89,40 +104,19 @@ def by_group(heads: int, kv_heads: int, size: int) -> list[Ranges]:
     """
     queries = heads // kv_heads * size
     begins = [group * (queries + 2 * size) for group in range(kv_heads)]
-    parts = ((0, queries), (queries, queries + size), (queries + size, queries + 2 * size))
-    return [[(at + begin, at + end) for at in begins] for begin, end in parts]
+    parts = in_turn(queries, size, size)
+    return [[(at + begin, at + end) for at in begins] for [(begin, end)] in parts]
 
 
-def merged_qkv(key: str, ranges: Sequence[Ranges], transposed: bool = False) -> list[Stored]:
-    """Entries of a decoder's projections of queries, keys and values, which `key` has merged."""
-    total = max(end for part in ranges for _, end in part)
-    return [
-        Stored(f"model.layers.*.self_attn.{name}_proj", key, part, total, transposed)
-        for name, part in zip("qkv", ranges, strict=True)
-    ]
-
-
-def merged_outputs(layer: str, key: str, sizes: Mapping[str, int]) -> list[Stored]:
-    """The parameters of these names and numbers of outputs, which follow each other in `key`.
-
-    `layer` is what the names and the key begin with.
-    """
-    ranges, total = merged(*sizes.values()), sum(sizes.values())
-    pairs = zip(sizes, ranges, strict=True)
-    return [Stored(layer + name, layer + key, outputs, total) for name, outputs in pairs]
-
-
-def renamed(names: Mapping[str, str], layer: str = "model.layers.*.") -> list[Stored]:
-    """The parameters of every layer that have other names in a checkpoint: name -> its key."""
-    return [Stored(layer + name, layer + key) for name, key in names.items()]
+QKV = "q_proj k_proj v_proj"
+ATTENTION, MLP = f"{LAYER}self_attn.", f"{LAYER}mlp."
 
 
 def stored_references(weights: Mapping[str, Weight], tensors: Iterable[Stored]) -> dict[str, Ref]:
     """The references of the weights that have an entry in `tensors`, of which the first fits."""
     entries, references = list(tensors), dict[str, Ref]()
     for name, weight in weights.items():
-        found = (entry.reference(name, weight.type.shape) for entry in entries)
-        reference = next((ref for ref in found if ref is not None), None)
-        if reference is not None:
+        fitting = (entry.reference(name, weight.type.shape) for entry in entries)
+        if (reference := next(filter(None, fitting), None)) is not None:
             references[name] = reference
     return references

@@ -10,9 +10,9 @@ from .. import functional as F
 from ..module import Module, Parameter
 from ..tensor import Tensor
 from .config_reader import HARMLESS, ConfigReader
-from .encoder import EncoderConfig, EncoderModel, Layout, named, read_encoder, signature, stored_in
+from .encoder import EncoderConfig, EncoderModel, Layout, read_encoder, signature, stored_in
 from .family import Family, Signature, register
-from .stored import Stored
+from .stored import Stored, renamed
 
 BASE = {"hidden_size": 768, "intermediate_size": 3072, "num_attention_heads": 12}
 
@@ -121,13 +121,18 @@ def clip_names(config: EncoderConfig) -> Sequence[Stored]:
         "class_token": "embeddings.class_embedding",
         "patches": "embeddings.patch_embedding",
         "position_embeddings": "embeddings.position_embedding.weight",
-        "embed_norm": "pre_layrnorm",
-        "layers.*.attention.o_proj": "encoder.layers.*.self_attn.out_proj",
-        "layers.*.attention": "encoder.layers.*.self_attn",
-        "layers.*.attention_norm": "encoder.layers.*.layer_norm1",
-        "layers.*.mlp.up_proj": "encoder.layers.*.mlp.fc1",
-        "layers.*.mlp.down_proj": "encoder.layers.*.mlp.fc2",
-        "layers.*.mlp_norm": "encoder.layers.*.layer_norm2",
-        "final_norm": "post_layernorm" if config.image_size else "final_layer_norm",
+        "embedding_norm": "pre_layrnorm",
+        "norm": "post_layernorm" if config.image_size else "final_layer_norm",
     }
-    return named(names)
+    layer = {
+        "self_attn.o_proj": "self_attn.out_proj",
+        "self_attn": "self_attn",
+        "input_layernorm": "layer_norm1",
+        "mlp.up_proj": "mlp.fc1",
+        "mlp.down_proj": "mlp.fc2",
+        "post_attention_layernorm": "layer_norm2",
+    }
+    return [
+        *renamed(names, "", "encoder."),
+        *renamed(layer, "encoder.layers.*.", "encoder.layers.*."),
+    ]

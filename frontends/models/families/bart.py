@@ -19,7 +19,7 @@ _OLD = """
 """
 
 
-def _read(config: ConfigReader, norm_sums: bool) -> Config:
+def _read(config: ConfigReader, block: str) -> Config:
     config.ignore(_OLD)
     longest = "max_position_embeddings"
     root = config.integer("d_model") ** 0.5
@@ -27,19 +27,23 @@ def _read(config: ConfigReader, norm_sums: bool) -> Config:
         config,
         Config,
         (longest, longest),
-        norm_sums=norm_sums,
+        block=block,
+        last_norm=block == "pre",
         embedding_norm=True,
         embedding_multiplier=root if config.flag("scale_embedding") else 1.0,
-        position_offset=2,
+        offset=2,
         logits_bias=True,
     )
 
 
 def _stored(config: Config) -> Sequence[Stored]:
-    embeddings = Stored("embed_tokens", "model.shared")
-    return [*bart_names(config), embeddings, Stored("logits_bias", "final_logits_bias")]
+    embeddings = Stored("model.embed_tokens", "model.shared")
+    return [embeddings, *bart_names(config), Stored("logits_bias", "final_logits_bias")]
 
 
 for _type, _name in (("bart", "Bart"), ("mbart", "MBart")):
-    _reader, _class = partial(_read, norm_sums=_type == "bart"), f"{_name}ForConditionalGeneration"
+    _reader, _class = (
+        partial(_read, block="sums" if _type == "bart" else "pre"),
+        f"{_name}ForConditionalGeneration",
+    )
     register_encoder_decoder(_type, _class, _reader, _stored, unused=BART_UNUSED)

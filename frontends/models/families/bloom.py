@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from ..config_reader import ConfigReader
 from ..decoder import DecoderConfig, read_decoder, register_decoder
-from ..stored import Stored, by_group, in_layers, merged_qkv
+from ..stored import ATTENTION, QKV, Stored, by_group, joined, renamed
 
 _KEYS = {
     "hidden_size": "hidden_size|n_embed",
@@ -16,8 +16,6 @@ _KEYS = {
     "norm_eps": "layer_norm_epsilon",
 }
 _NAMES = {
-    "input_layernorm": "input_layernorm",
-    "post_attention_layernorm": "post_attention_layernorm",
     "self_attn.o_proj": "self_attention.dense",
     "mlp.up_proj": "mlp.dense_h_to_4h",
     "mlp.down_proj": "mlp.dense_4h_to_h",
@@ -42,9 +40,7 @@ def _read(config: ConfigReader) -> DecoderConfig:
         rope=None,
         alibi=8.0,
         embedding_norm=True,
-        qkv_bias=True,
-        output_bias=True,
-        mlp_bias=True,
+        biases=True,
     )
 
 
@@ -55,8 +51,9 @@ def _stored(config: DecoderConfig) -> Sequence[Stored]:
         Stored("model.embed_tokens", "transformer.word_embeddings"),
         Stored("model.embedding_norm", "transformer.word_embeddings_layernorm"),
         Stored("model.norm", "transformer.ln_f"),
-        *in_layers("transformer.h.*", _NAMES),
-        *merged_qkv("transformer.h.*.self_attention.query_key_value", qkv),
+        *renamed(_NAMES, "transformer.h.*."),
+        *joined(ATTENTION, QKV, "transformer.h.*.self_attention.query_key_value", qkv),
+        Stored("model.layers", "transformer.h"),
     ]
 
 

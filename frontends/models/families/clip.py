@@ -24,7 +24,7 @@ def _text(config: ConfigReader) -> EncoderConfig:
 
 def _vision(config: ConfigReader) -> EncoderConfig:
     encoder = read_vision(
-        config, _DEFAULTS, 32, patch_bias=False, embedding_norm=True, final_norm=False
+        config, _DEFAULTS, 32, patch_bias=False, embedding_norm=True, last_norm=False
     )
     head = Head(pool=first_token, norm="vision_model.post_layernorm")
     return _projected(config, encoder, head, "image_embeds", "visual_projection")

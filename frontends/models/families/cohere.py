@@ -10,7 +10,6 @@ from ..decoder import DecoderConfig, read_decoder, register_decoder
 
 def read_cohere(config: ConfigReader, **options: Any) -> DecoderConfig:
     """The sizes of a model of Cohere."""
-    bias = config.flag("attention_bias")
     defaults = {"norm_eps": 1e-5, "max_position_embeddings": 8192, "tie_word_embeddings": True}
     return read_decoder(
         config,
@@ -20,8 +19,7 @@ def read_cohere(config: ConfigReader, **options: Any) -> DecoderConfig:
         norm="layer",
         norm_bias=False,
         block="parallel",
-        qkv_bias=bias,
-        output_bias=bias,
+        attention_bias=config.flag("attention_bias"),
         logits_multiplier=config.number("logit_scale", 0.0625),
         head_dim=None,
         **options,

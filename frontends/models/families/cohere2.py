@@ -26,7 +26,7 @@ def _read(config: ConfigReader) -> DecoderConfig:
     sizes = read_cohere(config)
     config.require("head_dim", sizes.head_size, "expected hidden_size / num_attention_heads")
     types = window_types(config.integer("sliding_window", 4096), rope=sizes.rope)
-    layers = read_layer_types(config, sizes.num_hidden_layers, types, period)
+    layers = read_layer_types(config, types, period)
     return replace(sizes, rope=None, layers=layers)
 
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from ..config_reader import ConfigReader
-from ..encoder import EncoderConfig, bert_names, named, read_bert, register_text_encoder
+from ..encoder import EncoderConfig, bert_names, read_bert, register_text_encoder
 from ..heads import Head, first_token
-from ..stored import Stored
+from ..stored import Stored, renamed
 
 _HEADS = {
     "Model": Head(),
@@ -17,15 +17,13 @@ _HEADS = {
     "ForQuestionAnswering": Head(output="qa_outputs"),
 }
 _NAMES = {
-    **{f"layers.*.attention.{p}_proj": f"transformer.layer.*.attention.{p}_lin" for p in "qkv"},
-    "layers.*.attention.o_proj": "transformer.layer.*.attention.out_lin",
-    "layers.*.attention_norm": "transformer.layer.*.sa_layer_norm",
-    "layers.*.mlp.up_proj": "transformer.layer.*.ffn.lin1",
-    "layers.*.mlp.down_proj": "transformer.layer.*.ffn.lin2",
-    "layers.*.mlp_norm": "transformer.layer.*.output_layer_norm",
+    **{f"self_attn.{part}_proj": f"attention.{part}_lin" for part in "qkv"},
+    "self_attn.o_proj": "attention.out_lin",
+    "attention_output_norm": "sa_layer_norm",
+    "mlp.up_proj": "ffn.lin1",
+    "mlp.down_proj": "ffn.lin2",
+    "feed_forward_output_norm": "output_layer_norm",
 }
-
-
 _KEYS = {
     "hidden_size": "dim",
     "intermediate_size": "hidden_dim",
@@ -36,7 +34,7 @@ _KEYS = {
 
 
 def _stored(config: EncoderConfig) -> list[Stored]:
-    return [*named(_NAMES), *bert_names(config)]
+    return [*renamed(_NAMES, "transformer.layer.*.", "encoder.layers.*."), *bert_names(config)]
 
 
 def _read(config: ConfigReader) -> EncoderConfig:

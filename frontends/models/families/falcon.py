@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from ..config_reader import ConfigReader
 from ..decoder import Block, DecoderConfig, read_decoder, register_decoder
-from ..stored import Stored, by_group, in_layers, merged_qkv
+from ..stored import ATTENTION, QKV, Stored, by_group, joined, renamed
 
 _KEYS = {
     "intermediate_size": "ffn_hidden_size",
@@ -26,7 +26,7 @@ def _read(config: ConfigReader) -> DecoderConfig:
     config.ignore("apply_residual_connection_post_layernorm")
     config.require("alibi", False, "irc has Falcon with rope only")
     heads = config.integer(config.key(_KEYS["num_attention_heads"]))
-    grouped, bias = config.flag("new_decoder_architecture"), config.flag("bias")
+    grouped = config.flag("new_decoder_architecture")
     kv_heads = 1 if config.flag("multi_query", True) else heads
     stated = config.integer(config.key("num_kv_heads|n_head_kv"), heads)
     return read_decoder(
@@ -43,9 +43,7 @@ def _read(config: ConfigReader) -> DecoderConfig:
         norm="layer",
         block=_block(config, grouped),
         gated=False,
-        qkv_bias=bias,
-        output_bias=bias,
-        mlp_bias=bias,
+        biases=config.flag("bias"),
     )
 
 
@@ -57,17 +55,15 @@ def _block(config: ConfigReader, grouped: bool) -> Block:
 
 
 def _stored(config: DecoderConfig) -> Sequence[Stored]:
-    layer = "transformer.h.*"
-    two = config.block == "parallel_two_norms"
-    first, second = (
-        ("ln_attn", "ln_mlp") if two else ("input_layernorm", "post_attention_layernorm")
-    )
+    norms = {"input_layernorm": "ln_attn", "post_attention_layernorm": "ln_mlp"}
+    names = _NAMES | (norms if config.block == "parallel_two_norms" else {})
     qkv = by_group(config.num_attention_heads, config.kv_heads, config.head_size)
     return [
         Stored("model.embed_tokens", "transformer.word_embeddings"),
         Stored("model.norm", "transformer.ln_f"),
-        *in_layers(layer, {"input_layernorm": first, "post_attention_layernorm": second} | _NAMES),
-        *merged_qkv(f"{layer}.self_attention.query_key_value", qkv),
+        *renamed(names, "transformer.h.*."),
+        *joined(ATTENTION, QKV, "transformer.h.*.self_attention.query_key_value", qkv),
+        Stored("model.layers", "transformer.h"),
     ]
 
 

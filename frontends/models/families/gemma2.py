@@ -6,14 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..config_reader import ConfigReader
-from ..decoder import (
-    DecoderConfig,
-    layer_count,
-    read_decoder,
-    read_layer_types,
-    register_decoder,
-    window_types,
-)
+from ..decoder import DecoderConfig, read_decoder, read_layer_types, register_decoder, window_types
 from ..stored import Stored, renamed
 
 _NAMES = {
@@ -33,7 +26,7 @@ def read_gemma(config: ConfigReader, defaults: dict[str, Any], **options: Any) -
     """The sizes of a Gemma 2 or 3; `options` are those in which they differ."""
     config.ignore("hidden_act")  # older files have both, and hidden_activation counts
     config.require("use_bidirectional_attention", False, "irc computes causal attention")
-    bias, hidden_size = config.flag("attention_bias"), config.integer("hidden_size")
+    hidden_size = config.integer("hidden_size")
     scalar = config.number("query_pre_attn_scalar", 256.0)
     if scalar <= 0 or hidden_size <= 0:
         raise config.error("query_pre_attn_scalar", "expected it and hidden_size above 0")
@@ -43,10 +36,10 @@ def read_gemma(config: ConfigReader, defaults: dict[str, Any], **options: Any) -
         defaults=_DEFAULTS | defaults,
         norm_offset=1.0,
         block="sandwich",
-        qkv_bias=bias,
-        output_bias=bias,
+        attention_bias=config.flag("attention_bias"),
         attention_scale=scalar**-0.5,
         embedding_multiplier=hidden_size**0.5,
+        rounded=True,
         **options,
     )
 
@@ -65,7 +58,7 @@ def _read(config: ConfigReader) -> DecoderConfig:
     return read_gemma(
         config,
         {"max_position_embeddings": 8192},
-        layers=read_layer_types(config, layer_count(config), types, period=2),
+        layers=read_layer_types(config, types, period=2),
         attention_softcap=_softcap(config, "attn_logit_softcapping", 50.0),
         logits_softcap=_softcap(config, "final_logit_softcapping", 30.0),
     )

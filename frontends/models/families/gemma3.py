@@ -30,7 +30,7 @@ def _read(config: ConfigReader, **defaults: int) -> DecoderConfig:
     types = window_types(config.integer("sliding_window", 4096), rope=rope)
     config.ignore("_sliding_window_pattern")  # beside layer_types
     period = config.integer("sliding_window_pattern", 6)
-    layers = read_layer_types(config, sizes.num_hidden_layers, types, period)
+    layers = read_layer_types(config, types, period)
     return replace(sizes, layers=layers)
 
 

@@ -94,21 +94,20 @@ class Gemma4Decoder(Decoder):
 
     def __init__(self, config: Gemma4Config, dtype: str, layer: Any) -> None:
         super().__init__(config, dtype, layer)
-        self.sizes, size = config, config.layer_input_size
-        if size:
+        if size := config.layer_input_size:
             width = config.num_hidden_layers * size
             self.embed_tokens_per_layer = Embedding(config.layer_input_vocabulary, width, dtype)
             self.per_layer_model_projection = Linear(config.hidden_size, width, False, dtype)
             self.per_layer_projection_norm = make_norm(config, dtype, size)
 
-    def embed(self, input_ids: Tensor, call: Call) -> Tensor:
+    def embed(self, inputs: Any, call: Call) -> Tensor:
         """Ids [B, S] to the input [B, S, hidden_size] of the first layer."""
-        config, x = self.sizes, super().embed(input_ids, call)
+        config, x = self.config, super().embed(inputs, call)
         if size := config.layer_input_size:
-            shape = (*input_ids.shape, config.num_hidden_layers, size)
+            shape = (*inputs.shape, config.num_hidden_layers, size)
             projected = self.per_layer_model_projection(x) * config.hidden_size**-0.5
             projected = self.per_layer_projection_norm(projected.reshape(*shape))
-            tokens = self.embed_tokens_per_layer(input_ids) * size**0.5
+            tokens = self.embed_tokens_per_layer(inputs) * size**0.5
             call.memory[_LAYER_INPUTS] = (projected + tokens.reshape(*shape)) * 0.5**0.5
         return x
 
@@ -118,7 +117,7 @@ def _read(config: ConfigReader) -> Gemma4Config:
     if config.word("use_bidirectional_attention", "vision") != "vision":
         raise config.error("use_bidirectional_attention", "irc computes causal attention of text")
     config.ignore("top_k_experts moe_intermediate_size num_experts")
-    bias, hidden_size = config.flag("attention_bias"), config.integer("hidden_size")
+    hidden_size = config.integer("hidden_size")
     defaults = {
         "hidden_act": "gelu_pytorch_tanh",
         "num_key_value_heads": 4,
@@ -136,9 +135,9 @@ def _read(config: ConfigReader) -> Gemma4Config:
         qk_norm="head",
         value_norm=True,
         attention_scale=1.0,
-        qkv_bias=bias,
-        output_bias=bias,
+        attention_bias=config.flag("attention_bias"),
         embedding_multiplier=max(hidden_size, 1) ** 0.5,
+        rounded=True,
         logits_softcap=config.number("final_logit_softcapping", 0.0),
         layer_input_size=config.integer("hidden_size_per_layer_input", 256),
         layer_input_vocabulary=config.integer("vocab_size_per_layer_input", 262144),
@@ -155,7 +154,7 @@ def _read_layers(config: ConfigReader, sizes: Gemma4Config) -> Iterator[Mapping[
         _FULL: {"layer_type": _FULL, "keys_are_values": config.flag("attention_k_eq_v")},
     }
     default = [_FULL if (i + 1) % 6 == 0 or i == count - 1 else _LOCAL for i in range(count)]
-    layers = read_layer_types(config, count, types, default=default)
+    layers = read_layer_types(config, types, default=default)
     names = [layer["layer_type"] for layer in layers]
     if len(names) != count or names[-1] != _FULL:
         raise config.error("layer_types", f"expected those of {count} layers, full_attention last")

@@ -7,7 +7,7 @@ from typing import Any
 
 from ..config_reader import ConfigReader
 from ..decoder import DecoderConfig, read_decoder, register_decoder
-from ..stored import Stored, merged_outputs
+from ..stored import MLP, Stored, in_turn, joined
 
 
 def read_glm(config: ConfigReader, **options: Any) -> DecoderConfig:
@@ -29,10 +29,9 @@ def read_glm(config: ConfigReader, **options: Any) -> DecoderConfig:
 
 
 def stored_glm(config: DecoderConfig) -> Sequence[Stored]:
-    """The merged tensors of a GLM."""
-    size = config.intermediate_size
-    parts = {"gate_proj": size, "up_proj": size}
-    return merged_outputs("model.layers.*.mlp.", "gate_up_proj", parts)
+    """The joined projections of gate and up."""
+    width = config.intermediate_size
+    return joined(MLP, "gate_proj up_proj", f"{MLP}gate_up_proj", in_turn(width, width))
 
 
 GLM = register_decoder("glm", ("GlmForCausalLM",), read_glm, stored=stored_glm)

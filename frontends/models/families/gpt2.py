@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from ..config_reader import ConfigReader
 from ..decoder import DecoderConfig, read_decoder, register_decoder
-from ..stored import Stored, in_layers, merged, merged_qkv
+from ..stored import ATTENTION, QKV, Stored, in_turn, joined, renamed
 
 _KEYS = {
     "hidden_size": "n_embd",
@@ -17,47 +18,47 @@ _KEYS = {
     "hidden_act": "activation_function",
     "norm_eps": "layer_norm_epsilon",
 }
+_NAMES = {
+    "input_layernorm": "ln_1",
+    "post_attention_layernorm": "ln_2",
+    "self_attn.o_proj": "attn.c_proj",
+    "mlp.up_proj": "mlp.c_fc",
+    "mlp.down_proj": "mlp.c_proj",
+}
 
 
-def _read(config: ConfigReader) -> DecoderConfig:
+def read_gpt2(config: ConfigReader, **options: Any) -> DecoderConfig:
+    """The sizes of a model with the keys of GPT-2."""
     summary = "type use_proj activation proj_to_labels first_dropout"  # of other heads
     config.ignore(" ".join(f"summary_{key}" for key in summary.split()))
     config.ignore("n_ctx attn_pdrop")
-    config.require("scale_attn_weights", True, "irc scales the scores by 1/sqrt(head size)")
     defaults = {
         "hidden_act": "gelu_new",
         "norm_eps": 1e-5,
         "intermediate_size": 4 * config.integer("n_embd"),
-        "tie_word_embeddings": True,
     }
-    return read_decoder(
+    return read_decoder(config, keys=_KEYS, defaults=defaults, norm="layer", gated=False, **options)
+
+
+def _read(config: ConfigReader) -> DecoderConfig:
+    config.require("scale_attn_weights", True, "irc scales the scores by 1/sqrt(head size)")
+    return read_gpt2(
         config,
-        keys=_KEYS,
-        defaults=defaults,
-        norm="layer",
-        gated=False,
         rope=None,
         learned_positions=config.integer("n_positions"),
-        qkv_bias=True,
-        output_bias=True,
-        mlp_bias=True,
+        biases=True,
+        tie_word_embeddings=config.flag("tie_word_embeddings", True),
     )
 
 
 def _stored(config: DecoderConfig) -> Sequence[Stored]:
-    layer, size = "transformer.h.*", config.hidden_size
-    products = {
-        "self_attn.o_proj": "attn.c_proj",
-        "mlp.up_proj": "mlp.c_fc",
-        "mlp.down_proj": "mlp.c_proj",
-    }
+    layer, parts = "transformer.h.*.", in_turn(*[config.hidden_size] * 3)
     return [
         Stored("model.embed_tokens", "transformer.wte"),
         Stored("model.embed_positions", "transformer.wpe"),
         Stored("model.norm", "transformer.ln_f"),
-        *in_layers(layer, {"input_layernorm": "ln_1", "post_attention_layernorm": "ln_2"}),
-        *merged_qkv(f"{layer}.attn.c_attn", merged(size, size, size), transposed=True),
-        *in_layers(layer, products, transposed=True),
+        *joined(ATTENTION, QKV, f"{layer}attn.c_attn", parts, transposed=True),
+        *renamed(_NAMES, layer, transposed=True),  # vectors are not
     ]
 
 

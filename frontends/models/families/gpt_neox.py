@@ -6,11 +6,9 @@ from collections.abc import Sequence
 
 from ..config_reader import ConfigReader
 from ..decoder import DecoderConfig, read_decoder, register_decoder
-from ..stored import Stored, by_group, in_layers, merged_qkv
+from ..stored import ATTENTION, QKV, Stored, by_group, joined, renamed
 
 _NAMES = {
-    "input_layernorm": "input_layernorm",
-    "post_attention_layernorm": "post_attention_layernorm",
     "self_attn.o_proj": "attention.dense",
     "mlp.up_proj": "mlp.dense_h_to_4h",
     "mlp.down_proj": "mlp.dense_4h_to_h",
@@ -19,7 +17,6 @@ _NAMES = {
 
 def _read(config: ConfigReader) -> DecoderConfig:
     config.ignore("classifier_dropout")
-    bias = config.flag("attention_bias", True)
     parallel = config.flag("use_parallel_residual", True)
     return read_decoder(
         config,
@@ -30,8 +27,7 @@ def _read(config: ConfigReader) -> DecoderConfig:
         norm="layer",
         block="parallel_two_norms" if parallel else "pre",
         gated=False,
-        qkv_bias=bias,
-        output_bias=bias,
+        attention_bias=config.flag("attention_bias", True),
         mlp_bias=True,
     )
 
@@ -43,8 +39,9 @@ def _stored(config: DecoderConfig) -> Sequence[Stored]:
         Stored("model.embed_tokens", "gpt_neox.embed_in"),
         Stored("model.norm", "gpt_neox.final_layer_norm"),
         Stored("lm_head", "embed_out"),
-        *in_layers("gpt_neox.layers.*", _NAMES),
-        *merged_qkv("gpt_neox.layers.*.attention.query_key_value", qkv),
+        *renamed(_NAMES, "gpt_neox.layers.*."),
+        *joined(ATTENTION, QKV, "gpt_neox.layers.*.attention.query_key_value", qkv),
+        Stored("model.layers", "gpt_neox.layers"),
     ]
 
 

@@ -8,7 +8,6 @@ from ...layers import ClampedSwiGLU, Routing
 from ..config_reader import ConfigReader
 from ..decoder import (
     DecoderConfig,
-    layer_count,
     read_decoder,
     read_layer_types,
     register_decoder,
@@ -28,7 +27,6 @@ _DEFAULTS = {
 
 def _read(config: ConfigReader) -> DecoderConfig:
     config.ignore("initial_context_length experts_per_token hidden_act")
-    bias = config.flag("attention_bias", True)
     alpha, limit = config.number("swiglu_alpha", 1.702), config.number("swiglu_limit", 7.0)
     mixture = read_mixture(
         config,
@@ -42,11 +40,10 @@ def _read(config: ConfigReader) -> DecoderConfig:
         config,
         defaults=_DEFAULTS,
         rope_theta=150000.0,
-        qkv_bias=bias,
-        output_bias=bias,
+        attention_bias=config.flag("attention_bias", True),
         attention_sinks=True,
         mixture=mixture,
-        layers=read_layer_types(config, layer_count(config), types, period=2),
+        layers=read_layer_types(config, types, period=2),
     )
 
 

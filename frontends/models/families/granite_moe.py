@@ -6,9 +6,8 @@ from collections.abc import Sequence
 
 from ..config_reader import ConfigReader
 from ..decoder import DecoderConfig, register_decoder
-from ..hybrid import parts_of
 from ..mixture import read_mixture
-from ..stored import Stored
+from ..stored import LAYER, MLP, Stored, in_turn, joined
 from .granite import read_granite
 
 
@@ -17,14 +16,19 @@ def _read(config: ConfigReader) -> DecoderConfig:
     return read_granite(config, mixture=mixture)
 
 
-def _stored(config: DecoderConfig) -> Sequence[Stored]:
-    own, stored = "model.layers.*.mlp.", "model.layers.*.block_sparse_moe."
-    joined, widths = f"{stored}input_linear.weight", [config.intermediate_size] * 2
+def stored_granite_moe(config: DecoderConfig) -> Sequence[Stored]:
+    """The experts of a Granite and their router, if it has any."""
+    if config.mixture is None:
+        return []
+    key, width = f"{LAYER}block_sparse_moe.", config.mixture.intermediate_size
+    widths = in_turn(width, width)
     return [
-        *parts_of(f"{own}experts.", ("gate", "up"), joined, widths, 1),
-        Stored(f"{own}experts.down", f"{stored}output_linear.weight"),
-        Stored(f"{own}gate", f"{stored}router.layer"),
+        *joined(f"{MLP}experts.", "gate up", f"{key}input_linear.weight", widths, dim=1),
+        Stored(f"{MLP}experts.down", f"{key}output_linear.weight"),
+        Stored(f"{MLP}gate", f"{key}router.layer"),
     ]
 
 
-GRANITE_MOE = register_decoder("granitemoe", ("GraniteMoeForCausalLM",), _read, stored=_stored)
+GRANITE_MOE = register_decoder(
+    "granitemoe", ("GraniteMoeForCausalLM",), _read, stored=stored_granite_moe
+)

@@ -7,12 +7,10 @@ from ..decoder import DecoderConfig, read_decoder, register_decoder
 
 
 def _read(config: ConfigReader) -> DecoderConfig:
-    bias = config.flag("attention_bias")
     return read_decoder(
         config,
         defaults={"max_position_embeddings": 2048},
-        qkv_bias=bias,
-        output_bias=bias,
+        attention_bias=config.flag("attention_bias"),
         mlp_bias=config.flag("mlp_bias"),
     )
 

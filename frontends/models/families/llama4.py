@@ -14,7 +14,7 @@ from ..stored import Stored
 
 def _read(config: ConfigReader) -> DecoderConfig:
     config.ignore("for_llm_compressor")
-    width, bias = config.integer("intermediate_size", 8192), config.flag("attention_bias")
+    width = config.integer("intermediate_size", 8192)
     mixture = read_mixture(
         config,
         "intermediate_size",
@@ -30,8 +30,7 @@ def _read(config: ConfigReader) -> DecoderConfig:
         defaults={"head_dim": 128, "num_key_value_heads": 8, "norm_eps": 1e-5},
         rope_theta=500000.0,
         interleaved_rope=True,
-        qkv_bias=bias,
-        output_bias=bias,
+        attention_bias=config.flag("attention_bias"),
         mixture=mixture,
         layers=_layers(config),
     )

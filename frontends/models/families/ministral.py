@@ -20,7 +20,7 @@ def _read(config: ConfigReader) -> DecoderConfig:
     return read_decoder(
         config,
         defaults={"max_position_embeddings": 4096 * 32, "num_key_value_heads": 8},
-        layers=read_layer_types(config, len(default), types, default=default),
+        layers=read_layer_types(config, types, default=default),
     )
 
 

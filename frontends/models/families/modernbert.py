@@ -8,19 +8,19 @@ from typing import Any
 
 from ..config_reader import ConfigReader
 from ..decoder import layer_count, read_layer_types, window_types
-from ..encoder import EncoderConfig, named, read_encoder, register_text_encoder
+from ..encoder import EncoderConfig, read_encoder, register_text_encoder
 from ..heads import SENTENCE_POOLS, Head, first_token
 from ..rope_config import read_rope
-from ..stored import Stored, merged
+from ..stored import QKV, Stored, in_turn, joined, renamed
 
 _NAMES = {
     "embed_tokens": "embeddings.tok_embeddings",
-    "embed_norm": "embeddings.norm",
-    "layers.*.attention_norm": "layers.*.attn_norm",
-    "layers.*.attention.o_proj": "layers.*.attn.Wo",
-    "layers.*.mlp_norm": "layers.*.mlp_norm",
+    "embedding_norm": "embeddings.norm",
+    "layers.*.input_layernorm": "layers.*.attn_norm",
+    "layers.*.self_attn.o_proj": "layers.*.attn.Wo",
+    "layers.*.post_attention_layernorm": "layers.*.mlp_norm",
     "layers.*.mlp.down_proj": "layers.*.mlp.Wo",
-    "final_norm": "final_norm",
+    "norm": "final_norm",
 }
 _WITHOUT_EFFECT = """
     embedding_dropout mlp_dropout initializer_cutoff_factor deterministic_flash_attn
@@ -30,14 +30,12 @@ _WITHOUT_EFFECT = """
 
 
 def _stored(config: EncoderConfig) -> list[Stored]:
-    entries, size, width = named(_NAMES), config.hidden_size, config.intermediate_size
-    inner = "encoder.layers.*."
-    for part, ranges in zip("qkv", merged(size, size, size), strict=True):
-        name = f"{inner}attention.{part}_proj"
-        entries.append(Stored(name, "layers.*.attn.Wqkv", ranges, 3 * size))
-    for part, ranges in zip(("gate", "up"), merged(width, width), strict=True):
-        entries.append(Stored(f"{inner}mlp.{part}_proj", "layers.*.mlp.Wi", ranges, 2 * width))
-    return entries
+    layer, size, width = "encoder.layers.*.", config.hidden_size, config.intermediate_size
+    return [
+        *renamed(_NAMES, "", "encoder."),
+        *joined(f"{layer}self_attn.", QKV, "layers.*.attn.Wqkv", in_turn(size, size, size)),
+        *joined(f"{layer}mlp.", "gate_proj up_proj", "layers.*.mlp.Wi", in_turn(width, width)),
+    ]
 
 
 def _heads(config: ConfigReader) -> dict[str, Head]:
@@ -81,12 +79,12 @@ def _layers(config: ConfigReader) -> tuple[Mapping[str, Any], ...]:
         rope = read_rope(config, head_size, context, theta, layer_type=kind, local_theta=key)
         types[kind] = {**types[kind], "rope": rope}
     default = ["sliding_attention" if i % every else "full_attention" for i in range(count)]
-    return read_layer_types(config, count, types, default=default)
+    first, *others = read_layer_types(config, types, default=default)
+    return {**first, "input_norm": False}, *others
 
 
 def _read(config: ConfigReader) -> EncoderConfig:
     config.ignore(_WITHOUT_EFFECT)
-    bias = config.flag("attention_bias")
     return read_encoder(
         config,
         {"hidden_act": "hidden_activation", "norm_eps": "norm_eps"},
@@ -94,9 +92,8 @@ def _read(config: ConfigReader) -> EncoderConfig:
         layers=_layers(config),
         gated=True,
         embedding_norm=True,
-        first_norm=False,
-        qkv_bias=bias,
-        output_bias=bias,
+        attention_bias=config.flag("attention_bias"),
+        biases=False,
         mlp_bias=config.flag("mlp_bias"),
         norm_bias=config.flag("norm_bias"),
     )

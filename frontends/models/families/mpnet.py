@@ -4,20 +4,23 @@ from __future__ import annotations
 
 from ...layers.positions import RelativePositions
 from ..config_reader import ConfigReader
-from ..encoder import EncoderConfig, bert_names, named, read_bert, register_text_encoder
+from ..encoder import EncoderConfig, bert_names, read_bert, register_text_encoder
 from ..heads import ROBERTA_UNUSED, roberta_heads
-from ..stored import Stored
+from ..stored import Stored, renamed
 
-_TABLE = "encoder.layers.*.attention.relative_table"
 _NAMES = {
-    **{f"layers.*.attention.{p}_proj": f"encoder.layer.*.attention.attn.{p}" for p in "qkvo"},
-    "layers.*.attention_norm": "encoder.layer.*.attention.LayerNorm",
+    **{f"self_attn.{part}_proj": f"attention.attn.{part}" for part in "qkvo"},
+    "attention_output_norm": "attention.LayerNorm",
 }
 
 
 def _stored(config: EncoderConfig) -> list[Stored]:
-    table = Stored(_TABLE, "encoder.relative_attention_bias.weight", transposed=True)
-    return [table, *named(_NAMES), *bert_names(config)]
+    key = "encoder.relative_attention_bias.weight"
+    return [
+        Stored("encoder.relative_table", key, transposed=True),
+        *renamed(_NAMES, "encoder.layer.*.", "encoder.layers.*."),
+        *bert_names(config),
+    ]
 
 
 def _read(config: ConfigReader) -> EncoderConfig:

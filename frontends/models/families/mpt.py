@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from ..config_reader import HARMLESS, ConfigReader
 from ..decoder import DecoderConfig, read_decoder, register_decoder
-from ..stored import Stored, in_layers, merged, merged_qkv
+from ..stored import ATTENTION, QKV, Stored, in_turn, joined, renamed
 
 _KEYS = {
     "hidden_size": "d_model",
@@ -60,8 +60,8 @@ def _stored(config: DecoderConfig) -> Sequence[Stored]:
     return [
         Stored("model.embed_tokens", "transformer.wte"),
         Stored("model.norm", "transformer.norm_f"),
-        *in_layers("transformer.blocks.*", _NAMES),
-        *merged_qkv("transformer.blocks.*.attn.Wqkv", merged(size, size, size)),
+        *renamed(_NAMES, "transformer.blocks.*."),
+        *joined(ATTENTION, QKV, "transformer.blocks.*.attn.Wqkv", in_turn(size, size, size)),
     ]
 
 

@@ -7,15 +7,13 @@ from ..decoder import DecoderConfig, read_decoder, register_decoder
 
 
 def _read(config: ConfigReader) -> DecoderConfig:
-    bias = config.flag("attention_bias")
     return read_decoder(
         config,
         defaults={"max_position_embeddings": 2048},
         norm="layer",
         norm_affine=False,
         norm_eps=1e-5,
-        qkv_bias=bias,
-        output_bias=bias,
+        attention_bias=config.flag("attention_bias"),
         qkv_clip=config.number("clip_qkv", 0.0),
     )
 

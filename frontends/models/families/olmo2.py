@@ -17,14 +17,12 @@ _NAMES = {
 
 def read_olmo2(config: ConfigReader, **options: Any) -> DecoderConfig:
     """The sizes of an OLMo 2."""
-    bias = config.flag("attention_bias")
     return read_decoder(
         config,
         defaults={"norm_eps": 1e-5, "max_position_embeddings": 2048},
         block="post",
         qk_norm="all_heads",
-        qkv_bias=bias,
-        output_bias=bias,
+        attention_bias=config.flag("attention_bias"),
         **options,
     )
 

@@ -15,7 +15,7 @@ def _read(config: ConfigReader) -> DecoderConfig:
     context, local = sizes.max_position_embeddings, "sliding_attention"
     rope = read_rope(config, sizes.head_size, context, 5e5, None, local, local_theta="rope_theta")
     types = window_types(config.integer("sliding_window", 4096), rope=rope)
-    layers = read_layer_types(config, sizes.num_hidden_layers, types, period=4)
+    layers = read_layer_types(config, types, period=4)
     return replace(sizes, layers=layers)
 
 

@@ -10,13 +10,11 @@ from ..mixture import read_mixture
 
 def _read(config: ConfigReader) -> DecoderConfig:
     config.require("clip_qkv", None, "irc clips queries and keys before their norm only")
-    bias = config.flag("attention_bias")
     routing = Routing(config.flag("norm_topk_prob"))
     return read_decoder(
         config,
         defaults={"max_position_embeddings": 4096, "norm_eps": 1e-5},
-        qkv_bias=bias,
-        output_bias=bias,
+        attention_bias=config.flag("attention_bias"),
         qk_norm="all_heads",
         mixture=read_mixture(config, "intermediate_size", routing=routing),
     )

@@ -6,14 +6,13 @@ from collections.abc import Sequence
 
 from ..config_reader import ConfigReader
 from ..decoder import DecoderConfig, read_decoder, register_decoder
-from ..stored import Stored, in_layers
+from ..stored import Stored, renamed
 
 _KEYS = {"intermediate_size": "ffn_dim", "hidden_act": "activation_function"}
 _NAMES = {
     "input_layernorm": "self_attn_layer_norm",
     "post_attention_layernorm": "final_layer_norm",
     "self_attn.o_proj": "self_attn.out_proj",
-    "self_attn": "self_attn",
     "mlp.up_proj": "fc1",
     "mlp.down_proj": "fc2",
 }
@@ -38,15 +37,13 @@ def _read(config: ConfigReader) -> DecoderConfig:
         rope=None,
         learned_positions=config.integer("max_position_embeddings") + _OFFSET,
         position_offset=_OFFSET,
-        qkv_bias=True,
-        output_bias=True,
-        mlp_bias=True,
+        biases=True,
     )
 
 
 def _stored(config: DecoderConfig) -> Sequence[Stored]:
     return [
-        *in_layers("model.decoder.layers.*", _NAMES),
+        *renamed(_NAMES, "model.decoder.layers.*."),
         Stored("model.norm", "model.decoder.final_layer_norm"),
         Stored("model", "model.decoder"),
     ]

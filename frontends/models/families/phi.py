@@ -26,9 +26,7 @@ def _read(config: ConfigReader) -> DecoderConfig:
         norm="layer",
         block="parallel",
         gated=False,
-        qkv_bias=True,
-        output_bias=True,
-        mlp_bias=True,
+        biases=True,
         head_bias=True,
         qk_norm="head" if config.flag("qk_layernorm") else "",
     )

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from ..config_reader import ConfigReader
 from ..decoder import DecoderConfig, read_decoder, register_decoder
-from ..stored import Stored, merged_outputs
+from ..stored import ATTENTION, MLP, QKV, Stored, in_turn, joined
 
 
 def _read(config: ConfigReader) -> DecoderConfig:
@@ -22,12 +22,10 @@ def _read(config: ConfigReader) -> DecoderConfig:
 
 def _stored(config: DecoderConfig) -> Sequence[Stored]:
     queries, keys = (n * config.head_size for n in (config.num_attention_heads, config.kv_heads))
-    qkv = {"q_proj": queries, "k_proj": keys, "v_proj": keys}
-    size = config.intermediate_size
-    parts = {"gate_proj": size, "up_proj": size}
+    width = config.intermediate_size
     return [
-        *merged_outputs("model.layers.*.self_attn.", "qkv_proj", qkv),
-        *merged_outputs("model.layers.*.mlp.", "gate_up_proj", parts),
+        *joined(ATTENTION, QKV, f"{ATTENTION}qkv_proj", in_turn(queries, keys, keys)),
+        *joined(MLP, "gate_proj up_proj", f"{MLP}gate_up_proj", in_turn(width, width)),
     ]
 
 

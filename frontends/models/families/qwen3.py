@@ -7,13 +7,11 @@ from ..decoder import DecoderConfig, read_decoder, read_windows, register_decode
 
 
 def _read(config: ConfigReader) -> DecoderConfig:
-    bias = config.flag("attention_bias")
     defaults = {"max_position_embeddings": 32768, "num_key_value_heads": 32, "head_dim": 128}
     return read_decoder(
         config,
         defaults=defaults,
-        qkv_bias=bias,
-        output_bias=bias,
+        attention_bias=config.flag("attention_bias"),
         qk_norm="head",
         layers=read_windows(config),
     )

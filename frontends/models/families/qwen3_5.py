@@ -9,9 +9,9 @@ from ...layers import Routing
 from ...layers.recurrent import GatedDeltaNet, RecurrentSizes
 from ..config_reader import ConfigReader
 from ..decoder import read_decoder, read_layer_types, register_decoder
-from ..hybrid import HybridConfig, HybridLayer, parts_of
+from ..hybrid import HybridConfig, HybridLayer
 from ..mixture import read_mixture
-from ..stored import Stored
+from ..stored import ATTENTION, LAYER, QKV, Stored, in_turn, joined
 
 _TYPES = {"linear_attention": {"mixer": GatedDeltaNet}, "full_attention": {"mixer": None}}
 
@@ -21,7 +21,7 @@ def _read(config: ConfigReader, **more: Any) -> HybridConfig:
         "mamba_ssm_dtype mtp_num_hidden_layers mtp_use_dedicated_embeddings mlp_only_layers"
     )
     config.require("attn_output_gate", True, "irc computes the gate of Qwen3.5's attention")
-    bias, period = config.flag("attention_bias"), config.integer("full_attention_interval", 4)
+    period = config.integer("full_attention_interval", 4)
     return read_decoder(
         config,
         HybridConfig,
@@ -29,10 +29,9 @@ def _read(config: ConfigReader, **more: Any) -> HybridConfig:
         rotary_fraction=0.25,
         norm_offset=1.0,
         qk_norm="head",
-        qkv_bias=bias,
-        output_bias=bias,
+        attention_bias=config.flag("attention_bias"),
         attention_gate=True,
-        layers=read_layer_types(config, config.integer("num_hidden_layers"), _TYPES, period),
+        layers=read_layer_types(config, _TYPES, period),
         recurrent=RecurrentSizes(
             heads=config.integer("linear_num_value_heads", 32),
             groups=config.integer("linear_num_key_heads", 16),
@@ -53,21 +52,19 @@ def _read_moe(config: ConfigReader) -> HybridConfig:
 
 
 def _stored(config: HybridConfig) -> Sequence[Stored]:
-    own, key = "model.layers.*.mixer.", "model.layers.*.linear_attn."
+    own, key = f"{LAYER}mixer.", f"{LAYER}linear_attn."
     sizes, size = config.recurrent, config.head_size
-    parts = (sizes.keys, sizes.keys, sizes.values)
-    attention, total = "model.layers.*.self_attn.", 2 * size * config.num_attention_heads
-    queries = [(at, at + size) for at in range(0, total, 2 * size)]  # each before its gate
-    gates = [(at + size, at + 2 * size) for at, _ in queries]
+    parts, total = in_turn(sizes.keys, sizes.keys, sizes.values), config.num_attention_heads * size
+    queries = [(2 * at, 2 * at + size) for at in range(0, total, size)]  # each before its gate
+    gates = [(end, end + size) for _, end in queries]
     return [
-        *parts_of(own, ("q_proj", "k_proj", "v_proj"), f"{key}in_proj_qkv", parts),
-        *parts_of(own, ("q_conv", "k_conv", "v_conv"), f"{key}conv1d", parts),
+        *joined(own, QKV, f"{key}in_proj_qkv", parts),
+        *joined(own, "q_conv k_conv v_conv", f"{key}conv1d", parts),
         Stored(f"{own}z_proj", f"{key}in_proj_z"),
         Stored(f"{own}dt_proj", f"{key}in_proj_a"),
         Stored(f"{own}beta_proj", f"{key}in_proj_b"),
         Stored(own[:-1], key[:-1]),
-        Stored(f"{attention}q_proj", f"{attention}q_proj", queries, total),
-        Stored(f"{attention}gate_proj", f"{attention}q_proj", gates, total),
+        *joined(ATTENTION, "q_proj gate_proj", f"{ATTENTION}q_proj", [queries, gates]),
     ]
 
 

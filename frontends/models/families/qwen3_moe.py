@@ -9,12 +9,10 @@ from ..mixture import read_mixture, read_sparse_step
 
 
 def _read(config: ConfigReader) -> DecoderConfig:
-    bias = config.flag("attention_bias")
     return read_decoder(
         config,
         defaults={"max_position_embeddings": 32768, "num_key_value_heads": 4},
-        qkv_bias=bias,
-        output_bias=bias,
+        attention_bias=config.flag("attention_bias"),
         qk_norm="head",
         mixture=read_mixture(config, routing=Routing(config.flag("norm_topk_prob"))),
         layers=read_sparse_step(config, read_windows(config, lambda i: True)),

@@ -5,27 +5,28 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ..config_reader import ConfigReader
-from ..encoder import EncoderConfig, named, read_encoder, register_encoder
+from ..encoder import EncoderConfig, read_encoder, register_encoder
 from ..heads import AttentionPool, Head, last_token
-from ..stored import Stored, merged
+from ..stored import Stored, in_turn, joined, renamed
 from ..vision import TwoEncoders, clip_names, read_inner, read_vision, register_two_encoders
 
 _DEFAULTS = {"hidden_act": "gelu_pytorch_tanh", "norm_eps": 1e-6}
 _POOL = {
-    "pool.probe": "head.probe",
-    "pool.attention.o_proj": "head.attention.out_proj",
-    "pool.norm": "head.layernorm",
-    "pool.mlp.up_proj": "head.mlp.fc1",
-    "pool.mlp.down_proj": "head.mlp.fc2",
+    "probe": "probe",
+    "attention.o_proj": "attention.out_proj",
+    "norm": "layernorm",
+    "mlp.up_proj": "mlp.fc1",
+    "mlp.down_proj": "mlp.fc2",
 }
 
 
 def _stored(config: EncoderConfig) -> list[Stored]:
-    entries, size = [*clip_names(config), *named(_POOL, "head.")], config.hidden_size
-    for part, ranges in zip("qkv", merged(size, size, size), strict=True):
-        for kind in ("weight", "bias"):
-            name = f"head.pool.attention.{part}_proj.{kind}"
-            entries.append(Stored(name, f"head.attention.in_proj_{kind}", ranges, 3 * size))
+    entries = [*clip_names(config), *renamed(_POOL, "head.", "head.pool.")]
+    ranges = in_turn(*[config.hidden_size] * 3)
+    for kind in ("weight", "bias"):
+        names = " ".join(f"{part}_proj.{kind}" for part in "qkv")
+        key = f"head.attention.in_proj_{kind}"
+        entries += joined("head.pool.attention.", names, key, ranges)
     return entries
 
 

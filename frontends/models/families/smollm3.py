@@ -9,7 +9,7 @@ from ..decoder import DecoderConfig, layer_count, read_decoder, read_windows, re
 
 
 def _read(config: ConfigReader) -> DecoderConfig:
-    count, bias = layer_count(config), config.flag("attention_bias")
+    count = layer_count(config)
     interval = config.integer("no_rope_layer_interval", 4)
     if interval < 1:
         raise config.error("no_rope_layer_interval", "expected a number above 0")
@@ -25,8 +25,7 @@ def _read(config: ConfigReader) -> DecoderConfig:
         defaults={"tie_word_embeddings": True, "num_key_value_heads": 4},
         rope_theta=2e6,
         layers=tuple(layers),
-        qkv_bias=bias,
-        output_bias=bias,
+        attention_bias=config.flag("attention_bias"),
         mlp_bias=config.flag("mlp_bias"),
     )
 

@@ -13,7 +13,6 @@ def _read(config: ConfigReader) -> DecoderConfig:
     config.ignore("residual_dropout embedding_dropout layer_norm_epsilon")
     config.require("mlp_type", "default", "expected default")
     config.require("norm_type", "layer_norm", "expected layer_norm")
-    bias = config.flag("use_bias", True)
     defaults = {
         "hidden_act": "gelu_pytorch_tanh",
         "norm_eps": 1e-5,
@@ -28,9 +27,7 @@ def _read(config: ConfigReader) -> DecoderConfig:
         sliding_window=config.integer("sliding_window", 0),
         norm="layer",
         gated=False,
-        qkv_bias=bias,
-        output_bias=bias,
-        mlp_bias=bias,
+        biases=config.flag("use_bias", True),
     )
 
 

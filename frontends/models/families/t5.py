@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 
+from ...layers import RelativePositions
 from ..config_reader import MOST_LAYERS, ConfigReader
 from ..decoder import read_decoder
 from ..encoder_decoder import EncoderDecoderConfig as Config
 from ..encoder_decoder import EncoderPart, encoder_signature, register_encoder_decoder
 from ..family import Family, register
-from ..stored import Stored
+from ..stored import Stored, renamed
 
 _KEYS = {
     "hidden_size": "d_model",
@@ -31,43 +33,42 @@ def _read(config: ConfigReader, scaled: bool, encoder_only: bool = False) -> Con
     tied = config.flag("tie_word_embeddings", True)
     scaled = config.flag("scale_decoder_outputs", tied) and scaled
     buckets = config.integer("relative_attention_num_buckets", 32)
+    relative = RelativePositions(buckets, config.integer("relative_attention_max_distance", 128))
     return read_decoder(
         config,
         Config,
         keys=_KEYS,
         defaults={"num_hidden_layers": layers, "max_position_embeddings": 512},
-        encoder={"num_hidden_layers": layers},
+        encoder={"num_hidden_layers": layers, "relative": replace(relative, bidirectional=True)},
         hidden_act="gelu_new" if gated and act == "gelu" else act,
         gated=bool(gated),
         num_key_value_heads=None,
         rope=None,
         attention_scale=1.0,
-        relative=(buckets, config.integer("relative_attention_max_distance", 128)),
+        relative=relative,
         logits_multiplier=config.integer("d_model") ** -0.5 if scaled else 1.0,
         tie_word_embeddings=tied and not encoder_only,
-        encoder_only=encoder_only,
+        cross_attention=not encoder_only,
     )
 
 
 def _stored(config: Config) -> Sequence[Stored]:
-    names: dict[str, str] = {"embed_tokens": "shared"}
     products = {"up_proj": "wi_1" if config.gated else "wi", "gate_proj": "wi_0", "down_proj": "wo"}
-    attentions = (("self_attn", "0.SelfAttention"), ("cross_attn", "1.EncDecAttention"))
-    for stack, last in (("encoder", 1), ("decoder", 2)):
-        layer, block = f"{stack}.layers.*", f"{stack}.block.*.layer"
-        for name, at in attentions:
-            names |= {f"{layer}.{name}.{x}_proj": f"{block}.{at}.{x}" for x in "qkvo"}
-            names[f"{layer}.{name}_norm"] = f"{block}.{at[0]}.layer_norm"
-        dense = f"{block}.{last}.DenseReluDense"
-        names |= {f"{layer}.mlp.{own}": f"{dense}.{key}" for own, key in products.items()}
-        names[f"{layer}.mlp_norm"] = f"{block}.{last}.layer_norm"
-        names[f"{stack}.norm"] = f"{stack}.final_layer_norm"
     table = "block.0.layer.0.SelfAttention.relative_attention_bias.weight"
-    tables = [
-        Stored(f"{stack}.relative_table", f"{stack}.{table}", transposed=True)
-        for stack in ("encoder", "decoder")
-    ]
-    return [*tables, *(Stored(own, key) for own, key in names.items())]
+    entries = [Stored("model.embed_tokens", "shared")]
+    for own, stack, last in (("encoder", "encoder", 1), ("model", "decoder", 2)):
+        layer = {f"mlp.{name}": f"{last}.DenseReluDense.{key}" for name, key in products.items()}
+        for name, at in (("self_attn", "0.SelfAttention"), ("cross_attn", "1.EncDecAttention")):
+            layer |= {f"{name}.{part}_proj": f"{at}.{part}" for part in "qkvo"}
+        layer["input_layernorm"] = "0.layer_norm"
+        layer["cross_attn_input_norm"] = "1.layer_norm"
+        layer["post_attention_layernorm"] = f"{last}.layer_norm"
+        entries += [
+            *renamed(layer, f"{stack}.block.*.layer.", f"{own}.layers.*."),
+            Stored(f"{own}.norm", f"{stack}.final_layer_norm"),
+            Stored(f"{own}.relative_table", f"{stack}.{table}", transposed=True),
+        ]
+    return entries
 
 
 UNUSED = {

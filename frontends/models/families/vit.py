@@ -5,26 +5,26 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ..config_reader import ConfigReader
-from ..encoder import EncoderConfig, bert_names, named, read_labels, register_encoder
+from ..encoder import EncoderConfig, bert_names, read_labels, register_encoder
 from ..heads import Head, first_token
-from ..stored import Stored
+from ..stored import Stored, renamed
 from ..vision import read_vision
 
 _NAMES = {
     "class_token": "embeddings.cls_token",
     "position_embeddings": "embeddings.position_embeddings",
     "patches": "embeddings.patch_embeddings.projection",
-    "layers.*.attention.q_proj": "encoder.layer.*.attention.attention.query",
-    "layers.*.attention.k_proj": "encoder.layer.*.attention.attention.key",
-    "layers.*.attention.v_proj": "encoder.layer.*.attention.attention.value",
-    "layers.*.attention_norm": "encoder.layer.*.layernorm_before",
-    "layers.*.mlp_norm": "encoder.layer.*.layernorm_after",
-    "final_norm": "layernorm",
+    "layers.*.self_attn.q_proj": "encoder.layer.*.attention.attention.query",
+    "layers.*.self_attn.k_proj": "encoder.layer.*.attention.attention.key",
+    "layers.*.self_attn.v_proj": "encoder.layer.*.attention.attention.value",
+    "layers.*.input_layernorm": "encoder.layer.*.layernorm_before",
+    "layers.*.post_attention_layernorm": "encoder.layer.*.layernorm_after",
+    "norm": "layernorm",
 }
 
 
 def _stored(config: EncoderConfig) -> list[Stored]:
-    return [*named(_NAMES), *bert_names(config)]
+    return [*renamed(_NAMES, "", "encoder."), *bert_names(config)]
 
 
 def _read(config: ConfigReader) -> EncoderConfig:

@@ -75,9 +75,8 @@ def _read(config: ConfigReader) -> WhisperConfig:
 
 
 def _stored(config: WhisperConfig) -> Sequence[Stored]:
-    convolutions = [Stored(name, f"model.encoder.{name}") for name in ("conv1", "conv2")]
-    ends = Stored("embed_tokens", "model.decoder.embed_tokens"), Stored("lm_head", "proj_out")
-    return [*bart_names(config), *convolutions, *ends]
+    encoder, head = "model.encoder.", Stored("lm_head", "proj_out")
+    return [*bart_names(config), head, *(Stored(x, encoder + x) for x in ("conv1", "conv2"))]
 
 
 register_encoder_decoder(
