@@ -53,6 +53,10 @@ class ConfigReader:
             raise self.error(key, f"expected a number of at most {most} in magnitude")
         return value
 
+    def layers(self, key: str = "num_hidden_layers", default: Any = REQUIRED) -> Any:
+        """The number of layers."""
+        return self.integer(key, default, MOST_LAYERS)
+
     def number(self, key: str, default: Any = REQUIRED) -> Any:
         """A float."""
         value = self._take(key, default, (int, float), "a number")

@@ -18,12 +18,11 @@ from ..layers.attention import Cache
 from ..layers.positions import QueryGrowth, RelativePositions, query_positions
 from ..module import Module, ModuleList, Parameter
 from ..tensor import Tensor
-from .config_reader import MOST_LAYERS, REQUIRED, ConfigReader
+from .config_reader import REQUIRED, ConfigReader
 from .family import Family, Signature, register
 from .language_model import States, at_positions, key_value_cache, results_of, signature_of
 from .mixture import Mixture, joined_alternatives
 from .rope_config import read_rope
-from .stored import Stored
 
 _POSITIVE = (
     "vocab_size",
@@ -199,9 +198,8 @@ def read_decoder(
     }
     sizes = read | more
     if "rope" not in sizes:
-        head_size = sizes["head_dim"] or sizes["hidden_size"] // max(
-            1, sizes["num_attention_heads"]
-        )
+        heads = max(1, sizes["num_attention_heads"])
+        head_size = sizes["head_dim"] or sizes["hidden_size"] // heads
         context = sizes["max_position_embeddings"]
         rope = read_rope(config, head_size, context, rope_theta, rotary_fraction)
         sizes["rope"] = replace(rope, interleaved=True) if interleaved_rope else rope
@@ -213,7 +211,7 @@ _READ: dict[str, Callable[[ConfigReader, str, Any], Any]] = {
     "vocab_size": ConfigReader.integer,
     "hidden_size": ConfigReader.integer,
     "intermediate_size": ConfigReader.integer,
-    "num_hidden_layers": partial(ConfigReader.integer, most=MOST_LAYERS),
+    "num_hidden_layers": ConfigReader.layers,
     "num_attention_heads": ConfigReader.integer,
     "num_key_value_heads": ConfigReader.integer,
     "head_dim": ConfigReader.integer,
@@ -239,7 +237,7 @@ def read_windows(
     Without `layer_types` layer i (from 0) has a window if `is_local(i)`, by default from layer
     `max_window_layers` on.
     """
-    count, window = layer_count(config), config.integer("sliding_window", 0)
+    count, window = config.layers(), config.integer("sliding_window", 0)
     first = config.integer("max_window_layers", 28)
     if not config.flag("use_sliding_window"):
         config.require("layer_types", ["full_attention"] * count, "use_sliding_window is not set")
@@ -249,11 +247,6 @@ def read_windows(
     local = [is_local(i) if is_local else i >= first for i in range(count)]
     default = ["sliding_attention" if limited else "full_attention" for limited in local]
     return read_layer_types(config, window_types(window), default=default)
-
-
-def layer_count(config: ConfigReader) -> int:
-    """The number of layers."""
-    return config.integer("num_hidden_layers", most=MOST_LAYERS)
 
 
 def window_types(window: int, **local: Any) -> dict[str, Mapping[str, Any]]:
@@ -275,7 +268,7 @@ def read_layer_types(
     `types` are the options of each type. Without `layer_types` layers have the types of `default`;
     without both, every layer number `period` (from 1) has the last type, the others the first.
     """
-    names, count = config.words("layer_types") or default, layer_count(config)
+    names, count = config.words("layer_types") or default, config.layers()
     first, last = next(iter(types)), list(types)[-1]
     if not names:
         names = [last if period and (i + 1) % period == 0 else first for i in range(count)]
@@ -593,13 +586,12 @@ def register_decoder(
     read: Callable[[ConfigReader], Config],
     layer: type[DecoderLayer] = DecoderLayer,
     alternatives: Callable[[Config], Mapping[str, Ref]] = other_names,
-    stored: Callable[[Config], Sequence[Stored]] = lambda config: (),
     decoder: type[Decoder] = Decoder,
     **options: Any,
 ) -> Family[Config]:
     """Register the family whose models are a CausalLM with this `layer` and `decoder`.
 
-    `options` are other fields of Family.
+    `options` are other fields of Family, such as `stored`.
     """
 
     def build(config: Config, dtype: str) -> CausalLM:
@@ -609,7 +601,5 @@ def register_decoder(
         states, longest = layer_states(config, layer, dtype), config.max_position_embeddings
         return signature_of(states, longest, config.has_positions)
 
-    family = Family(
-        model_type, architectures, read, build, signature, alternatives, stored, **options
-    )
+    family = Family(model_type, architectures, read, build, signature, alternatives, **options)
     return register(family)

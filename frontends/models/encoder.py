@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeAlias
+from typing import Any
 
 from ...weights import Ref, UnboundRef
 from .. import functional as F
@@ -24,7 +24,7 @@ from .config_reader import ConfigReader
 from .decoder import Call, Decoder, DecoderConfig, Stack, read_decoder
 from .family import Family, Signature, register
 from .heads import Head, HeadLayers, SentenceHead, SentenceLayers, Stage
-from .stored import Stored, renamed
+from .stored import Layout, Stored, laid_out, renamed
 
 SENTENCES = "SentenceTransformer"  # the architecture of a folder with a modules.json
 _TASKS = """
@@ -151,16 +151,13 @@ def signature(config: EncoderConfig, dtype: str, rows: str = "B") -> Signature:
     return Signature(dict.fromkeys(names, Spec("i32", (rows, "S"))), dims)
 
 
-Layout: TypeAlias = Callable[[EncoderConfig], Sequence[Stored]]  # where a checkpoint has parameters
-
-
 def stored_in(
     config: EncoderConfig, layout: Layout, base: str, inside: str = ""
 ) -> Sequence[Stored]:
     """`layout` with `base` in front of its keys, and the layers of the head; see Head."""
     entries = [
         replace(entry, pattern=inside + entry.pattern, key=base + entry.key)
-        for entry in layout(config)
+        for entry in laid_out(layout, config)
     ]
     head = config.head
     if isinstance(head, SentenceHead):
@@ -203,7 +200,7 @@ def register_text_encoder(
     model_type: str,
     name: str,
     read: Callable[[ConfigReader], EncoderConfig],
-    heads: Callable[[ConfigReader], Mapping[str, Head]],
+    heads: Mapping[str, Head] | Callable[[ConfigReader], Mapping[str, Head]],
     layout: Layout,
     base: str,
     unused: str,
@@ -214,8 +211,8 @@ def register_text_encoder(
     """
 
     def with_head(config: ConfigReader) -> EncoderConfig:
-        encoder = read(config)
-        return replace(encoder, head=_head(config, name, heads(config), encoder.vocab_size))
+        encoder, of_task = read(config), heads(config) if callable(heads) else heads
+        return replace(encoder, head=_head(config, name, of_task, encoder.vocab_size))
 
     architectures = [*(name + task for task in _TASKS.split()), SENTENCES]
     return register_encoder(model_type, architectures, with_head, layout, base, unused.split())
@@ -275,25 +272,19 @@ def read_labels(config: ConfigReader) -> int:
     return len(config.inner("id2label")) or count
 
 
-def bert_names(config: EncoderConfig) -> Sequence[Stored]:
-    """Where BERT's checkpoints have an encoder; RoBERTa and others kept the names."""
-    names = {
-        "embed_tokens": "embeddings.word_embeddings",
-        "embed_positions": "embeddings.position_embeddings",
-        "types": "embeddings.token_type_embeddings",
-        "embedding_norm": "embeddings.LayerNorm",
-    }
-    layer = {
-        "self_attn.q_proj": "attention.self.query",
-        "self_attn.k_proj": "attention.self.key",
-        "self_attn.v_proj": "attention.self.value",
-        "self_attn.o_proj": "attention.output.dense",
-        "attention_output_norm": "attention.output.LayerNorm",
-        "mlp.up_proj": "intermediate.dense",
-        "mlp.down_proj": "output.dense",
-        "feed_forward_output_norm": "output.LayerNorm",
-    }
-    return [
-        *renamed(names, "", "encoder."),
-        *renamed(layer, "encoder.layer.*.", "encoder.layers.*."),
-    ]
+# where BERT's checkpoints have an encoder; RoBERTa and others kept the names
+_BERT = {
+    "embed_tokens": "embeddings.word_embeddings",
+    "embed_positions": "embeddings.position_embeddings",
+    "types": "embeddings.token_type_embeddings",
+    "embedding_norm": "embeddings.LayerNorm",
+    "layers.*.self_attn.q_proj": "encoder.layer.*.attention.self.query",
+    "layers.*.self_attn.k_proj": "encoder.layer.*.attention.self.key",
+    "layers.*.self_attn.v_proj": "encoder.layer.*.attention.self.value",
+    "layers.*.self_attn.o_proj": "encoder.layer.*.attention.output.dense",
+    "layers.*.attention_output_norm": "encoder.layer.*.attention.output.LayerNorm",
+    "layers.*.mlp.up_proj": "encoder.layer.*.intermediate.dense",
+    "layers.*.mlp.down_proj": "encoder.layer.*.output.dense",
+    "layers.*.feed_forward_output_norm": "encoder.layer.*.output.LayerNorm",
+}
+BERT_STORED = renamed(_BERT, "", "encoder.")

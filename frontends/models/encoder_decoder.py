@@ -11,7 +11,7 @@ one length, there are no `encoder_lengths`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
@@ -20,11 +20,11 @@ from ..layers.positions import query_positions
 from ..module import Module
 from ..tensor import Tensor
 from ..trace import Spec
-from .config_reader import MOST_LAYERS, ConfigReader
+from .config_reader import ConfigReader
 from .decoder import Call, CausalLM, Decoder, DecoderConfig, Stack, read_decoder, tied_embeddings
 from .family import Family, Signature, register
 from .language_model import signature as language_model_signature
-from .stored import Stored, renamed
+from .stored import Layout, Stored, renamed
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,7 @@ def register_encoder_decoder(
     model_type: str,
     architecture: str,
     read: Callable[[ConfigReader], Config],
-    stored: Callable[[Config], Sequence[Stored]],
+    stored: Layout,
     *,
     unused: Mapping[str, Sequence[str]],
     head: str = "lm_head.weight",
@@ -173,7 +173,7 @@ def read_bart(
         defaults={"hidden_act": "gelu", "tie_word_embeddings": True},
         encoder={
             "intermediate_size": config.integer("encoder_ffn_dim"),
-            "num_hidden_layers": config.integer("encoder_layers", most=MOST_LAYERS),
+            "num_hidden_layers": config.layers("encoder_layers"),
             "num_attention_heads": config.integer("encoder_attention_heads"),
             "max_position_embeddings": encoder_longest,
             "learned_positions": encoder_longest + offset,
@@ -191,26 +191,25 @@ def read_bart(
     )
 
 
-def bart_names(config: EncoderDecoderConfig) -> Sequence[Stored]:
-    """Where checkpoints have the parameters of both stacks."""
-    norms = {
-        ("input_layernorm", "attention_output_norm"): "self_attn_layer_norm",
-        ("cross_attn_input_norm", "cross_attn_output_norm"): "encoder_attn_layer_norm",
-        ("post_attention_layernorm", "feed_forward_output_norm"): "final_layer_norm",
+def _bart_stored() -> Iterator[Stored]:
+    names = {
+        "self_attn.o_proj": "self_attn.out_proj",
+        "cross_attn.o_proj": "encoder_attn.out_proj",
+        "cross_attn": "encoder_attn",
+        "mlp.up_proj": "fc1",
+        "mlp.down_proj": "fc2",
+        "input_layernorm": "self_attn_layer_norm",
+        "attention_output_norm": "self_attn_layer_norm",
+        "cross_attn_input_norm": "encoder_attn_layer_norm",
+        "cross_attn_output_norm": "encoder_attn_layer_norm",
+        "post_attention_layernorm": "final_layer_norm",
+        "feed_forward_output_norm": "final_layer_norm",
     }
-    names = {f"layers.*.{own}": f"layers.*.{key}" for both, key in norms.items() for own in both}
-    names |= {f"layers.*.{own}": f"layers.*.{key}" for own, key in _PRODUCTS.items()}
-    names |= {"embedding_norm": "layernorm_embedding", "norm": "layer_norm"}
-    entries: list[Stored] = []
     for own, key in (("encoder", "model.encoder"), ("model", "model.decoder")):
-        entries += [*renamed(names, f"{key}.", f"{own}."), Stored(own, key)]
-    return entries
+        yield from renamed(names, f"{key}.layers.*.", f"{own}.layers.*.")
+        yield Stored(f"{own}.embedding_norm", f"{key}.layernorm_embedding")
+        yield Stored(f"{own}.norm", f"{key}.layer_norm")
+        yield Stored(own, key)
 
 
-_PRODUCTS = {
-    "self_attn.o_proj": "self_attn.out_proj",
-    "cross_attn.o_proj": "encoder_attn.out_proj",
-    "cross_attn": "encoder_attn",
-    "mlp.up_proj": "fc1",
-    "mlp.down_proj": "fc2",
-}
+BART_STORED = [*_bart_stored()]  # where checkpoints have both stacks

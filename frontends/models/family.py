@@ -16,7 +16,7 @@ from ...weights import Ref
 from ..module import Module
 from ..trace import Spec, trace
 from .config_reader import HARMLESS, ConfigReader
-from .stored import Stored, stored_references
+from .stored import Layout, laid_out, stored_references
 
 GROUP = "irc.models"  # the entry-point group of modules that register families
 Config = TypeVar("Config")
@@ -35,10 +35,6 @@ class Signature:
 
 def _no_alternatives(config: Any) -> Mapping[str, Ref]:
     return {}
-
-
-def _as_named(config: Any) -> Sequence[Stored]:
-    return ()
 
 
 @dataclass(frozen=True)
@@ -63,7 +59,7 @@ class Family(Generic[Config]):
     build: Callable[[Config, str], Module]
     signature: Callable[[Config, str], Signature]
     alternatives: Callable[[Config], Mapping[str, Ref]] = _no_alternatives
-    stored: Callable[[Config], Sequence[Stored]] = _as_named
+    stored: Layout = ()
     prefixes: Sequence[str] = ("",)
     unused: Sequence[str] = ()
     inside: str = ""
@@ -106,7 +102,7 @@ class Family(Generic[Config]):
         model = self.build(config, dtype)
         name = name or self.model_type.replace("-", "_")
         module = trace(model, signature.inputs, ranges, name, signature.aliases)
-        for weight, ref in stored_references(module.weights, self.stored(config)).items():
+        for weight, ref in stored_references(module.weights, laid_out(self.stored, config)).items():
             module.weights[weight].ref = ref
         return module
 

@@ -48,19 +48,26 @@ class Head:
 ROBERTA_UNUSED = "*pooler.dense.* lm_head.*"  # tensors of heads that another task has
 
 
-def roberta_heads(base: str) -> Callable[[object], dict[str, Head]]:
-    """The heads of RoBERTa, and of models that kept its names, by task; `base` is the encoder's."""
-    pooler = Head(pool=first_token, dense=f"{base}pooler.dense", act="tanh")
-    scores = replace(pooler, dense="classifier.dense", output="classifier.out_proj")
-    words = Head(dense="lm_head.dense", act="gelu", norm="lm_head.layer_norm")
-    heads = {
-        "Model": pooler,
-        "ForSequenceClassification": scores,
+def text_heads(pooled: Head, classes: Head, words: Head) -> dict[str, Head]:
+    """The heads of an encoder of texts, by task: of pooled vectors, their classes, and words."""
+    return {
+        "Model": pooled,
+        "ForSequenceClassification": classes,
         "ForTokenClassification": Head(output="classifier"),
-        "ForMaskedLM": replace(words, output="lm_head.decoder", bias="lm_head.bias"),
+        "ForMaskedLM": words,
         "ForQuestionAnswering": Head(output="qa_outputs"),
     }
-    return lambda config: heads
+
+
+def roberta_heads(base: str) -> dict[str, Head]:
+    """The heads of RoBERTa, and of models that kept its names; `base` is the encoder's."""
+    pooled = Head(pool=first_token, dense=f"{base}pooler.dense", act="tanh")
+    words = Head(dense="lm_head.dense", act="gelu", norm="lm_head.layer_norm")
+    return text_heads(
+        pooled,
+        replace(pooled, dense="classifier.dense", output="classifier.out_proj"),
+        replace(words, output="lm_head.decoder", bias="lm_head.bias"),
+    )
 
 
 class HeadLayers(Module):

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from ...errors import Error
 from ...weights import Ref
 from ..layers.moe import ClampedSwiGLU, MixtureOfExperts, Names, Routing
-from .config_reader import MOST_LAYERS, REQUIRED, ConfigReader
+from .config_reader import REQUIRED, ConfigReader
 from .stored import LAYER, MLP, Stored, in_turn, joined
 
+# where DeepSeek and models after it have the shared experts, which are one feed-forward
+SHARED_EXPERTS = (Stored(f"{MLP}shared_expert", f"{MLP}shared_experts"),)
 _MOST_EXPERTS = 1 << 16  # of all layers
 _TRAINING = """
     aux_loss_alpha ep_size norm_topk_eps output_router_logits router_aux_loss_coef
@@ -55,7 +57,7 @@ def read_mixture(
     count = config.key(f"{count}|num_local_experts")
     experts = config.integer(count, defaults[0])
     chosen = config.integer("num_experts_per_tok", defaults[1])
-    layers = config.integer("num_hidden_layers", most=MOST_LAYERS)
+    layers = config.layers()
     if not 1 <= chosen <= experts:
         raise Error(f"num_experts_per_tok {chosen} lies outside 1 to {count} {experts}")
     if layers * experts > _MOST_EXPERTS:
@@ -69,31 +71,28 @@ def read_mixture(
     return Mixture(width, experts, chosen, act=act, **more)
 
 
-def dense_layers(
-    count: int, dense: Iterable[int], layers: Sequence[Mapping[str, Any]] = ()
-) -> tuple[Mapping[str, Any], ...]:
-    """The options of `count` layers of which some, by number, have a plain feed-forward.
-
-    `layers` are options in which layers differ besides.
-    """
-    numbers = {*dense}
-    if not numbers:
-        return tuple(layers)
-    others = layers or [dict[str, Any]()] * count
-    return tuple(
-        {**other, "mixture": None} if i in numbers else other for i, other in enumerate(others)
-    )
-
-
 def read_sparse_step(
     config: ConfigReader, layers: Sequence[Mapping[str, Any]] = ()
 ) -> tuple[Mapping[str, Any], ...]:
-    """dense_layers by the config of Qwen."""
-    count = config.integer("num_hidden_layers", most=MOST_LAYERS)
-    step = config.integer("decoder_sparse_step", 1)
-    dense = {int(number) for number in config.numbers("mlp_only_layers")}
-    dense |= {i for i in range(count) if (i + 1) % max(1, step)}
-    return dense_layers(count, dense, layers)
+    """`layers` of Qwen, of which those between the steps have a plain feed-forward."""
+    step, dense = config.integer("decoder_sparse_step", 1), config.numbers("mlp_only_layers")
+    numbers = [i for i in range(config.layers()) if i in dense or (i + 1) % max(1, step)]
+    return _with_dense(config, numbers, layers)
+
+
+def read_first_dense(config: ConfigReader) -> tuple[Mapping[str, Any], ...]:
+    """The options of layers of which the first have a plain feed-forward, as in DeepSeek-V2."""
+    return _with_dense(config, range(config.integer("first_k_dense_replace", 0)))
+
+
+def _with_dense(
+    config: ConfigReader, numbers: Sequence[int], layers: Sequence[Mapping[str, Any]] = ()
+) -> tuple[Mapping[str, Any], ...]:
+    """The options of layers of which those of these numbers have a plain feed-forward."""
+    if not numbers:
+        return tuple(layers)
+    others = layers or [dict[str, Any]()] * config.layers()
+    return tuple({**x, "mixture": None} if i in numbers else x for i, x in enumerate(others))
 
 
 def read_group_routing(config: ConfigReader, default: Any = REQUIRED) -> Routing:
@@ -108,17 +107,6 @@ def read_group_routing(config: ConfigReader, default: Any = REQUIRED) -> Routing
         group_best=2,
         dtype="f32",
     )
-
-
-def read_first_dense(config: ConfigReader) -> tuple[Mapping[str, Any], ...]:
-    """The options of layers of which the first have a plain feed-forward, as in DeepSeek-V2."""
-    count = config.integer("num_hidden_layers", most=MOST_LAYERS)
-    return dense_layers(count, range(config.integer("first_k_dense_replace", 0)))
-
-
-def shared_experts(config: Any) -> list[Stored]:
-    """Where DeepSeek and models after it have the shared experts, which are one feed-forward."""
-    return [Stored(f"{MLP}shared_expert", f"{MLP}shared_experts")]
 
 
 def joined_experts(

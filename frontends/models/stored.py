@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
-from typing import Any
+from typing import Any, TypeAlias
 
 from ...ir.core import Weight
 from ...ir.dims import Shape
@@ -70,6 +70,8 @@ class Stored:
 
 
 LAYER = "model.layers.*."  # what the names of parameters of a decoder's layers begin with
+ATTENTION, MLP = f"{LAYER}self_attn.", f"{LAYER}mlp."
+QKV = "q_proj k_proj v_proj"
 
 
 def renamed(
@@ -108,8 +110,13 @@ def by_group(heads: int, kv_heads: int, size: int) -> list[Ranges]:
     return [[(at + begin, at + end) for at in begins] for [(begin, end)] in parts]
 
 
-QKV = "q_proj k_proj v_proj"
-ATTENTION, MLP = f"{LAYER}self_attn.", f"{LAYER}mlp."
+# where a checkpoint has the parameters of a model, for some families by its sizes
+Layout: TypeAlias = Sequence[Stored] | Callable[[Any], Sequence[Stored]]
+
+
+def laid_out(layout: Layout, config: Any) -> Sequence[Stored]:
+    """The entries of a layout for a model of these sizes."""
+    return layout(config) if callable(layout) else layout
 
 
 def stored_references(weights: Mapping[str, Weight], tensors: Iterable[Stored]) -> dict[str, Ref]:

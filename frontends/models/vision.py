@@ -10,9 +10,9 @@ from .. import functional as F
 from ..module import Module, Parameter
 from ..tensor import Tensor
 from .config_reader import HARMLESS, ConfigReader
-from .encoder import EncoderConfig, EncoderModel, Layout, read_encoder, signature, stored_in
+from .encoder import EncoderConfig, EncoderModel, read_encoder, signature, stored_in
 from .family import Family, Signature, register
-from .stored import Stored, renamed
+from .stored import Layout, Stored, renamed
 
 BASE = {"hidden_size": 768, "intermediate_size": 3072, "num_attention_heads": 12}
 
@@ -122,17 +122,12 @@ def clip_names(config: EncoderConfig) -> Sequence[Stored]:
         "patches": "embeddings.patch_embedding",
         "position_embeddings": "embeddings.position_embedding.weight",
         "embedding_norm": "pre_layrnorm",
+        "layers.*.self_attn.o_proj": "encoder.layers.*.self_attn.out_proj",
+        "layers.*.input_layernorm": "encoder.layers.*.layer_norm1",
+        "layers.*.post_attention_layernorm": "encoder.layers.*.layer_norm2",
+        "layers.*.mlp.up_proj": "encoder.layers.*.mlp.fc1",
+        "layers.*.mlp.down_proj": "encoder.layers.*.mlp.fc2",
+        "layers": "encoder.layers",
         "norm": "post_layernorm" if config.image_size else "final_layer_norm",
     }
-    layer = {
-        "self_attn.o_proj": "self_attn.out_proj",
-        "self_attn": "self_attn",
-        "input_layernorm": "layer_norm1",
-        "mlp.up_proj": "mlp.fc1",
-        "mlp.down_proj": "mlp.fc2",
-        "post_attention_layernorm": "layer_norm2",
-    }
-    return [
-        *renamed(names, "", "encoder."),
-        *renamed(layer, "encoder.layers.*.", "encoder.layers.*."),
-    ]
+    return renamed(names, "", "encoder.")

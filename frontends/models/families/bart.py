@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import partial
 
 from ..config_reader import ConfigReader
-from ..encoder_decoder import BART_UNUSED, bart_names, read_bart, register_encoder_decoder
+from ..encoder_decoder import BART_STORED, BART_UNUSED, read_bart, register_encoder_decoder
 from ..encoder_decoder import EncoderDecoderConfig as Config
 from ..stored import Stored
 
@@ -36,14 +35,12 @@ def _read(config: ConfigReader, block: str) -> Config:
     )
 
 
-def _stored(config: Config) -> Sequence[Stored]:
-    embeddings = Stored("model.embed_tokens", "model.shared")
-    return [embeddings, *bart_names(config), Stored("logits_bias", "final_logits_bias")]
-
-
+_STORED = [
+    Stored("model.embed_tokens", "model.shared"),
+    Stored("logits_bias", "final_logits_bias"),
+    *BART_STORED,
+]
 for _type, _name in (("bart", "Bart"), ("mbart", "MBart")):
-    _reader, _class = (
-        partial(_read, block="sums" if _type == "bart" else "pre"),
-        f"{_name}ForConditionalGeneration",
-    )
-    register_encoder_decoder(_type, _class, _reader, _stored, unused=BART_UNUSED)
+    _reader = partial(_read, block="sums" if _type == "bart" else "pre")
+    _class = f"{_name}ForConditionalGeneration"
+    register_encoder_decoder(_type, _class, _reader, _STORED, unused=BART_UNUSED)

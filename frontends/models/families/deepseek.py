@@ -13,7 +13,7 @@ from ...trace import Spec
 from ..config_reader import ConfigReader
 from ..decoder import Call, DecoderConfig, DecoderLayer, read_decoder, register_decoder
 from ..language_model import States
-from ..mixture import read_first_dense, read_group_routing, read_mixture, shared_experts
+from ..mixture import SHARED_EXPERTS, read_first_dense, read_group_routing, read_mixture
 from ..rope_config import read_rope
 
 
@@ -100,13 +100,13 @@ def _read_v3(config: ConfigReader) -> LatentConfig:
 
 
 V2 = register_decoder(
-    "deepseek_v2", ("DeepseekV2ForCausalLM",), _read_v2, LatentLayer, stored=shared_experts
+    "deepseek_v2", ("DeepseekV2ForCausalLM",), _read_v2, LatentLayer, stored=SHARED_EXPERTS
 )
 V3 = register_decoder(
     "deepseek_v3",
     ("DeepseekV3ForCausalLM",),
     _read_v3,
     LatentLayer,
-    stored=shared_experts,
+    stored=SHARED_EXPERTS,
     unused=("model.layers.61.*",),  # predicts further tokens
 )

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 from ..config_reader import ConfigReader
-from ..encoder import EncoderConfig, bert_names, read_bert, register_text_encoder
-from ..heads import Head, first_token
-from ..stored import Stored, renamed
+from ..encoder import BERT_STORED, EncoderConfig, read_bert, register_text_encoder
+from ..heads import Head, first_token, text_heads
+from ..stored import renamed
 
-_HEADS = {
-    "Model": Head(),
-    "ForSequenceClassification": Head(
-        pool=first_token, dense="pre_classifier", act="relu", output="classifier"
-    ),
-    "ForTokenClassification": Head(output="classifier"),
-    "ForMaskedLM": Head(dense="vocab_transform", norm="vocab_layer_norm", output="vocab_projector"),
-    "ForQuestionAnswering": Head(output="qa_outputs"),
-}
+_HEADS = text_heads(
+    Head(),
+    Head(pool=first_token, dense="pre_classifier", act="relu", output="classifier"),
+    Head(dense="vocab_transform", norm="vocab_layer_norm", output="vocab_projector"),
+)
 _NAMES = {
     **{f"self_attn.{part}_proj": f"attention.{part}_lin" for part in "qkv"},
     "self_attn.o_proj": "attention.out_lin",
@@ -24,6 +20,7 @@ _NAMES = {
     "mlp.down_proj": "ffn.lin2",
     "feed_forward_output_norm": "output_layer_norm",
 }
+_STORED = [*renamed(_NAMES, "transformer.layer.*.", "encoder.layers.*."), *BERT_STORED]
 _KEYS = {
     "hidden_size": "dim",
     "intermediate_size": "hidden_dim",
@@ -33,16 +30,10 @@ _KEYS = {
 }
 
 
-def _stored(config: EncoderConfig) -> list[Stored]:
-    return [*renamed(_NAMES, "transformer.layer.*.", "encoder.layers.*."), *bert_names(config)]
-
-
 def _read(config: ConfigReader) -> EncoderConfig:
     config.ignore("qa_dropout seq_classif_dropout sinusoidal_pos_embds")
     return read_bert(config, _KEYS)
 
 
 _UNUSED = "vocab_* pre_classifier.*"
-register_text_encoder(
-    "distilbert", "DistilBert", _read, lambda config: _HEADS, _stored, "distilbert.", _UNUSED
-)
+register_text_encoder("distilbert", "DistilBert", _read, _HEADS, _STORED, "distilbert.", _UNUSED)

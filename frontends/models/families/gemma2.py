@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from ..config_reader import ConfigReader
 from ..decoder import DecoderConfig, read_decoder, read_layer_types, register_decoder, window_types
-from ..stored import Stored, renamed
+from ..stored import renamed
 
-_NAMES = {
-    "attention_output_norm": "post_attention_layernorm",
-    "post_attention_layernorm": "pre_feedforward_layernorm",
-    "feed_forward_output_norm": "post_feedforward_layernorm",
-}
+GEMMA_NORMS = renamed(
+    {
+        "attention_output_norm": "post_attention_layernorm",
+        "post_attention_layernorm": "pre_feedforward_layernorm",
+        "feed_forward_output_norm": "post_feedforward_layernorm",
+    }
+)
 _DEFAULTS: dict[str, Any] = {
     "hidden_act": "gelu_pytorch_tanh",
     "num_key_value_heads": 4,
@@ -44,11 +45,6 @@ def read_gemma(config: ConfigReader, defaults: dict[str, Any], **options: Any) -
     )
 
 
-def stored_gemma(config: DecoderConfig) -> Sequence[Stored]:
-    """The norms of a Gemma, which have other names."""
-    return renamed(_NAMES)
-
-
 def _softcap(config: ConfigReader, key: str, default: float) -> float:
     return config.number(key, 0.0 if config.is_null(key) else default)
 
@@ -64,4 +60,4 @@ def _read(config: ConfigReader) -> DecoderConfig:
     )
 
 
-GEMMA2 = register_decoder("gemma2", ("Gemma2ForCausalLM",), _read, stored=stored_gemma)
+GEMMA2 = register_decoder("gemma2", ("Gemma2ForCausalLM",), _read, stored=GEMMA_NORMS)

@@ -29,7 +29,7 @@ from ..decoder import (
 )
 from ..language_model import States
 from ..rope_config import read_rope
-from .gemma2 import stored_gemma
+from .gemma2 import GEMMA_NORMS
 
 _LOCAL, _FULL = "sliding_attention", "full_attention"
 _LAYER_INPUTS = "layer_inputs"  # in the memory of a call: [B, S, layers, layer_input_size]
@@ -211,7 +211,7 @@ def _alternatives(config: Gemma4Config) -> Mapping[str, Ref]:
 _PARTS: dict[str, Any] = {
     "layer": Gemma4Layer,
     "decoder": Gemma4Decoder,
-    "stored": stored_gemma,
+    "stored": GEMMA_NORMS,
     "alternatives": _alternatives,
 }
 GEMMA4_TEXT = register_decoder("gemma4_text", ("Gemma4ForCausalLM",), _read, **_PARTS)

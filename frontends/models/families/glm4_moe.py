@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..config_reader import ConfigReader
 from ..decoder import DecoderConfig, read_decoder, register_decoder
-from ..mixture import read_first_dense, read_group_routing, read_mixture, shared_experts
+from ..mixture import SHARED_EXPERTS, read_first_dense, read_group_routing, read_mixture
 
 
 def _read(config: ConfigReader) -> DecoderConfig:
@@ -25,6 +25,6 @@ GLM4_MOE = register_decoder(
     "glm4_moe",
     ("Glm4MoeForCausalLM",),
     _read,
-    stored=shared_experts,
+    stored=SHARED_EXPERTS,
     unused=("model.layers.46.*", "model.layers.92.*"),  # predict further tokens
 )

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from ...layers import Rope
 from ..config_reader import ConfigReader
 from ..decoder import DecoderConfig, register_decoder
@@ -17,6 +15,11 @@ _NAMES = {
     "mlp.up_proj": "mlp.fc_in",
     "mlp.down_proj": "mlp.fc_out",
 }
+_STORED = [
+    Stored("model.embed_tokens", "transformer.wte"),
+    Stored("model.norm", "transformer.ln_f"),
+    *renamed(_NAMES, "transformer.h.*."),
+]
 
 
 def _read(config: ConfigReader) -> DecoderConfig:
@@ -25,12 +28,4 @@ def _read(config: ConfigReader) -> DecoderConfig:
     return read_gpt2(config, block="parallel", rope=rope, mlp_bias=True, head_bias=True)
 
 
-def _stored(config: DecoderConfig) -> Sequence[Stored]:
-    return [
-        Stored("model.embed_tokens", "transformer.wte"),
-        Stored("model.norm", "transformer.ln_f"),
-        *renamed(_NAMES, "transformer.h.*."),
-    ]
-
-
-GPTJ = register_decoder("gptj", ("GPTJForCausalLM",), _read, stored=_stored)
+GPTJ = register_decoder("gptj", ("GPTJForCausalLM",), _read, stored=_STORED)

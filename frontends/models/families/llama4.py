@@ -7,7 +7,7 @@ from typing import Any
 
 from ...layers import QueryGrowth, Routing
 from ..config_reader import ConfigReader
-from ..decoder import DecoderConfig, layer_count, read_decoder, register_decoder, tied_embeddings
+from ..decoder import DecoderConfig, read_decoder, register_decoder, tied_embeddings
 from ..mixture import joined_experts, read_mixture
 from ..stored import Stored
 
@@ -38,7 +38,7 @@ def _read(config: ConfigReader) -> DecoderConfig:
 
 def _layers(config: ConfigReader) -> tuple[Mapping[str, Any], ...]:
     """The options of every layer."""
-    count, step = layer_count(config), config.integer("interleave_moe_layer_step", 1)
+    count, step = config.layers(), config.integer("interleave_moe_layer_step", 1)
     every = max(1, config.integer("no_rope_layer_interval", 4))
     rotated = config.numbers("no_rope_layers") or [(i + 1) % every for i in range(count)]
     sparse = config.numbers("moe_layers") or range(step - 1, count, max(1, step))

@@ -7,9 +7,9 @@ from dataclasses import replace
 from typing import Any
 
 from ..config_reader import ConfigReader
-from ..decoder import layer_count, read_layer_types, window_types
+from ..decoder import read_layer_types, window_types
 from ..encoder import EncoderConfig, read_encoder, register_text_encoder
-from ..heads import SENTENCE_POOLS, Head, first_token
+from ..heads import SENTENCE_POOLS, Head, first_token, text_heads
 from ..rope_config import read_rope
 from ..stored import QKV, Stored, in_turn, joined, renamed
 
@@ -51,19 +51,14 @@ def _heads(config: ConfigReader) -> dict[str, Head]:
         output="classifier",
     )
     pool = first_token if pooling == "cls" else SENTENCE_POOLS["mean"]
-    bias = config.flag("decoder_bias", True)
-    return {
-        "Model": Head(),
-        "ForSequenceClassification": replace(tokens, pool=pool),
-        "ForTokenClassification": tokens,
-        "ForMaskedLM": replace(tokens, output="decoder", output_bias=bias),
-        "ForQuestionAnswering": tokens,
-    }
+    words = replace(tokens, output="decoder", output_bias=config.flag("decoder_bias", True))
+    heads = text_heads(Head(), replace(tokens, pool=pool), words)
+    return heads | dict.fromkeys(("ForTokenClassification", "ForQuestionAnswering"), tokens)
 
 
 def _layers(config: ConfigReader) -> tuple[Mapping[str, Any], ...]:
     """The window and the rope of every layer; the first of `every` layers sees all tokens."""
-    count, every = layer_count(config), config.integer("global_attn_every_n_layers", 3)
+    count, every = config.layers(), config.integer("global_attn_every_n_layers", 3)
     window = config.integer("local_attention", 128)
     if window < 2 or every < 1:
         raise config.error(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ...layers.positions import RelativePositions
 from ..config_reader import ConfigReader
-from ..encoder import EncoderConfig, bert_names, read_bert, register_text_encoder
+from ..encoder import BERT_STORED, EncoderConfig, read_bert, register_text_encoder
 from ..heads import ROBERTA_UNUSED, roberta_heads
 from ..stored import Stored, renamed
 
@@ -12,15 +12,11 @@ _NAMES = {
     **{f"self_attn.{part}_proj": f"attention.attn.{part}" for part in "qkvo"},
     "attention_output_norm": "attention.LayerNorm",
 }
-
-
-def _stored(config: EncoderConfig) -> list[Stored]:
-    key = "encoder.relative_attention_bias.weight"
-    return [
-        Stored("encoder.relative_table", key, transposed=True),
-        *renamed(_NAMES, "encoder.layer.*.", "encoder.layers.*."),
-        *bert_names(config),
-    ]
+_STORED = [
+    Stored("encoder.relative_table", "encoder.relative_attention_bias.weight", transposed=True),
+    *renamed(_NAMES, "encoder.layer.*.", "encoder.layers.*."),
+    *BERT_STORED,
+]
 
 
 def _read(config: ConfigReader) -> EncoderConfig:
@@ -30,5 +26,5 @@ def _read(config: ConfigReader) -> EncoderConfig:
 
 
 register_text_encoder(
-    "mpnet", "MPNet", _read, roberta_heads("mpnet."), _stored, "mpnet.", ROBERTA_UNUSED
+    "mpnet", "MPNet", _read, roberta_heads("mpnet."), _STORED, "mpnet.", ROBERTA_UNUSED
 )

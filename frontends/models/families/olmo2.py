@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from ..config_reader import ConfigReader
 from ..decoder import DecoderConfig, read_decoder, register_decoder
-from ..stored import Stored, renamed
+from ..stored import renamed
 
-_NAMES = {
-    "attention_output_norm": "post_attention_layernorm",
-    "feed_forward_output_norm": "post_feedforward_layernorm",
-}
+OLMO2_NORMS = renamed(
+    {
+        "attention_output_norm": "post_attention_layernorm",
+        "feed_forward_output_norm": "post_feedforward_layernorm",
+    }
+)
 
 
 def read_olmo2(config: ConfigReader, **options: Any) -> DecoderConfig:
@@ -27,9 +28,4 @@ def read_olmo2(config: ConfigReader, **options: Any) -> DecoderConfig:
     )
 
 
-def stored_olmo2(config: DecoderConfig) -> Sequence[Stored]:
-    """The norms of an OLMo 2, which have other names."""
-    return renamed(_NAMES)
-
-
-OLMO2 = register_decoder("olmo2", ("Olmo2ForCausalLM",), read_olmo2, stored=stored_olmo2)
+OLMO2 = register_decoder("olmo2", ("Olmo2ForCausalLM",), read_olmo2, stored=OLMO2_NORMS)

@@ -7,7 +7,7 @@ from dataclasses import replace
 from ..config_reader import ConfigReader
 from ..decoder import DecoderConfig, read_layer_types, register_decoder, window_types
 from ..rope_config import read_rope
-from .olmo2 import read_olmo2, stored_olmo2
+from .olmo2 import OLMO2_NORMS, read_olmo2
 
 
 def _read(config: ConfigReader) -> DecoderConfig:
@@ -19,4 +19,4 @@ def _read(config: ConfigReader) -> DecoderConfig:
     return replace(sizes, layers=layers)
 
 
-OLMO3 = register_decoder("olmo3", ("Olmo3ForCausalLM",), _read, stored=stored_olmo2)
+OLMO3 = register_decoder("olmo3", ("Olmo3ForCausalLM",), _read, stored=OLMO2_NORMS)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from ..config_reader import ConfigReader
 from ..decoder import DecoderConfig, read_decoder, register_decoder
 from ..stored import Stored, renamed
@@ -16,6 +14,11 @@ _NAMES = {
     "mlp.up_proj": "fc1",
     "mlp.down_proj": "fc2",
 }
+_STORED = [
+    *renamed(_NAMES, "model.decoder.layers.*."),
+    Stored("model.norm", "model.decoder.final_layer_norm"),
+    Stored("model", "model.decoder"),
+]
 _OFFSET = 2  # rows of the table of positions before that of position 0
 
 
@@ -41,14 +44,6 @@ def _read(config: ConfigReader) -> DecoderConfig:
     )
 
 
-def _stored(config: DecoderConfig) -> Sequence[Stored]:
-    return [
-        *renamed(_NAMES, "model.decoder.layers.*."),
-        Stored("model.norm", "model.decoder.final_layer_norm"),
-        Stored("model", "model.decoder"),
-    ]
-
-
 OPT = register_decoder(
-    "opt", ("OPTForCausalLM",), _read, stored=_stored, prefixes=("model.decoder.", "decoder.")
+    "opt", ("OPTForCausalLM",), _read, stored=_STORED, prefixes=("model.decoder.", "decoder.")
 )

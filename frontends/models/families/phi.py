@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from ..config_reader import ConfigReader
 from ..decoder import DecoderConfig, read_decoder, register_decoder
 from ..stored import Stored, renamed
@@ -15,6 +13,7 @@ _NAMES = {
     "mlp.up_proj": "mlp.fc1",
     "mlp.down_proj": "mlp.fc2",
 }
+_STORED = [Stored("model.norm", "model.final_layernorm"), *renamed(_NAMES)]
 
 
 def _read(config: ConfigReader) -> DecoderConfig:
@@ -32,8 +31,4 @@ def _read(config: ConfigReader) -> DecoderConfig:
     )
 
 
-def _stored(config: DecoderConfig) -> Sequence[Stored]:
-    return [Stored("model.norm", "model.final_layernorm"), *renamed(_NAMES)]
-
-
-PHI = register_decoder("phi", ("PhiForCausalLM",), _read, stored=_stored)
+PHI = register_decoder("phi", ("PhiForCausalLM",), _read, stored=_STORED)

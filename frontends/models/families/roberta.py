@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..config_reader import ConfigReader
-from ..encoder import EncoderConfig, bert_names, read_bert, register_text_encoder
+from ..encoder import BERT_STORED, EncoderConfig, read_bert, register_text_encoder
 from ..heads import ROBERTA_UNUSED, roberta_heads
 
 
@@ -14,5 +14,5 @@ def _read(config: ConfigReader) -> EncoderConfig:
 
 for _type, _name in {"roberta": "Roberta", "xlm-roberta": "XLMRoberta"}.items():
     register_text_encoder(
-        _type, _name, _read, roberta_heads("roberta."), bert_names, "roberta.", ROBERTA_UNUSED
+        _type, _name, _read, roberta_heads("roberta."), BERT_STORED, "roberta.", ROBERTA_UNUSED
     )

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from ..config_reader import ConfigReader
-from ..decoder import DecoderConfig, layer_count, read_decoder, read_windows, register_decoder
+from ..decoder import DecoderConfig, read_decoder, read_windows, register_decoder
 
 
 def _read(config: ConfigReader) -> DecoderConfig:
-    count = layer_count(config)
+    count = config.layers()
     interval = config.integer("no_rope_layer_interval", 4)
     if interval < 1:
         raise config.error("no_rope_layer_interval", "expected a number above 0")

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from ..config_reader import ConfigReader
 from ..decoder import DecoderConfig, read_decoder, register_decoder
-from ..stored import Stored, renamed
+from ..stored import renamed
+
+_STORED = renamed({"mlp.up_proj": "mlp.c_fc", "mlp.down_proj": "mlp.c_proj"})
 
 
 def _read(config: ConfigReader) -> DecoderConfig:
@@ -31,8 +31,4 @@ def _read(config: ConfigReader) -> DecoderConfig:
     )
 
 
-def _stored(config: DecoderConfig) -> Sequence[Stored]:
-    return renamed({"mlp.up_proj": "mlp.c_fc", "mlp.down_proj": "mlp.c_proj"})
-
-
-STARCODER2 = register_decoder("starcoder2", ("Starcoder2ForCausalLM",), _read, stored=_stored)
+STARCODER2 = register_decoder("starcoder2", ("Starcoder2ForCausalLM",), _read, stored=_STORED)

@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import partial
 
 from ...layers import RelativePositions
-from ..config_reader import MOST_LAYERS, ConfigReader
+from ..config_reader import ConfigReader
 from ..decoder import read_decoder
 from ..encoder_decoder import EncoderDecoderConfig as Config
 from ..encoder_decoder import EncoderPart, encoder_signature, register_encoder_decoder
@@ -28,7 +28,7 @@ _KEYS = {
 def _read(config: ConfigReader, scaled: bool, encoder_only: bool = False) -> Config:
     config.ignore("dropout_rate initializer_factor classifier_dropout is_encoder_decoder")
     config.ignore("dense_act_fn is_gated_act output_past")  # feed_forward_proj has both
-    layers = config.integer("num_layers", most=MOST_LAYERS)
+    layers = config.layers("num_layers")
     gated, _, act = config.word("feed_forward_proj", "relu").rpartition("-")
     tied = config.flag("tie_word_embeddings", True)
     scaled = config.flag("scale_decoder_outputs", tied) and scaled

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ..config_reader import ConfigReader
-from ..encoder import EncoderConfig, bert_names, read_labels, register_encoder
+from ..encoder import BERT_STORED, EncoderConfig, read_labels, register_encoder
 from ..heads import Head, first_token
-from ..stored import Stored, renamed
+from ..stored import renamed
 from ..vision import read_vision
 
 _NAMES = {
@@ -21,10 +21,7 @@ _NAMES = {
     "layers.*.post_attention_layernorm": "encoder.layer.*.layernorm_after",
     "norm": "layernorm",
 }
-
-
-def _stored(config: EncoderConfig) -> list[Stored]:
-    return [*renamed(_NAMES, "", "encoder."), *bert_names(config)]
+_STORED = [*renamed(_NAMES, "", "encoder."), *BERT_STORED]
 
 
 def _read(config: ConfigReader) -> EncoderConfig:
@@ -41,4 +38,4 @@ def _read(config: ConfigReader) -> EncoderConfig:
 
 
 _CLASSES, _UNUSED = ("ViTModel", "ViTForImageClassification"), ("*pooler.dense.*",)
-register_encoder("vit", _CLASSES, _read, _stored, "vit.", _UNUSED)
+register_encoder("vit", _CLASSES, _read, _STORED, "vit.", _UNUSED)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ... import functional as F
@@ -11,10 +10,10 @@ from ...tensor import Tensor
 from ...trace import Spec
 from ..config_reader import ConfigReader
 from ..encoder_decoder import (
+    BART_STORED,
     BART_UNUSED,
     EncoderDecoderConfig,
     EncoderPart,
-    bart_names,
     read_bart,
     register_encoder_decoder,
 )
@@ -74,16 +73,17 @@ def _read(config: ConfigReader) -> WhisperConfig:
     )
 
 
-def _stored(config: WhisperConfig) -> Sequence[Stored]:
-    encoder, head = "model.encoder.", Stored("lm_head", "proj_out")
-    return [*bart_names(config), head, *(Stored(x, encoder + x) for x in ("conv1", "conv2"))]
-
-
+_STORED = [
+    Stored("lm_head", "proj_out"),
+    Stored("conv1", "model.encoder.conv1"),
+    Stored("conv2", "model.encoder.conv2"),
+    *BART_STORED,
+]
 register_encoder_decoder(
     "whisper",
     "WhisperForConditionalGeneration",
     _read,
-    _stored,
+    _STORED,
     unused=BART_UNUSED,
     head="proj_out.weight",
     encoder=WhisperEncoder,
