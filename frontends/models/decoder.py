@@ -24,13 +24,9 @@ from .language_model import States, at_positions, key_value_cache, results_of, s
 from .mixture import Mixture, joined_alternatives
 from .rope_config import read_rope
 
-_POSITIVE = (
-    "vocab_size",
-    "hidden_size",
-    "intermediate_size",
-    "num_hidden_layers",
-    "max_position_embeddings",
-)
+_POSITIVE = """
+    vocab_size hidden_size intermediate_size num_hidden_layers max_position_embeddings
+"""
 Block = Literal["pre", "post", "sandwich", "sums", "parallel", "parallel_two_norms"]
 
 
@@ -55,9 +51,9 @@ class DecoderConfig:
     `parallel`, with attention and feed-forward of the same input, of one norm or of two. Without
     `input_norm` attention has none before it, without `last_norm` the layers have none behind them.
     What attention and feed-forward add to the residual is multiplied by `residual_multiplier`,
-    embeddings by `embedding_multiplier`, which Gemma has `rounded` to the dtype, and logits by
-    `logits_multiplier`. `mixture`: the feed-forward is a mixture of experts. `cross_attention`:
-    layers also attend to the result of an encoder.
+    embeddings by `embedding_multiplier`, and logits by `logits_multiplier`, none of which is
+    rounded to the dtype without `round_embedding_multiplier`. `mixture`: the feed-forward is a
+    mixture of experts. `cross_attention`: layers also attend to the result of an encoder.
 
     `layers` has the options in which each layer differs, by the names of these fields.
     """
@@ -106,7 +102,7 @@ class DecoderConfig:
     sliding_window: int = 0
     embedding_norm: bool = False
     embedding_multiplier: float = 1.0
-    rounded: bool = False
+    round_embedding_multiplier: bool = False
     residual_multiplier: float = 1.0
     logits_multiplier: float = 1.0
     logits_softcap: float = 0.0
@@ -115,7 +111,7 @@ class DecoderConfig:
     layers: tuple[Mapping[str, Any], ...] = ()
 
     def __post_init__(self) -> None:
-        for name in _POSITIVE:
+        for name in _POSITIVE.split():
             if getattr(self, name) < 1:
                 raise Error(f"{name} is {getattr(self, name)}; it must be at least 1")
         if self.num_attention_heads < 1 or self.kv_heads < 1:
@@ -189,14 +185,12 @@ def read_decoder(
     """
     attention = dict.fromkeys(("qkv_bias", "output_bias"), attention_bias or biases)
     more = {**attention, "mlp_bias": biases, **more}
-    names = {"norm_eps": "rms_norm_eps", **(keys or {})}
-    values = {**_DEFAULTS, **(defaults or {})}
-    read = {
-        name: how(config, config.key(names.get(name, name)), values.get(name, REQUIRED))
-        for name, how in _READ.items()
+    names, values = {"norm_eps": "rms_norm_eps", **(keys or {})}, defaults or {}
+    sizes = {
+        name: read(config, config.key(names.get(name, name)), values.get(name, default))
+        for name, (read, default) in _READ.items()
         if name not in more
-    }
-    sizes = read | more
+    } | more
     if "rope" not in sizes:
         heads = max(1, sizes["num_attention_heads"])
         head_size = sizes["head_dim"] or sizes["hidden_size"] // heads
@@ -206,26 +200,19 @@ def read_decoder(
     return kind(**sizes)
 
 
-# field of DecoderConfig -> how its key in config.json is read, with a default
-_READ: dict[str, Callable[[ConfigReader, str, Any], Any]] = {
-    "vocab_size": ConfigReader.integer,
-    "hidden_size": ConfigReader.integer,
-    "intermediate_size": ConfigReader.integer,
-    "num_hidden_layers": ConfigReader.layers,
-    "num_attention_heads": ConfigReader.integer,
-    "num_key_value_heads": ConfigReader.integer,
-    "head_dim": ConfigReader.integer,
-    "hidden_act": ConfigReader.word,
-    "max_position_embeddings": ConfigReader.integer,
-    "norm_eps": ConfigReader.number,
-    "tie_word_embeddings": ConfigReader.flag,
-}
-_DEFAULTS = {
-    "num_key_value_heads": None,
-    "head_dim": None,
-    "hidden_act": "silu",
-    "norm_eps": 1e-6,
-    "tie_word_embeddings": False,
+# field of DecoderConfig -> how its key in config.json is read, and its default
+_READ: dict[str, tuple[Callable[[ConfigReader, str, Any], Any], Any]] = {
+    "vocab_size": (ConfigReader.integer, REQUIRED),
+    "hidden_size": (ConfigReader.integer, REQUIRED),
+    "intermediate_size": (ConfigReader.integer, REQUIRED),
+    "num_hidden_layers": (ConfigReader.layers, REQUIRED),
+    "num_attention_heads": (ConfigReader.integer, REQUIRED),
+    "num_key_value_heads": (ConfigReader.integer, None),
+    "head_dim": (ConfigReader.integer, None),
+    "hidden_act": (ConfigReader.word, "silu"),
+    "max_position_embeddings": (ConfigReader.integer, REQUIRED),
+    "norm_eps": (ConfigReader.number, 1e-6),
+    "tie_word_embeddings": (ConfigReader.flag, False),
 }
 
 
@@ -527,7 +514,7 @@ class Decoder(Stack):
     def embed(self, inputs: Any, call: Call) -> Tensor:
         """Ids [B, S] to embeddings [B, S, hidden_size]."""
         x, factor = self.embed_tokens(inputs), self.config.embedding_multiplier
-        return x * factor if self.config.rounded else scaled(x, factor)
+        return x * factor if self.config.round_embedding_multiplier else scaled(x, factor)
 
 
 class CausalLM(Module):

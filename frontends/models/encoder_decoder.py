@@ -13,9 +13,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, TypeVar
 
-from ...weights import Ref
 from ..layers.positions import query_positions
 from ..module import Module
 from ..tensor import Tensor
@@ -118,27 +118,19 @@ def register_encoder_decoder(
     the head, which a checkpoint may have in place of tied embeddings.
     """
 
-    def alternatives(config: Config) -> Mapping[str, Ref]:
-        return tied_embeddings(config, head)
-
-    names, copies = (architecture,), ("*.embed_tokens.weight",)
-    encodes, decodes = ((*copies, *unused[part]) for part in ("encoder", "decoder"))
-    parts: dict[str, Family[Config]] = {
-        "decoder": Family(
-            model_type,
-            names,
-            read,
-            CausalLM,
-            decoder_signature,
-            alternatives,
-            stored,
-            unused=decodes,
-        ),
-        "encoder": Family(
-            model_type, names, read, encoder, inputs, stored=stored, unused=(*encodes, head)
-        ),
-    }
-    return register(replace(parts["decoder"], parts=parts))
+    family = Family[Config](
+        model_type, (architecture,), read, CausalLM, decoder_signature, stored=stored
+    )
+    copies = "*.embed_tokens.weight"
+    decoder = replace(
+        family,
+        alternatives=partial(tied_embeddings, head=head),
+        unused=(copies, *unused["decoder"]),
+    )
+    source = replace(
+        family, build=encoder, signature=inputs, unused=(copies, head, *unused["encoder"])
+    )
+    return register(replace(decoder, parts={"decoder": decoder, "encoder": source}))
 
 
 # Of BART, mBART and Whisper: the tensors that a part leaves to the other, sizes, and names.

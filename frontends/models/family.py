@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -128,6 +128,25 @@ def register(family: Family[Config]) -> Family[Config]:
             raise Error(f"a family for {architecture} ({family.model_type}) is registered already")
         FAMILIES[key] = family
     return family
+
+
+def register_inside(
+    text: Family[Config], model_type: str, architecture: str, unused: str
+) -> Family[Config]:
+    """Register the models whose text is computed as those of `text` are.
+
+    `unused` are patterns of the tensors of other parts, separated by spaces.
+    """
+    return register(
+        replace(
+            text,
+            model_type=model_type,
+            architectures=(architecture,),
+            prefixes=("model.", "language_model.model.", "model.language_model."),
+            unused=(*text.unused, *unused.split()),
+            inside="text_config",
+        )
+    )
 
 
 def described() -> dict[str, dict[str, Any]]:

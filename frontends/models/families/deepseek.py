@@ -52,11 +52,8 @@ class LatentLayer(DecoderLayer):
 def _read(config: ConfigReader, routing: Routing, interleaved: bool = True) -> LatentConfig:
     config.ignore("head_dim num_key_value_heads num_nextn_predict_layers qk_head_dim topk_method")
     config.require("moe_layer_freq", 1, "irc reads experts in every layer behind the dense ones")
-    rank, rotated = config.integer("kv_lora_rank"), config.integer("qk_rope_head_dim")
-    key_size, context = (
-        config.integer("qk_nope_head_dim"),
-        config.integer("max_position_embeddings"),
-    )
+    keys = ("kv_lora_rank", "qk_rope_head_dim", "qk_nope_head_dim", "max_position_embeddings")
+    rank, rotated, key_size, context = (config.integer(key) for key in keys)
     rope = replace(read_rope(config, rotated, context, 10000.0), interleaved=interleaved)
     scale = (key_size + rotated) ** -0.5
     if rope.mscale_all_dim and rope.factor > 1:
@@ -69,7 +66,6 @@ def _read(config: ConfigReader, routing: Routing, interleaved: bool = True) -> L
         "query_rank": config.integer("q_lora_rank", 0),
         "scale": scale,
     }
-    mixture = read_mixture(config, count="n_routed_experts", routing=routing)
     return read_decoder(
         config,
         LatentConfig,
@@ -79,7 +75,7 @@ def _read(config: ConfigReader, routing: Routing, interleaved: bool = True) -> L
         latent=latent,
         qkv_bias=config.flag("attention_bias"),
         mlp_bias=config.flag("mlp_bias"),
-        mixture=mixture,
+        mixture=read_mixture(config, count="n_routed_experts", routing=routing),
         layers=read_first_dense(config),
     )
 

@@ -40,7 +40,7 @@ def read_gemma(config: ConfigReader, defaults: dict[str, Any], **options: Any) -
         attention_bias=config.flag("attention_bias"),
         attention_scale=scalar**-0.5,
         embedding_multiplier=hidden_size**0.5,
-        rounded=True,
+        round_embedding_multiplier=True,
         **options,
     )
 

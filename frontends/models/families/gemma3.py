@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from ..config_reader import ConfigReader
 from ..decoder import DecoderConfig, read_layer_types, register_decoder, window_types
+from ..family import register_inside
 from ..rope_config import read_rope
 from .gemma2 import GEMMA_NORMS, read_gemma
 
@@ -39,13 +40,6 @@ def _read_text(config: ConfigReader) -> DecoderConfig:
     return _read(config, vocab_size=262208, num_attention_heads=8)
 
 
-GEMMA3_TEXT = register_decoder("gemma3_text", ("Gemma3ForCausalLM",), _read, stored=GEMMA_NORMS)
-GEMMA3 = register_decoder(
-    "gemma3",
-    ("Gemma3ForConditionalGeneration",),
-    _read_text,
-    stored=GEMMA_NORMS,
-    inside="text_config",
-    prefixes=("model.", "language_model.model.", "model.language_model."),
-    unused=("*vision_tower.*", "*multi_modal_projector.*"),
-)
+TEXT = register_decoder("gemma3_text", ("Gemma3ForCausalLM",), _read, stored=GEMMA_NORMS)
+_NAME, _OTHERS = "Gemma3ForConditionalGeneration", "*vision_tower.* *multi_modal_projector.*"
+GEMMA3 = register_inside(replace(TEXT, read=_read_text), "gemma3", _NAME, _OTHERS)

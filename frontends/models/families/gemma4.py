@@ -27,6 +27,7 @@ from ..decoder import (
     register_decoder,
     tied_embeddings,
 )
+from ..family import register_inside
 from ..language_model import States
 from ..rope_config import read_rope
 from .gemma2 import GEMMA_NORMS
@@ -137,7 +138,7 @@ def _read(config: ConfigReader) -> Gemma4Config:
         attention_scale=1.0,
         attention_bias=config.flag("attention_bias"),
         embedding_multiplier=max(hidden_size, 1) ** 0.5,
-        rounded=True,
+        round_embedding_multiplier=True,
         logits_softcap=config.number("final_logit_softcapping", 0.0),
         layer_input_size=config.integer("hidden_size_per_layer_input", 256),
         layer_input_vocabulary=config.integer("vocab_size_per_layer_input", 262144),
@@ -163,12 +164,8 @@ def _read_layers(config: ConfigReader, sizes: Gemma4Config) -> Iterator[Mapping[
     stored = ConfigReader(config.inner("per_layer_config"), "config.json: per_layer_config")
     wide = sizes.intermediate_size * (2 if config.flag("use_double_wide_mlp") else 1)
     for i, layer in enumerate(layers):
-        place = {"index": i, "shares_cache": True, "intermediate_size": wide}
-        yield {
-            **layer,
-            **_read_heads(config, sizes, i, layer, stored),
-            **(place if i >= own else {"index": i}),
-        }
+        place = {"shares_cache": True, "intermediate_size": wide} if i >= own else {}
+        yield {**layer, **place, "index": i, **_read_heads(config, sizes, i, layer, stored)}
     stored.finish("layers")
 
 
@@ -208,19 +205,14 @@ def _alternatives(config: Gemma4Config) -> Mapping[str, Ref]:
     return references
 
 
-_PARTS: dict[str, Any] = {
-    "layer": Gemma4Layer,
-    "decoder": Gemma4Decoder,
-    "stored": GEMMA_NORMS,
-    "alternatives": _alternatives,
-}
-GEMMA4_TEXT = register_decoder("gemma4_text", ("Gemma4ForCausalLM",), _read, **_PARTS)
-GEMMA4 = register_decoder(
-    "gemma4",
-    ("Gemma4ForConditionalGeneration",),
+TEXT = register_decoder(
+    "gemma4_text",
+    ("Gemma4ForCausalLM",),
     _read,
-    **_PARTS,
-    inside="text_config",
-    prefixes=("model.", "model.language_model."),
-    unused=("*vision_tower.*", "*audio_tower.*", "*embed_vision.*", "*embed_audio.*"),
+    Gemma4Layer,
+    _alternatives,
+    decoder=Gemma4Decoder,
+    stored=GEMMA_NORMS,
 )
+_OTHERS = "*vision_tower.* *audio_tower.* *embed_vision.* *embed_audio.*"
+GEMMA4 = register_inside(TEXT, "gemma4", "Gemma4ForConditionalGeneration", _OTHERS)

@@ -8,6 +8,7 @@ from typing import Any
 from ...layers import QueryGrowth, Routing
 from ..config_reader import ConfigReader
 from ..decoder import DecoderConfig, read_decoder, register_decoder, tied_embeddings
+from ..family import register_inside
 from ..mixture import joined_experts, read_mixture
 from ..stored import Stored
 
@@ -68,13 +69,5 @@ def _stored(config: DecoderConfig) -> Sequence[Stored]:
 TEXT = register_decoder(
     "llama4_text", ("Llama4ForCausalLM",), _read, alternatives=tied_embeddings, stored=_stored
 )
-LLAMA4 = register_decoder(
-    "llama4",
-    ("Llama4ForConditionalGeneration",),
-    _read,
-    alternatives=tied_embeddings,
-    stored=_stored,
-    prefixes=("model.", "language_model.model.", "model.language_model."),
-    unused=("*vision_model.*", "*multi_modal_projector.*"),
-    inside="text_config",
-)
+_OTHERS = "*vision_model.* *multi_modal_projector.*"
+LLAMA4 = register_inside(TEXT, "llama4", "Llama4ForConditionalGeneration", _OTHERS)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from ..config_reader import ConfigReader
-from ..decoder import DecoderConfig, register_decoder
+from ..decoder import DecoderConfig
+from ..family import register_inside
 from .ministral3 import MINISTRAL3
 from .mistral import MISTRAL
 
@@ -17,11 +20,5 @@ def _read(config: ConfigReader) -> DecoderConfig:
     return _TEXTS[name].read(config)
 
 
-MISTRAL3 = register_decoder(
-    "mistral3",
-    ("Mistral3ForConditionalGeneration",),
-    _read,
-    inside="text_config",
-    prefixes=("model.", "language_model.model.", "model.language_model."),
-    unused=("*vision_tower.*", "*multi_modal_projector.*"),
-)
+_NAME, _OTHERS = "Mistral3ForConditionalGeneration", "*vision_tower.* *multi_modal_projector.*"
+MISTRAL3 = register_inside(replace(MISTRAL, read=_read), "mistral3", _NAME, _OTHERS)

@@ -9,6 +9,7 @@ from ...layers import Routing
 from ...layers.recurrent import GatedDeltaNet, RecurrentSizes
 from ..config_reader import ConfigReader
 from ..decoder import read_decoder, read_layer_types, register_decoder
+from ..family import register_inside
 from ..hybrid import HybridConfig, HybridLayer
 from ..mixture import read_mixture
 from ..stored import ATTENTION, LAYER, QKV, Stored, in_turn, joined
@@ -69,17 +70,8 @@ def _stored(config: HybridConfig) -> Sequence[Stored]:
 
 
 for _kind, _reader in (("", _read), ("_moe", _read_moe)):
-    _name = f"Qwen3_5{_kind[1:].capitalize()}"
-    register_decoder(
-        f"qwen3_5{_kind}_text", (f"{_name}ForCausalLM",), _reader, HybridLayer, stored=_stored
+    _name, _type = f"Qwen3_5{_kind[1:].capitalize()}", f"qwen3_5{_kind}"
+    _text = register_decoder(
+        f"{_type}_text", (f"{_name}ForCausalLM",), _reader, HybridLayer, stored=_stored
     )
-    register_decoder(
-        f"qwen3_5{_kind}",
-        (f"{_name}ForConditionalGeneration",),
-        _reader,
-        HybridLayer,
-        stored=_stored,
-        prefixes=("model.", "model.language_model."),
-        unused=("model.visual.*", "mtp.*"),
-        inside="text_config",
-    )
+    register_inside(_text, _type, f"{_name}ForConditionalGeneration", "model.visual.* mtp.*")

@@ -10,8 +10,8 @@ from ...layers import RelativePositions
 from ..config_reader import ConfigReader
 from ..decoder import read_decoder
 from ..encoder_decoder import EncoderDecoderConfig as Config
-from ..encoder_decoder import EncoderPart, encoder_signature, register_encoder_decoder
-from ..family import Family, register
+from ..encoder_decoder import register_encoder_decoder
+from ..family import register
 from ..stored import Stored, renamed
 
 _KEYS = {
@@ -77,17 +77,13 @@ UNUSED = {
 }
 for _type, _name in (("t5", "T5"), ("mt5", "MT5")):
     _reader = partial(_read, scaled=_type == "t5")
-    register_encoder_decoder(
-        _type, f"{_name}ForConditionalGeneration", _reader, _stored, unused=UNUSED
-    )
+    _class = f"{_name}ForConditionalGeneration"
+    _family = register_encoder_decoder(_type, _class, _reader, _stored, unused=UNUSED)
     register(
-        Family(
-            _type,
-            (f"{_name}EncoderModel",),
-            partial(_reader, encoder_only=True),
-            EncoderPart,
-            encoder_signature,
-            stored=_stored,
+        replace(
+            _family.part("encoder"),
+            architectures=(f"{_name}EncoderModel",),
+            read=partial(_reader, encoder_only=True),
             unused=("encoder.embed_tokens.weight",),
         )
     )
