@@ -279,7 +279,7 @@ OTHERS = [
     ("lint none.onnx", "cannot read"),
     ("lint none.py", "there is no script"),
     ("lint empty", "empty holds no .onnx file"),
-    ("lint made_up", "'made_up'; it loads bart, bert"),
+    ("lint made_up", "'made_up'; irc models lists"),
     ("lint relu.onnx --ignore doubles", "did you mean 'double'?"),
     ("lint", "say which model"),
     ("lint text.onnx", "is not an ONNX model"),
