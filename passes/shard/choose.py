@@ -27,6 +27,7 @@ from irc.ir.mesh import Mesh
 from irc.ir.types import Axes
 from irc.ops import Embedding
 
+from .pad_blocks import keeps_blocks
 from .structure import Group, Parameter, Place, Slot, Structure
 
 if TYPE_CHECKING:
@@ -231,7 +232,8 @@ class Search:
         least = max(2, self._plan.module.mesh.group_size(axes))
         dims = [dim for dim in parameter.slots if dim != experts and _at_least(shape[dim], least)]
         order = sorted(dims, key=lambda dim: (parameter.slots[dim].stacked, dim))
-        return [*order] if axes and dims else [None]
+        whole = [dim for dim in order if keeps_blocks(parameter.weight, dim, least, parameter.ops)]
+        return [*(whole or order)] if axes and dims else [None]
 
     def _experts(self, parameter: Parameter) -> int | None:
         """The dimension that is sharded over ep."""

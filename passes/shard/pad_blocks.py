@@ -160,6 +160,20 @@ def _is_finite_at_zero(op: Op) -> bool:
 # -- scales of weights whose blocks shards would cut, as imported checkpoints have them
 
 
+def keeps_blocks(weight: Weight, dim: int, ranks: int, products: list[Op]) -> bool:
+    """Whether shards of a weight cut no block of one scale, or blocks or features can change."""
+    for op in weight.users:
+        if not isinstance(op, Dequantize) or op.x is not weight:
+            continue
+        size, count = weight.type.shape[dim], op.scale.type.shape[dim]
+        if not isinstance(size, int) or not isinstance(count, int) or count == 1:
+            continue
+        block, part = size // count, -(-size // ranks)
+        if gcd(block, part) < min(block, LEAST_BLOCK):
+            return any(can_pad(product, dim) for product in products)
+    return True
+
+
 def smaller_blocks(plan: Plan) -> None:
     """Let every shard of a weight hold complete blocks, where blocks of `LEAST_BLOCK` allow it."""
     for op in plan.module.ops():

@@ -27,7 +27,7 @@ from irc.quantization.sites import find_sites
 from tests.calibration.statistics_folder import write_folder
 from tests.fresh import fresh
 from tests.rows import ROWS, row_error
-from tests.sharded.checking import BEFORE, FUSE, spread
+from tests.sharded.checking import BEFORE, FUSE, plan_file, spread
 from tests.sharded.models import logits, mixtral, prompt_of, tiny_llama
 
 assert irc.passes
@@ -245,12 +245,15 @@ def test_rounded_tokens_go_to_experts_from_their_rank(scheme: str, tmp_path: Pat
     assert not any(op.opname == "all_gather" for op in module.ops())
 
 
-def test_a_block_that_cannot_be_padded_is_never_cut() -> None:
-    """Features that more than elementwise operations compute have to have their size."""
+def test_a_block_that_cannot_be_padded_is_never_cut(tmp_path: Path) -> None:
+    """Features that more than elementwise operations compute have to have their size. Without a
+    plan another dimension is sharded."""
+    plan = plan_file(tmp_path, "down_proj.* 1@tp", "auto")
     module = mlp("i4", 64, 8)
     text = str(module).replace("mul %s, %u", "add %s, %u").replace("silu %g", "softmax %g")
+    spread(irc.parse(text), {"x": fresh(5).standard_normal((3, 24), np.float32)}, "tp=3")
     with pytest.raises(Error) as caught:
-        run_pipeline(irc.parse(text), 'shard{mesh="tp=3"}')
+        run_pipeline(irc.parse(text), f'shard{{mesh="tp=3", plan="{plan}"}}')
     assert (
         "dequantize of @down_proj.weight: 64 over tp makes shards of 22, which cut a block of 8; "
         "quantize it in blocks of 2 or with one scale per row, use 2 or 4 ranks along tp, or "
@@ -258,17 +261,18 @@ def test_a_block_that_cannot_be_padded_is_never_cut() -> None:
     ) in str(caught.value)
 
 
-def test_the_numbers_of_ranks_for_which_blocks_can_be_smaller() -> None:
+def test_the_numbers_of_ranks_for_which_blocks_can_be_smaller(tmp_path: Path) -> None:
     """At least 8 elements have a scale: of blocks of 32, and shards of 12, 4 would."""
+    plan = plan_file(tmp_path, "down_proj.* 1@tp", "auto")
     text = str(mlp("i4", 96, 32)).replace("mul %s, %u", "add %s, %u")
     text = text.replace("silu %g", "softmax %g")
     with pytest.raises(Error, match="use 2 or 3 or 4 or 6 or 12 or 13 ranks along tp"):
-        run_pipeline(irc.parse(text), 'shard{mesh="tp=8"}')
+        run_pipeline(irc.parse(text), f'shard{{mesh="tp=8", plan="{plan}"}}')
     for ranks in (2, 3, 4, 6, 12, 13):
-        run_pipeline(irc.parse(text), f'shard{{mesh="tp={ranks}"}}')
+        run_pipeline(irc.parse(text), f'shard{{mesh="tp={ranks}", plan="{plan}"}}')
     for ranks in (5, 7):
         with pytest.raises(Error, match="cut a block of 32"):
-            run_pipeline(irc.parse(text), f'shard{{mesh="tp={ranks}"}}')
+            run_pipeline(irc.parse(text), f'shard{{mesh="tp={ranks}", plan="{plan}"}}')
 
 
 def test_a_shard_boundary_within_a_block_is_an_error() -> None:
