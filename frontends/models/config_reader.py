@@ -133,11 +133,11 @@ class ConfigReader:
             raise self.error(key, "expected a number of at most 1e308") from None
 
     def _list(self, key: str, kinds: tuple[type, ...], wanted: str) -> list[Any]:
-        found: list[Any] = self._take(key, [], (list,), wanted)
-        found = [math.inf if item == {"__float__": "Infinity"} else item for item in found]
-        if any(not isinstance(item, kinds) or isinstance(item, bool) for item in found):
-            raise Error(f"{self.title}: {key} is {_short(found)}; expected {wanted}")
-        return found
+        stored: list[Any] = self._take(key, [], (list,), wanted)
+        items = [math.inf if item == {"__float__": "Infinity"} else item for item in stored]
+        if any(not isinstance(item, kinds) or isinstance(item, bool) for item in items):
+            raise Error(f"{self.title}: {key} is {_short(items)}; expected {wanted}")
+        return items
 
     def _take(self, key: str, default: Any, kinds: tuple[type, ...], wanted: str) -> Any:
         self._read.add(key)

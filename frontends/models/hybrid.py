@@ -46,18 +46,17 @@ class HybridLayer(DecoderLayer):
 
     def add_attention(self, config: Any, dtype: str) -> None:
         """Create the recurrence or the attention."""
-        if config.mixer is None:
+        kind, self.mixer = config.mixer, None
+        if kind is None:
             super().add_attention(config, dtype)
         else:
-            size, eps = config.hidden_size, config.norm_eps
-            self.mixer = config.mixer(size, config.recurrent, eps, dtype)
-        self.has_attention = config.mixer is None
+            self.mixer = kind(config.hidden_size, config.recurrent, config.norm_eps, dtype)
 
     def attend(
         self, x: Tensor, call: Call, states: Mapping[str, Tensor]
     ) -> tuple[Tensor, Mapping[str, Tensor]]:
         """x [B, S, hidden_size] to the same, and the states after this call."""
-        if self.has_attention:
+        if self.mixer is None:
             return super().attend(x, call, states)
         return self.mixer(x, states, call.lengths)
 

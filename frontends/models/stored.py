@@ -20,7 +20,7 @@ class Stored:
     """The tensor `key` of a checkpoint holds the parameter whose name is `pattern`.
 
     Each `*` of the pattern stands for a number, which takes the place of a `*` in the key. Both may
-    be prefixes: what follows in the name, such as `.weight`, follows in the key. Of a merged tensor
+    be prefixes: what follows in the name, such as `.weight`, follows in the key. Of a joined tensor
     with `total` outputs the parameter is the outputs in `ranges`, in that order, of each range
     every output number `step`. `transposed`: the tensor is [in, out], as in GPT-2, where the
     parameter is [out, in]. `dim` is the dimension of the outputs: 1 behind that of experts.
@@ -63,7 +63,7 @@ class Stored:
         return parts[0] if len(parts) == 1 else ConcatRef(tuple(parts), self.dim)
 
     def _part(self, stored: Ref, dim: int, outputs: tuple[int, int], ndim: int) -> Ref:
-        """Some outputs of a merged tensor, which are its dimension `dim`."""
+        """Some outputs of a joined tensor, which are its dimension `dim`."""
         if self.step > 1:
             return StridedRef(stored, dim, *outputs, self.step)
         return stored.then(Slice(tuple(outputs if i == dim else None for i in range(ndim))))
@@ -108,6 +108,22 @@ def by_group(heads: int, kv_heads: int, size: int) -> list[Ranges]:
     begins = [group * (queries + 2 * size) for group in range(kv_heads)]
     parts = in_turn(queries, size, size)
     return [[(at + begin, at + end) for at in begins] for [(begin, end)] in parts]
+
+
+def megatron_layers(config: Any, key: str, attention: str) -> list[Stored]:
+    """The layers below `key` as Megatron-LM names them; `attention` is the name of attention.
+
+    What has other names below `key` is to precede these entries. Shoeybi et al., 2019.
+    """
+    names = {
+        "self_attn.o_proj": f"{attention}.dense",
+        "mlp.up_proj": "mlp.dense_h_to_4h",
+        "mlp.down_proj": "mlp.dense_4h_to_h",
+        "input_layernorm": "input_layernorm",
+        "post_attention_layernorm": "post_attention_layernorm",
+    }
+    qkv = by_group(config.num_attention_heads, config.kv_heads, config.head_size)
+    return [*renamed(names, key), *joined(ATTENTION, QKV, f"{key}{attention}.query_key_value", qkv)]
 
 
 # where a checkpoint has the parameters of a model, for some families by its sizes

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from ..config_reader import ConfigReader
 from ..decoder import DecoderConfig, read_decoder, register_decoder
-from ..stored import ATTENTION, QKV, Stored, by_group, joined, renamed
+from ..stored import Stored, megatron_layers
 
 _KEYS = {
     "hidden_size": "hidden_size|n_embed",
@@ -14,11 +14,6 @@ _KEYS = {
     "num_attention_heads": "n_head|num_attention_heads",
     "max_position_embeddings": "seq_length",
     "norm_eps": "layer_norm_epsilon",
-}
-_NAMES = {
-    "self_attn.o_proj": "self_attention.dense",
-    "mlp.up_proj": "mlp.dense_h_to_4h",
-    "mlp.down_proj": "mlp.dense_4h_to_h",
 }
 
 
@@ -45,15 +40,11 @@ def _read(config: ConfigReader) -> DecoderConfig:
 
 
 def _stored(config: DecoderConfig) -> Sequence[Stored]:
-    heads = config.num_attention_heads
-    qkv = by_group(heads, heads, config.head_size)
     return [
         Stored("model.embed_tokens", "transformer.word_embeddings"),
         Stored("model.embedding_norm", "transformer.word_embeddings_layernorm"),
         Stored("model.norm", "transformer.ln_f"),
-        *renamed(_NAMES, "transformer.h.*."),
-        *joined(ATTENTION, QKV, "transformer.h.*.self_attention.query_key_value", qkv),
-        Stored("model.layers", "transformer.h"),
+        *megatron_layers(config, "transformer.h.*.", "self_attention"),
     ]
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from ..config_reader import ConfigReader
 from ..decoder import Block, DecoderConfig, read_decoder, register_decoder
-from ..stored import ATTENTION, QKV, Stored, by_group, joined, renamed
+from ..stored import Stored, megatron_layers, renamed
 
 _KEYS = {
     "intermediate_size": "ffn_hidden_size",
@@ -15,11 +15,9 @@ _KEYS = {
     "hidden_act": "activation",
     "norm_eps": "layer_norm_epsilon",
 }
-_NAMES = {
-    "self_attn.o_proj": "self_attention.dense",
-    "mlp.up_proj": "mlp.dense_h_to_4h",
-    "mlp.down_proj": "mlp.dense_4h_to_h",
-}
+_TWO_NORMS = renamed(
+    {"input_layernorm": "ln_attn", "post_attention_layernorm": "ln_mlp"}, "transformer.h.*."
+)
 
 
 def _read(config: ConfigReader) -> DecoderConfig:
@@ -55,15 +53,11 @@ def _block(config: ConfigReader, grouped: bool) -> Block:
 
 
 def _stored(config: DecoderConfig) -> Sequence[Stored]:
-    norms = {"input_layernorm": "ln_attn", "post_attention_layernorm": "ln_mlp"}
-    names = _NAMES | (norms if config.block == "parallel_two_norms" else {})
-    qkv = by_group(config.num_attention_heads, config.kv_heads, config.head_size)
     return [
         Stored("model.embed_tokens", "transformer.word_embeddings"),
         Stored("model.norm", "transformer.ln_f"),
-        *renamed(names, "transformer.h.*."),
-        *joined(ATTENTION, QKV, "transformer.h.*.self_attention.query_key_value", qkv),
-        Stored("model.layers", "transformer.h"),
+        *(_TWO_NORMS if config.block == "parallel_two_norms" else []),
+        *megatron_layers(config, "transformer.h.*.", "self_attention"),
     ]
 
 

@@ -6,13 +6,7 @@ from collections.abc import Sequence
 
 from ..config_reader import ConfigReader
 from ..decoder import DecoderConfig, read_decoder, register_decoder
-from ..stored import ATTENTION, QKV, Stored, by_group, joined, renamed
-
-_NAMES = {
-    "self_attn.o_proj": "attention.dense",
-    "mlp.up_proj": "mlp.dense_h_to_4h",
-    "mlp.down_proj": "mlp.dense_4h_to_h",
-}
+from ..stored import Stored, megatron_layers
 
 
 def _read(config: ConfigReader) -> DecoderConfig:
@@ -33,15 +27,11 @@ def _read(config: ConfigReader) -> DecoderConfig:
 
 
 def _stored(config: DecoderConfig) -> Sequence[Stored]:
-    heads = config.num_attention_heads
-    qkv = by_group(heads, heads, config.head_size)
     return [
         Stored("model.embed_tokens", "gpt_neox.embed_in"),
         Stored("model.norm", "gpt_neox.final_layer_norm"),
         Stored("lm_head", "embed_out"),
-        *renamed(_NAMES, "gpt_neox.layers.*."),
-        *joined(ATTENTION, QKV, "gpt_neox.layers.*.attention.query_key_value", qkv),
-        Stored("model.layers", "gpt_neox.layers"),
+        *megatron_layers(config, "gpt_neox.layers.*.", "attention"),
     ]
 
 
