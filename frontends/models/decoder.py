@@ -15,7 +15,7 @@ from ...weights import Ref, UnboundRef
 from .. import functional as F
 from ..layers import MLP, Attention, Embedding, GatedMLP, LayerNorm, Linear, RmsNorm, Rope
 from ..layers.attention import Cache
-from ..layers.positions import QueryGrowth, RelativePositions, query_positions
+from ..layers.positions import RelativePositions, query_positions
 from ..module import Module, ModuleList, Parameter
 from ..tensor import Tensor
 from .config_reader import REQUIRED, ConfigReader
@@ -35,14 +35,12 @@ class DecoderConfig:
     """The sizes and options of a decoder, most of them named as in config.json.
 
     `num_key_value_heads` None means num_attention_heads, `head_dim` None hidden_size /
-    num_attention_heads, `sliding_window` 0 no window, `attention_scale` None 1/sqrt(head_dim), a
-    softcap of 0 none. `rope` None: queries and keys are not rotated. `alibi` is as in Attention.
-    `learned_positions` > 0 is the size of a table of positions, whose first `position_offset` rows
-    have no position; `relative` adds biases by distance, the same in all layers. `qk_norm`
-    normalizes queries and keys per head, with the same weights or with those of `each_head`, or
-    across all heads; `rotated`: per head, behind the rope and without weights. With
-    `attention_gate` a sigmoid of the input multiplies what the heads give; `attention_sinks` and
-    `attention_chunk` are as sinks and chunk of Attention.
+    num_attention_heads, `sliding_window` 0 no window, a softcap of 0 none. `rope` None: queries and
+    keys are not rotated. `learned_positions` > 0 is the size of a table of positions, whose first
+    `position_offset` rows have no position; `relative` adds biases by distance, the same in all
+    layers. `qk_norm` normalizes queries and keys per head, with the same weights or with those of
+    `each_head`, or across all heads; `rotated`: per head, behind the rope and without weights.
+    `attention` are other options of Attention, by the names that it gives them.
 
     `norm_offset` is added to the weights of RMS norms; `norm_bias` and `norm_affine`, whether they
     have weights at all, are for layer norms. `block`
@@ -79,7 +77,6 @@ class DecoderConfig:
     causal: bool = True
     cross_attention: bool = False
     rope: Rope | None = field(default_factory=Rope)
-    alibi: float = 0.0
     learned_positions: int = 0
     position_offset: int = 0
     relative: RelativePositions | None = None
@@ -90,15 +87,7 @@ class DecoderConfig:
     head_bias: bool = False
     logits_bias: bool = False
     qk_norm: Literal["", "head", "each_head", "all_heads", "rotated"] = ""
-    attention_gate: bool = False
-    query_growth: QueryGrowth | None = None
-    value_norm: bool = False
-    keys_are_values: bool = False
-    attention_scale: float | None = None
-    attention_softcap: float = 0.0
-    attention_sinks: bool = False
-    attention_chunk: int = 0
-    qkv_clip: float = 0.0
+    attention: Mapping[str, Any] = field(default_factory=dict[str, Any])
     sliding_window: int = 0
     embedding_norm: bool = False
     embedding_multiplier: float = 1.0
@@ -343,20 +332,11 @@ def make_attention(config: Any, dtype: str, **options: Any) -> Attention:
         qk_norm=partial(_make_qk_norm, config, dtype) if config.qk_norm else None,
         norm_all_heads=config.qk_norm in ("each_head", "all_heads"),
         norm_rotated=config.qk_norm == "rotated",
-        chunk=config.attention_chunk,
         rope=config.rope,
         causal=config.causal,
         window=config.sliding_window if config.causal else 0,
-        softcap=config.attention_softcap,
-        scale=config.attention_scale,
-        clip=config.qkv_clip,
-        alibi=config.alibi,
-        gate=config.attention_gate,
-        sinks=config.attention_sinks,
-        growth=config.query_growth,
-        value_norm=config.norm_eps if config.value_norm else None,
-        keys_are_values=config.keys_are_values,
         dtype=dtype,
+        **config.attention,
         **options,
     )
     if not config.key_bias:

@@ -33,7 +33,7 @@ def _read(config: ConfigReader) -> DecoderConfig:
         norm="layer",
         gated=False,
         rope=None,
-        alibi=8.0,
+        attention={"alibi": 8.0},
         embedding_norm=True,
         biases=True,
     )

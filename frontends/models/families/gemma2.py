@@ -23,8 +23,10 @@ _DEFAULTS: dict[str, Any] = {
 }
 
 
-def read_gemma(config: ConfigReader, defaults: dict[str, Any], **options: Any) -> DecoderConfig:
-    """The sizes of a Gemma 2 or 3; `options` are those in which they differ."""
+def read_gemma(
+    config: ConfigReader, defaults: dict[str, Any], softcap: float = 0.0, **options: Any
+) -> DecoderConfig:
+    """The sizes of a Gemma 2 or 3; `softcap` is that of scores, `options` are others."""
     config.ignore("hidden_act")  # older files have both, and hidden_activation counts
     config.require("use_bidirectional_attention", False, "irc computes causal attention")
     hidden_size = config.integer("hidden_size")
@@ -38,7 +40,7 @@ def read_gemma(config: ConfigReader, defaults: dict[str, Any], **options: Any) -
         norm_offset=1.0,
         block="sandwich",
         attention_bias=config.flag("attention_bias"),
-        attention_scale=scalar**-0.5,
+        attention={"scale": scalar**-0.5, "softcap": softcap},
         embedding_multiplier=hidden_size**0.5,
         round_embedding_multiplier=True,
         **options,
@@ -55,7 +57,7 @@ def _read(config: ConfigReader) -> DecoderConfig:
         config,
         {"max_position_embeddings": 8192},
         layers=read_layer_types(config, types, period=2),
-        attention_softcap=_softcap(config, "attn_logit_softcapping", 50.0),
+        softcap=_softcap(config, "attn_logit_softcapping", 50.0),
         logits_softcap=_softcap(config, "final_logit_softcapping", 30.0),
     )
 

@@ -134,8 +134,7 @@ def _read(config: ConfigReader) -> Gemma4Config:
         rope=None,
         block="sandwich",
         qk_norm="head",
-        value_norm=True,
-        attention_scale=1.0,
+        attention={"scale": 1.0, "value_norm": config.number("rms_norm_eps", 1e-6)},
         attention_bias=config.flag("attention_bias"),
         embedding_multiplier=max(hidden_size, 1) ** 0.5,
         round_embedding_multiplier=True,
@@ -150,9 +149,10 @@ def _read_layers(config: ConfigReader, sizes: Gemma4Config) -> Iterator[Mapping[
     """The options of every layer."""
     count, shared = sizes.num_hidden_layers, config.integer("num_kv_shared_layers", 0)
     window, own = config.integer("sliding_window", 512), count - shared
+    joined = {**sizes.attention, "keys_are_values": config.flag("attention_k_eq_v")}
     types = {
         _LOCAL: {"layer_type": _LOCAL, "sliding_window": window},
-        _FULL: {"layer_type": _FULL, "keys_are_values": config.flag("attention_k_eq_v")},
+        _FULL: {"layer_type": _FULL, "attention": joined},
     }
     default = [_FULL if (i + 1) % 6 == 0 or i == count - 1 else _LOCAL for i in range(count)]
     layers = read_layer_types(config, types, default=default)
@@ -187,7 +187,7 @@ def _read_heads(
         heads = reader.integer("num_key_value_heads", heads)
         reader.finish("a layer")
     elif kind == _FULL and not config.inner("per_layer_config"):
-        head_dim, heads = full_size, full_heads if layer["keys_are_values"] else heads
+        head_dim, heads = full_size, full_heads if config.flag("attention_k_eq_v") else heads
     if kind not in config.inner("rope_parameters"):
         raise config.error("rope_parameters", f"expected the settings of {kind}")
     rope = read_rope(config, head_dim, sizes.max_position_embeddings, 1e4, layer_type=kind)

@@ -41,7 +41,7 @@ def _read(config: ConfigReader) -> DecoderConfig:
         defaults=_DEFAULTS,
         rope_theta=150000.0,
         attention_bias=config.flag("attention_bias", True),
-        attention_sinks=True,
+        attention={"sinks": True},
         mixture=mixture,
         layers=read_layer_types(config, types, period=2),
     )

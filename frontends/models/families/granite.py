@@ -18,7 +18,7 @@ def read_granite(config: ConfigReader, kind: type[Any] = DecoderConfig, **more: 
         kind,
         defaults={"max_position_embeddings": 2048},
         attention_bias=config.flag("attention_bias"),
-        attention_scale=config.number("attention_multiplier", 1.0),
+        attention={"scale": config.number("attention_multiplier", 1.0)},
         embedding_multiplier=config.number("embedding_multiplier", 1.0),
         residual_multiplier=config.number("residual_multiplier", 1.0),
         logits_multiplier=1 / scaling,

@@ -45,16 +45,18 @@ def _layers(config: ConfigReader) -> tuple[Mapping[str, Any], ...]:
     sparse = config.numbers("moe_layers") or range(step - 1, count, max(1, step))
     chunk, normed = config.integer("attention_chunk_size", 0), config.flag("use_qk_norm", True)
     growth = QueryGrowth(config.integer("floor_scale", 8192), config.number("attn_scale", 0.1), 1)
-    without_rope: dict[str, Any] = {"rope": None}
-    if config.flag("attn_temperature_tuning", True):
-        without_rope |= {"query_growth": growth}
+    is_tuned = config.flag("attn_temperature_tuning", True)
     kinds = config.words("layer_types") or [
         "chunked_attention" if turns else "full_attention" for turns in rotated
     ]
     layers: list[Mapping[str, Any]] = []
     for i, (turns, kind) in enumerate(zip(rotated[:count], kinds, strict=False)):
-        options: dict[str, Any] = {"attention_chunk": chunk if kind == "chunked_attention" else 0}
-        options |= {"qk_norm": "rotated" if normed else ""} if turns else without_rope
+        attention: dict[str, Any] = {"chunk": chunk if kind == "chunked_attention" else 0}
+        options: dict[str, Any] = {"attention": attention}
+        if turns:
+            options["qk_norm"] = "rotated" if normed else ""
+        else:
+            options["rope"], attention["growth"] = None, growth if is_tuned else None
         layers.append(options if i in sparse else options | {"mixture": None})
     return tuple(layers)
 

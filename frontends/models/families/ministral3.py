@@ -23,7 +23,7 @@ def read_ministral3(config: ConfigReader) -> DecoderConfig:
         defaults={"norm_eps": 1e-5, "num_key_value_heads": 8},
         head_dim=head_dim,
         rope=read_rope(config, head_dim, context, 1e6, others=others),
-        query_growth=QueryGrowth(length, rate),
+        attention={"growth": QueryGrowth(length, rate)},
         sliding_window=config.integer("sliding_window", 0),
     )
 

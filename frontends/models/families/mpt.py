@@ -48,8 +48,10 @@ def _read(config: ConfigReader) -> DecoderConfig:
         norm_bias=False,
         gated=False,
         rope=None,
-        alibi=float(attention.integer("alibi_bias_max", 8)),
-        qkv_clip=attention.number("clip_qkv", 0.0),
+        attention={
+            "alibi": float(attention.integer("alibi_bias_max", 8)),
+            "clip": attention.number("clip_qkv", 0.0),
+        },
     )
     attention.finish("MPT", HARMLESS)
     return sizes

@@ -14,7 +14,7 @@ def _read(config: ConfigReader) -> DecoderConfig:
         norm_affine=False,
         norm_eps=1e-5,
         attention_bias=config.flag("attention_bias"),
-        qkv_clip=config.number("clip_qkv", 0.0),
+        attention={"clip": config.number("clip_qkv", 0.0)},
     )
 
 

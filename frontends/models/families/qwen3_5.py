@@ -31,7 +31,7 @@ def _read(config: ConfigReader, **more: Any) -> HybridConfig:
         norm_offset=1.0,
         qk_norm="head",
         attention_bias=config.flag("attention_bias"),
-        attention_gate=True,
+        attention={"gate": True},
         layers=read_layer_types(config, _TYPES, period),
         recurrent=RecurrentSizes(
             heads=config.integer("linear_num_value_heads", 32),
