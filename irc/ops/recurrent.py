@@ -57,7 +57,7 @@ class Recurrence(Op):
             raise Error(f"{self.opname}: {name} is {value.type}, expected {shape_text(shape)}")
 
     def by_head(self, value: Value) -> Op:
-        """[B, S, groups, size] as f32 [B, heads, S, size]: consecutive heads share a group.
+        """[B, S, groups, size] as wide [B, heads, S, size]: consecutive heads share a group.
 
         A single group of all ranks is [B, 1, S, size].
         """
@@ -65,7 +65,7 @@ class Recurrence(Op):
         count = exact_divide(heads, groups)
         if not isinstance(count, int):
             raise Error(f"{self.opname}: {heads} heads cannot share {groups} groups evenly")
-        turned = Transpose(_f32(value), order=(0, 2, 1, 3))
+        turned = Transpose(self.wide(value), order=(0, 2, 1, 3))
         single = groups == 1 and not value.type.global_type.axes[2]
         return turned if single or count == 1 else Repeat(turned, dim=1, count=count)
 
@@ -81,14 +81,16 @@ class Recurrence(Op):
         return self.attributes
 
     def per_head(self, value: Value, lengths: Value | None) -> Op:
-        """[B, S, heads] as f32 [B, heads, S], 0 for padding."""
-        wide = _f32(value)
+        """[B, S, heads] as wide [B, heads, S], 0 for padding."""
+        numbers = self.wide(value)
         if lengths is not None:
             self.check_lengths(lengths)
             place = Iota(size=self.x.type.shape[1], dtype=lengths.type.dtype)
             here = Lt(place, Unsqueeze(lengths, dims=(1,)))
-            wide = Where(Unsqueeze(here, dims=(2,)), wide, Full(value=0.0))
-        return Transpose(wide, order=(0, 2, 1))
+            numbers = Where(
+                Unsqueeze(here, dims=(2,)), numbers, Full(value=0.0, dtype=self.computed)
+            )
+        return Transpose(numbers, order=(0, 2, 1))
 
     def check_lengths(self, lengths: Value) -> None:
         """Raise unless there is a number for every row."""
@@ -96,18 +98,23 @@ class Recurrence(Op):
         self.check_shape("lengths", lengths, self.x.type.shape[0])
 
     def as_x(self, heads: Op) -> Op:
-        """f32 [B, heads, S, size] as [B, S, heads, size] in the dtype of x."""
+        """[B, heads, S, size] as [B, S, heads, size] in the dtype of x."""
         rows, kind = Transpose(heads, order=(0, 2, 1, 3)), self.x.type.dtype
-        return rows if kind == "f32" else Cast(rows, dtype=kind)
+        return rows if kind == self.computed else Cast(rows, dtype=kind)
 
+    @property
+    def computed(self) -> str:
+        """The dtype in which it computes, and of its state: f32, or f64 for x in f64."""
+        return "f64" if self.x.type.dtype == "f64" else "f32"
 
-def _check_f32(op: str, state: Value) -> None:
-    if state.type.dtype != "f32":
-        raise Error(f"{op}: the state is {state.type}, expected f32")
+    def wide(self, value: Value) -> Value | Op:
+        """A value in that dtype."""
+        return value if value.type.dtype == self.computed else Cast(value, dtype=self.computed)
 
-
-def _f32(value: Value) -> Value | Op:
-    return value if value.type.dtype == "f32" else Cast(value, dtype="f32")
+    def check_dtype(self, state: Value) -> None:
+        """Raise unless a state has that dtype."""
+        if state.type.dtype != self.computed:
+            raise Error(f"{self.opname}: the state is {state.type}, expected {self.computed}")
 
 
 def _transposed(x: Op) -> Op:
@@ -125,7 +132,8 @@ def _decays(logarithms: Op, tokens: DimLike) -> tuple[Op, Op, Op]:
     total = ReduceSum(logarithms, dims=(2,), keep=True)
     column, row = Unsqueeze(sums, dims=(3,)), Unsqueeze(sums, dims=(2,))
     # later tokens are masked before exp, where they would overflow
-    between = Exp(Where(_order(Ge, tokens), Sub(column, row), Full(value=-math.inf)))
+    later = Full(value=-math.inf, dtype=logarithms.result.type.dtype)
+    between = Exp(Where(_order(Ge, tokens), Sub(column, row), later))
     return Exp(column), between, Exp(Unsqueeze(Sub(total, sums), dims=(3,)))
 
 
@@ -163,8 +171,12 @@ def _here(lengths: Array, batch: int, tokens: int) -> Array:
 
 
 def _by_head(x: Array, heads: int) -> Array:
-    """[B, S, groups, size] as f32 [B, S, heads, size]."""
-    return np.repeat(x.astype(np.float32), heads // max(1, x.shape[2]), axis=2)
+    """[B, S, groups, size] as [B, S, heads, size] in f32, or f64."""
+    return np.repeat(x.astype(_wide(x)), heads // max(1, x.shape[2]), axis=2)
+
+
+def _wide(x: Array) -> Any:
+    return np.float64 if x.dtype == np.float64 else np.float32
 
 
 @operation(
@@ -195,14 +207,14 @@ class ShortConv(Recurrence):
         self.check_shape("the state", self.state, batch, width - 1, channels)
         self.check_shape("the bias", self.bias, channels)
         inputs = Concat([self.state, self.x], dim=1)
-        columns = Transpose(_f32(self.weight), order=(1, 0))
-        total: Op | Value | None = None if self.bias is None else _f32(self.bias)
+        columns = Transpose(self.wide(self.weight), order=(1, 0))
+        total: Op | Value | None = None if self.bias is None else self.wide(self.bias)
         for w in range(width):
-            moved = _f32(Slice(inputs, dim=1, start=w, stop=tokens + w).result)
+            moved = self.wide(Slice(inputs, dim=1, start=w, stop=tokens + w).result)
             part = Mul(moved, Slice(columns, dim=0, start=w, stop=w + 1))
             total = part if total is None else Add(part, total)
         assert isinstance(total, Op)
-        y = total if x.dtype == "f32" else Cast(total, dtype=x.dtype)
+        y = total if x.dtype == self.computed else Cast(total, dtype=x.dtype)
         return y.result, self._last(inputs, width - 1).result
 
     def _last(self, inputs: Op, count: int) -> Op:
@@ -235,8 +247,8 @@ class SelectiveScan(Recurrence):
 
     x [B, S, H, P]; dt [B, S, H], the step sizes; a [H], negative; b and c [B, S, G, N], each of the
     G groups for H/G consecutive heads; state f32 [B, H, P, N]; d [H]. Per token
-    state = exp(dt*a) * state + dt * x bᵀ and y = state c + d*x. Computed in f32; y in the dtype of
-    x.
+    state = exp(dt*a) * state + dt * x bᵀ and y = state c + d*x. Computed in f32 (x in f64: all in
+    f64); y in the dtype of x.
     """
 
     x: Operand
@@ -263,17 +275,17 @@ class SelectiveScan(Recurrence):
         self.check_shape("a", self.a, heads)
         self.check_shape("d", self.d, heads)
         self.check_shape("c", self.c, *self.b.type.shape)
-        _check_f32(self.opname, self.state)
+        self.check_dtype(self.state)
         self.check_shape("the state", self.state, batch, heads, size, self.b.type.shape[-1])
         x, b, c = (self.by_head(value) for value in (self.x, self.b, self.c))
         steps = self.per_head(self.dt, self.lengths)
-        logarithms = Mul(steps, Unsqueeze(_f32(self.a), dims=(1,)))
+        logarithms = Mul(steps, Unsqueeze(self.wide(self.a), dims=(1,)))
         before, between, after = _decays(logarithms, tokens)
         scaled = Mul(x, Unsqueeze(steps, dims=(3,)))
         inside = Matmul(Mul(Matmul(c, _transposed(b)), between), scaled)
         y: Op = Add(inside, Mul(Matmul(c, Transpose(self.state, order=(0, 1, 3, 2))), before))
         if self.d is not None:
-            y = Add(y, Mul(x, Unsqueeze(_f32(self.d), dims=(1, 2))))
+            y = Add(y, Mul(x, Unsqueeze(self.wide(self.d), dims=(1, 2))))
         added = Matmul(_transposed(Mul(scaled, after)), b)
         return self.as_x(y).result, Add(_kept(logarithms, self.state), added).result
 
@@ -289,7 +301,7 @@ class SelectiveScan(Recurrence):
         d: Array = None,
         lengths: Array = None,
     ) -> tuple[Array, Array]:
-        y, dt = np.zeros(x.shape, np.float32), _masked(dt, lengths)
+        y, dt = np.zeros(x.shape, _wide(x)), _masked(dt, lengths)
         b, c = (_by_head(value, x.shape[2]) for value in (b, c))
         for t in range(x.shape[1]):
             decay, step = np.exp(dt[:, t] * a)[..., None, None], dt[:, t, :, None, None]
@@ -307,7 +319,7 @@ class GatedDelta(Recurrence):
     x [B, S, H, V], the values; q and k [B, S, Hk, K], each key head for H/Hk consecutive value
     heads; g [B, S, H], the logarithms of decays, at most 0; beta [B, S, H]; state f32 [B, H, K, V].
     Per token state = exp(g) * state, then state += k (beta * (x - kᵀ state))ᵀ and y = qᵀ state.
-    Computed in f32; y in the dtype of x. The keys have norms of at most about 1.
+    Computed in f32 (x in f64: all in f64); y in the dtype of x. Keys have norms of at most about 1.
 
     A call has `longest` tokens at most: the expansion solves a triangular system of the S tokens,
     whose inverse it makes from those of blocks of 1, 2, 4, ... tokens.
@@ -348,7 +360,7 @@ class GatedDelta(Recurrence):
         self.check_shape("g", self.g, batch, tokens, heads)
         self.check_shape("beta", self.beta, batch, tokens, heads)
         self.check_shape("q", self.q, *self.k.type.shape)
-        _check_f32(self.opname, self.state)
+        self.check_dtype(self.state)
         self.check_shape("the state", self.state, batch, heads, self.k.type.shape[-1], size)
         if self.longest < 1:
             raise Error(f"gated_delta: longest is {self.longest}; a call has 1 token or more")
@@ -370,8 +382,8 @@ class GatedDelta(Recurrence):
 
         That of [[a, 0], [c, b]] is [[A, 0], [-B c A, B]] where A and B are those of a and b.
         """
-        zero = Full(value=0.0)
-        inverse: Op = Cast(_order(Eq, tokens), dtype="f32")
+        zero = Full(value=0.0, dtype=self.computed)
+        inverse: Op = Cast(_order(Eq, tokens), dtype=self.computed)
         block = 1
         while block < (tokens if isinstance(tokens, int) else self.longest):
             across = And(_order(Eq, tokens, 2 * block), _order(Ne, tokens, block))
@@ -395,7 +407,7 @@ class GatedDelta(Recurrence):
     ) -> tuple[Array, Array]:
         if x.shape[1] > self.longest:
             raise Error(f"gated_delta computes {self.longest} tokens in a call, not {x.shape[1]}")
-        y, g, beta = np.zeros(x.shape, np.float32), _masked(g, lengths), _masked(beta, lengths)
+        y, g, beta = np.zeros(x.shape, _wide(x)), _masked(g, lengths), _masked(beta, lengths)
         q, k = (_by_head(value, x.shape[2]) for value in (q, k))
         for t in range(x.shape[1]):
             state = state * np.exp(g[:, t])[..., None, None]

@@ -30,6 +30,7 @@ ANYWHERE = {
     "fuse-collectives": "{norm=true}", "fuse-gated-mlp": "", "fuse-linears": "", "fuse-norm": "",
     "fuse-qkv": "",
 }  # fmt: skip
+MASKING = ("attention", "selective_scan", "gated_delta")  # compute with masked numbers, as zeros
 EXACT = ("canonicalize", "cse", "dce", "fold", "inline")  # the same bits
 IN_ORDER = ("shard", "rewrite-embeddings", "pipeline", "localize")
 ELSEWHERE = {
@@ -68,7 +69,7 @@ def case_of(seed: int, steps: int = 10, dtype: str = "") -> Case:
     even = [0, 12] if sequence else [0, 2, 4, 8]
     batch = rng.choice(even if sequence or "dp" in mesh else [0, 1, 2, 3, 5, 8])
     # What masked NaN become is open.
-    masks = any(op.opname == "attention" for op in drawn.module.ops())
+    masks = any(op.opname in MASKING for op in drawn.module.ops())
     inputs = drawn.inputs(batch, special=rng.random() < 1 / 3 and not masks)
     return Case(str(drawn.module), inputs, mesh, tuple(drawn.plan(mesh)), dtype, sequence)
 

@@ -20,7 +20,7 @@ from tests.fresh import session_seed
 
 from .checking import Arrays, Case, Wanted, transformed, without
 from .reducing import report
-from .test_passes import REFUSALS, case_of
+from .test_passes import MASKING, REFUSALS, case_of
 
 Runner: TypeAlias = Callable[[Module, Arrays, Path], dict[str, np.ndarray]]
 CASES, PER_TEST = 120, 20
@@ -61,7 +61,7 @@ def check_runner(case: Case, pipeline: str, run: Runner, folder: Path) -> None:
 def runner_case(seed: int, ranks: bool, dtype: str, steps: int = 10) -> Case:
     """A case for runners. Kernels may leave open what masked NaN and codes of NaN become."""
     case = case_of(seed, steps, dtype)
-    if any(f"= {op} " in case.text for op in ("attention", "moe_combine", "quantize")):
+    if any(f"= {op} " in case.text for op in (*MASKING, "moe_combine", "quantize")):
         finite = {name: np.nan_to_num(x, posinf=1, neginf=-1) for name, x in case.inputs.items()}
         case = without(case, inputs=finite)
     return case if ranks else without(case, mesh="tp=1")

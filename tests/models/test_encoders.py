@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import warnings
 from collections.abc import Mapping
 from copy import deepcopy
@@ -314,4 +315,4 @@ def test_configs_of_the_hub_mean_what_transformers_says(name: str) -> None:
     new = json.loads(config.to_json_string()) | {"architectures": [architecture]}
     assert old.config == huggingface.model_of(new).config
     shapes = [weight.type.shape for weight in old.trace("f32").weights.values()]
-    assert sum(map(np.prod, shapes)) == sum(x.numel() for x in model.parameters())
+    assert sum(map(math.prod, shapes)) == sum(x.numel() for x in model.parameters())

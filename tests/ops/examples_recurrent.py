@@ -18,7 +18,8 @@ def _numbers(*shape: Any, low: float, high: float) -> Arg:
 
 def _bad(message: str, args: tuple[Arg, ...], at: int, shape: Shape, dtype: str = "T") -> Bad:
     """The operands with that of position `at` replaced, and numbers for symbols."""
-    plain = [Arg(tuple({B: 2, S: 5}.get(n, n) for n in arg.shape), arg.dtype) for arg in args]
+    sizes: dict[Any, Any] = {B: 2, S: 5}
+    plain = [Arg(tuple(sizes.get(n, n) for n in arg.shape), arg.dtype) for arg in args]
     plain[at] = Arg(shape, dtype)
     return Bad(message, tuple(plain))
 
@@ -59,8 +60,10 @@ def _scan(groups: int, heads: int = 4) -> tuple[Arg, ...]:
 
 
 SCAN = _scan(2)
+D = (Arg((4,), name="d"), LENGTHS)
 SCANS = [
-    Example("selective_scan", (*SCAN, Arg((4,), name="d"), LENGTHS), sizes=SIZES),
+    Example("selective_scan", (*SCAN[:-1], Arg((B, 4, 3, 2)), *D), {}, (), ("f32",), SIZES),
+    Example("selective_scan", (*SCAN, *D), sizes=SIZES),
     Example("selective_scan", _scan(1), sizes=SIZES),
     Example("selective_scan", _scan(4), sizes={"B": 2, "S": 1}),
     Example(
@@ -94,6 +97,13 @@ def _delta(key_heads: int, heads: int = 4, size: int = 3, width: int = 2) -> tup
 
 DELTA = _delta(2)
 DELTAS = [
+    Example(
+        "gated_delta",
+        (*DELTA[:-1], Arg((B, 4, 3, 2)), LENGTHS),
+        {"longest": 64},
+        dtypes=("f32",),
+        sizes=SIZES,
+    ),
     Example("gated_delta", (*DELTA, LENGTHS), {"longest": 64}, sizes=SIZES),
     Example("gated_delta", _delta(1), {"longest": 100}, sizes=SIZES),
     Example("gated_delta", _delta(4), {}, sizes={"B": 2, "S": 1}),

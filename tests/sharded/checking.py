@@ -3,6 +3,7 @@ shard of the results of the unsharded module, pass by pass."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -155,7 +156,7 @@ def share_of_products(module: Module, ranks: int) -> float:
     types = [weight.type.global_type for weight in weights]
     large = [type for type in types if max(int(str(size)) for size in type.shape) >= ranks]
     assert large, "the module has no weights of products"
-    sizes = [dtype(type.dtype).nbytes(int(np.prod(type.shape))) for type in large]
+    sizes = [dtype(type.dtype).nbytes(math.prod(map(int, map(str, type.shape)))) for type in large]
     shards = [size for size, type in zip(sizes, large, strict=True) if type.sharded]
     return sum(shards) / sum(sizes)
 

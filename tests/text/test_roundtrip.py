@@ -65,7 +65,8 @@ KINDS = [FileRef, *Ref.registry.values(), Slice, *StepBase.registry.values()]
 def test_the_example_in_the_documentation_of_a_reference_is_its_text(kind: type) -> None:
     example = str(kind.__doc__).split("`")[1]
     text = f'@ckpt["w"]{example}' if issubclass(kind, StepBase) else example
-    ref = parse_ref(Cursor(text, "<text>"), {"ckpt": "", "model": "", "stats": ""})
+    files: dict[str, str] = dict.fromkeys(("ckpt", "model", "stats", "lora"), "")
+    ref = parse_ref(Cursor(text, "<text>"), files)
     assert isinstance(ref.steps[-1] if issubclass(kind, StepBase) else ref, kind)
     assert str(ref) == text
 
