@@ -117,8 +117,8 @@ class CostModel:
         extra = 0 if is_present else memory
         return Candidate(
             scheme=scheme,
-            us=tuple(pieces * self._time(each) for each in work),
-            sent=tuple(pieces * sum(sent(k, size, n) for k, n in each.messages) for each in work),
+            us=tuple(pieces * self._time(step) for step in work),
+            sent=tuple(pieces * sum(sent(k, size, n) for k, n in step.messages) for step in work),
             messages=pieces * len(work[0].messages),
             memory=memory,
             extra=extra,
@@ -194,4 +194,4 @@ def report(
         f"@{table.weight.name}, {table.weight.type.replicated}, is looked up by "
         f"{candidates[chosen].scheme.name}: {reason}; {site.need}. Per call of {tokens} tokens:"
     )
-    return [head, *(candidates[each].row(each == chosen, reason == REQUESTED) for each in LAYOUTS)]
+    return [head, *(candidates[name].row(name == chosen, reason == REQUESTED) for name in LAYOUTS)]

@@ -272,8 +272,8 @@ class Search:
                 for value, readers in group.readers.items()
                 if value not in group.ends
             )
-            each = sorted((t * n, sorted(picks)) for (t, picks), n in gathers.items())
-            key = tuple((t, frozenset(picks)) for t, picks in each)
+            costs = sorted((t * n, sorted(picks)) for (t, picks), n in gathers.items())
+            key = tuple((t, frozenset(picks)) for t, picks in costs)
             terms[Term(self._picks(places), time, key)] += 1
         return terms
 
@@ -296,8 +296,8 @@ class Search:
         """The best choices that steps from any of two beginnings lead to."""
         moves = list(dict.fromkeys(self._moves()))
         starts = [[kind.options[at] for kind in self._kinds] for at in (0, -1)]
-        found = [self._descended(start, moves) for start in starts]
-        return min(found, key=lambda choices: round(self._total(choices), 3))
+        minima = [self._descended(start, moves) for start in starts]
+        return min(minima, key=lambda choices: round(self._total(choices), 3))
 
     def _total(self, choices: list[Choice]) -> float:
         return sum(count * term.cost(choices) for term, count in self._terms.items())

@@ -180,15 +180,20 @@ class Structure:
         origins = [self._origin(value) for value in op.operands]
         words = self._words_of(op)
         contracted = [at for word in words if not word.results for at, _ in word.operands]
-        if len({*contracted}) > 1 and all(known for known, _ in origins):
+        if len({*contracted}) > 1 and all(is_weight for is_weight, _ in origins):
             # a product of weights: the smaller one takes the place of activations
             origins[min(contracted, key=lambda at: _count(op.operands[at]))] = (False, None)
-        if op.operands and all(known for known, _ in origins):
+        if op.operands and all(is_weight for is_weight, _ in origins):
             self._derive(op, [weight for _, weight in origins if weight is not None], words)
         elif isinstance(op, (Constant, Full)):
             self._origins[op.result] = None
         else:
-            self._follow(op, [weight for _, weight in origins], words, [k for k, _ in origins])
+            self._follow(
+                op,
+                [weight for _, weight in origins],
+                words,
+                [is_weight for is_weight, _ in origins],
+            )
 
     def _return(self, function: Function, op: Op) -> None:
         aliases = function.aliases()

@@ -175,6 +175,6 @@ def sent_bytes(module: Module, ranks: int) -> float:
     """The bytes that one rank sends in one run of a sharded module, by ring algorithms."""
     mesh = module.mesh
     sizes = LocalSizes(mesh, typical_sizes(module))
-    found = messages(module.main, sizes, default_topology())
-    assert all(message.group_size == ranks for message in found)
-    return sum(message.sent for message in found)
+    sent = messages(module.main, sizes, default_topology())
+    assert all(message.group_size == ranks for message in sent)
+    return sum(message.sent for message in sent)

@@ -240,7 +240,7 @@ class Source:
         positions = site.rope.positions if site.rope else None
         rows = [each.value for each in (site.q, site.k, site.v) if each]
         fixed = [op.past, positions, op.lengths, op.sinks]
-        fixed = [each for each in fixed if each is not None]
+        fixed = [value for value in fixed if value is not None]
         fixed += [site.keys, site.values]
         # what no kernel writes in a step, but for the new rows
         self.early = all(each.producer is None for each in fixed)

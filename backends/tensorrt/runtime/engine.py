@@ -117,7 +117,7 @@ def check_gpu(plan: RankPlan, gpu: Gpu, library: Library) -> None:
             "installed; engines run on one version: compile again, or install the other"
         )
     if target.architectures and gpu.capability not in target.architectures:
-        built = ", ".join(f"sm_{each}" for each in target.architectures)
+        built = ", ".join(f"sm_{architecture}" for architecture in target.architectures)
         raise Error(
             f"the engines are built for {built}, and this GPU is {gpu}; compile again on this "
             f"machine, or for the target {target.flavour}/sm_{gpu.capability}"
@@ -128,7 +128,7 @@ def check_engine(plan: RankPlan, engine: Engine) -> None:
     """An Error where engine and manifest do not belong together."""
     stage = plan.stage
     expected = {
-        name: f"input {each.dtype}{list(each.shape)}" for name, each in plan.bindings.items()
+        name: f"input {port.dtype}{list(port.shape)}" for name, port in plan.bindings.items()
     }
     expected |= {name: f"input {port.dtype}[" for name, port in stage.inputs.items()}
     expected |= dict.fromkeys(stage.scalars, "input i32[]")

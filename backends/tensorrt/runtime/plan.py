@@ -57,7 +57,7 @@ class StagePlan(Stage):
             ports_of_facts(facts["ports"]),
             writes_of_facts(facts),
             {r["state"]: r["result"] for r in results if r.get("state") is not None},
-            tuple(checked(each, Profile, "the manifest") for each in facts["profiles"]),
+            tuple(checked(profile, Profile, "the manifest") for profile in facts["profiles"]),
             {r["result"]: r["output"] for r in results},
             {name: tuple(axes) for name, axes in facts["scalars"].items()},
             {key: tuple(axes) for key, axes in facts["groups"].items()},
@@ -66,7 +66,9 @@ class StagePlan(Stage):
 
     def profile(self, sizes: Sizes) -> int:
         """The number of the first profile that accepts inputs of these sizes."""
-        accepting = (n for n, each in enumerate(self.profiles) if not self._refusal(each, sizes))
+        accepting = (
+            n for n, profile in enumerate(self.profiles) if not self._refusal(profile, sizes)
+        )
         return next(accepting, 0)
 
     def padded(self, sizes: Sizes) -> Sizes:
@@ -152,7 +154,7 @@ def _plan(folder: Path, facts: Mapping[str, Any], rank: int) -> RankPlan:
         {peer(mesh, rank, e["stage"]): tuple(e["names"]) for e in stage[way]}
         for way in ("receives", "sends")
     )
-    stages = tuple(StagePlan.of_facts(each) for each in facts["stages"])
+    stages = tuple(StagePlan.of_facts(stage) for stage in facts["stages"])
     base = Path(facts["base"]) if facts.get("base") else folder
     return RankPlan(
         rank,
