@@ -33,7 +33,7 @@ from .structure import Group, Parameter, Place, Slot, Structure
 if TYPE_CHECKING:
     from .plan import Plan
 
-REPLICATED_SHARE = 0.04  # of the bytes of all parameters: at most so many are replicated to save
+REPLICATED_SHARE = 0.045  # of the bytes of all parameters: at most so many are replicated to save
 _SIZE = 64  # of symbols without a range
 Choice = int | None  # the dimension of a parameter that is sharded; None: it is replicated
 IsOpen = Callable[[Structure, Parameter], bool] | None

@@ -257,3 +257,19 @@ def test_no_more_is_sent_than_by_the_plan_of_megatron(
     shard(ours, f"tp={ranks}")
     shard(theirs, f"tp={ranks}", plan_file(tmp_path, *present))
     assert 0 < sent_bytes(ours, ranks) <= sent_bytes(theirs, ranks)
+
+
+LATENT = (*MEGATRON, "*.kv_b_proj.weight 0@tp", "*.shared_expert.*down_proj.weight 1@tp")
+OWN_INPUTS = (*MEGATRON, "*embed_tokens_per_layer.weight 0@tp")
+
+
+@pytest.mark.oracle
+@pytest.mark.parametrize(("name", "ranks"), [("deepseek_v2_lite", 2), ("gemma4", 2), ("gemma4", 3)])
+def test_the_same_of_families(name: str, ranks: int, tmp_path: Path) -> None:
+    cases("DECODERS")[name].save(tmp_path / "model")
+    rows = LATENT if name.startswith("deepseek") else OWN_INPUTS
+    ours, theirs = (huggingface.load(tmp_path / "model") for _ in range(2))
+    present = [row for row in rows if filter_names(ours.weights, row.partition(" ")[0])]
+    shard(ours, f"tp={ranks}")
+    shard(theirs, f"tp={ranks}", plan_file(tmp_path, *present))
+    assert 0 < sent_bytes(ours, ranks) <= sent_bytes(theirs, ranks)
