@@ -62,7 +62,7 @@ def _scan(groups: int, heads: int = 4) -> tuple[Arg, ...]:
 SCAN = _scan(2)
 D = (Arg((4,), name="d"), LENGTHS)
 SCANS = [
-    Example("selective_scan", (*SCAN[:-1], Arg((B, 4, 3, 2)), *D), {}, (), ("f32",), SIZES),
+    Example("selective_scan", (*SCAN[:-1], Arg((B, 4, 3, 2)), D[0]), {}, (), ("f32",), SIZES),
     Example("selective_scan", (*SCAN, *D), sizes=SIZES),
     Example("selective_scan", _scan(1), sizes=SIZES),
     Example("selective_scan", _scan(4), sizes={"B": 2, "S": 1}),
@@ -99,7 +99,7 @@ DELTA = _delta(2)
 DELTAS = [
     Example(
         "gated_delta",
-        (*DELTA[:-1], Arg((B, 4, 3, 2)), LENGTHS),
+        (*DELTA[:-1], Arg((B, 4, 3, 2))),
         {"longest": 64},
         dtypes=("f32",),
         sizes=SIZES,
