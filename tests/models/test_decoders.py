@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +11,9 @@ import pytest
 import irc
 from irc.backends.base import ports_of
 from irc.frontends import huggingface
-from tests.fresh import fresh
 from tests.sharded.checking import share_of_products
 
-from .cases import TABLES, Case, cases
+from .cases import TABLES, Case, cases, to_build
 from .runners import Runner, program, relative
 from .test_transformers import logits_of, tokens, with_rounded_weights
 
@@ -24,9 +22,7 @@ PROMPT, DECODED = 9, 32
 DECODERS: dict[str, Case] = cases("DECODERS")
 ROWS = 2
 QUANTIZED = [(name, scheme) for name, case in DECODERS.items() for scheme in case.schemes]
-# Engines take the longest to build: every run builds those of some families, in turn by its seed.
-COUNT = int(os.environ.get("IRC_TEST_ENGINES", "8"))
-BUILT = sorted(fresh(13).permutation(sorted(DECODERS))[:COUNT].tolist())
+BUILT = to_build(DECODERS, 4, 13)
 MESHES = [(name, mesh) for name, case in DECODERS.items() for mesh in case.meshes]
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
@@ -9,6 +11,7 @@ from pkgutil import iter_modules
 from typing import Any
 
 from irc.frontends.huggingface import model_of
+from tests.fresh import fresh
 from tests.layout import ROOT
 
 # What most decoders have; a case sets what its family has besides, or calls otherwise.
@@ -66,6 +69,15 @@ class Case:
                     tensor.add_(0.2 * torch.randn_like(tensor))
         model.save_pretrained(folder, save_original_format=True)
         return model
+
+
+def to_build(names: Iterable[str], count: int, stream: int) -> list[str]:
+    """Names of which this run builds engines, which takes long: `count`, others in other runs.
+
+    IRC_TEST_ENGINES is another count.
+    """
+    count = int(os.environ.get("IRC_TEST_ENGINES", count))
+    return sorted(fresh(stream).permutation(sorted(names))[:count].tolist())
 
 
 def cases(kind: str) -> dict[str, Any]:
