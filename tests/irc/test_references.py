@@ -115,7 +115,8 @@ def meaning(ref: Ref, arrays: Arrays, mesh: Mesh, rank: int) -> Array:
             wide = np.moveaxis(
                 np.moveaxis(values.astype("f4"), ref.dim, -1) * factor.astype("f4"), -1, ref.dim
             )
-            array = wide.astype(values.dtype)
+            with np.errstate(over="ignore"):
+                array = wide.astype(values.dtype)
         case LowRankSumRef():
             source, left, right = (meaning(part, arrays, mesh, rank) for part in ref.inputs)
             added = np.einsum("ir,rj->ij", left.astype("f8"), right.astype("f8"))

@@ -101,7 +101,7 @@ def test_a_tied_weight_becomes_two() -> None:
     assert chosen(module, "scheme=w8a16") == ALL
     assert module.weights["model.embed_tokens.weight"] is table and table.type.dtype == "f32"
     assert module.weights["lm_head.weight"].type.dtype == "i8"
-    assert np.linalg.norm(logits(module, ids) - wanted) < 0.02 * np.linalg.norm(wanted)
+    assert np.linalg.norm(logits(module, ids) - wanted) < 0.03 * np.linalg.norm(wanted)
 
 
 def test_routers_stay_and_experts_do_not() -> None:
