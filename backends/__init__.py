@@ -10,6 +10,7 @@ from irc.errors import Error, did_you_mean
 from irc.extensions.entry_points import installed, load_entry
 
 if TYPE_CHECKING:
+    from irc.artifact.folder import ArtifactFolder
     from irc.backends.base import Backend
     from irc.backends.commands import Commands
 
@@ -47,6 +48,11 @@ def get(name: str) -> "Backend":
         f"no backend called {name!r}{did_you_mean(name, registered)}; there are "
         f"{', '.join(registered)}"
     )
+
+
+def describe(artifact: "ArtifactFolder | None") -> "dict[str, str]":
+    """What its backend says about an artifact, see Commands.describe; of another source nothing."""
+    return {} if artifact is None else dict(get(artifact.backend).commands.describe(artifact))
 
 
 def command_parts() -> "list[Commands]":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from copy import copy
@@ -18,7 +19,8 @@ from irc.errors import Error, did_you_mean
 from irc.ir.core import Function, Module, Op
 from irc.ir.dims import Dim, Shape, bind
 from irc.ir.types import TensorType
-from irc.ops import CacheUpdate, Call
+from irc.ops import Call
+from irc.ops.fused_attention import cache_writes
 from irc.pipeline.options import options_of
 
 Array: TypeAlias = np.ndarray
@@ -73,10 +75,25 @@ class Emitted:
 
 
 class Stream(Protocol):
-    """A program with its states between steps, such as one conversation and its KV cache."""
+    """A program with its states between steps, such as conversations and their KV caches.
 
-    def step(self, inputs: Mapping[str, Array]) -> Arrays:
-        """Run once over the plain inputs, advance the states, return the plain outputs."""
+    Row i of a state, along its dimension 0, belongs to sequence i of a batch.
+    """
+
+    def step(self, inputs: Mapping[str, Array], first: int = 0) -> Arrays:
+        """Run once over the plain inputs, advance the states, return the plain outputs.
+
+        Inputs of fewer rows than the states have run rows `first`, `first + 1`, ... of them, where
+        no ranks share the rows.
+        """
+        ...
+
+    def copy_rows(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+        """Let row `targets[i]` of all states be what row `sources[i]` was before the call."""
+        ...
+
+    def clear_rows(self, rows: Sequence[int]) -> None:
+        """Fill these rows of all states with zeros."""
         ...
 
 
@@ -108,6 +125,7 @@ class Backend(ABC):
     name: str
     options: Any = NoOptions()  # of irc.compile and irc compile, see irc/pipeline/options.py
     load_options: Any = NoOptions()  # the defaults of those of `load` that have a flag
+    records = False  # whether `load` has the option `recorder`, see recorder.py
     rank_is_process = False  # whether every rank needs a process of its own, as on GPUs
     default_pipeline: str = ""  # for one rank
     sharded_pipeline: str = "inline, cse, shard, rewrite-embeddings, pipeline, localize"
@@ -214,12 +232,12 @@ def _ports(function: Function, args: list[TensorType], results: list[TensorType]
 
 
 def growing_args(function: Function) -> Iterator[int]:
-    """The arguments in which `cache_update` writes tokens, here or in a function called from here.
+    """The arguments in which operations write tokens, here or in a function called from here.
 
     A cache that is part of an argument, or another view of it, counts as well.
     """
     for op in function:
-        caches = [op.cache] if isinstance(op, CacheUpdate) else []
+        caches = [write.cache for write in cache_writes(op)]
         if isinstance(op, Call):
             caches = [op.values[at] for at in growing_args(op.callee)]
         for cache in caches:
@@ -236,6 +254,61 @@ def check_plain(inputs: Mapping[str, object], ports: Ports) -> None:
         if name in states:
             hint = did_you_mean(name, [port.name for port in ports.inputs])
             raise Error(f"{name} is a state that the stream keeps{hint}; leave it out")
+
+
+@dataclass(frozen=True)
+class StateRows:
+    """The rows that the states of a stream have, along their dimension 0.
+
+    `symbol` is that dimension in all states; "" without a common one, as where it is `2*B` since
+    two ranks share the rows. `sizes` are those that the stream was opened for.
+    """
+
+    symbol: str
+    sizes: Mapping[str, int]
+
+    @classmethod
+    def of(cls, states: Sequence[Port], sizes: Mapping[str, int]) -> StateRows:
+        """Those of states with global shapes."""
+        dims = {port.shape[0] if port.shape else 1 for port in states}
+        dim = dims.pop() if len(dims) == 1 else 1
+        is_symbol = isinstance(dim, Dim) and [*dim.symbols()] == [str(dim)]
+        return cls(str(dim) if is_symbol else "", dict(sizes))
+
+    @property
+    def count(self) -> int:
+        """The number of rows; 0 without a common symbol."""
+        return self.sizes.get(self.symbol, 0)
+
+    def chosen(self, sizes: Mapping[str, int], first: int) -> slice | None:
+        """The rows from `first` on that a call of these sizes runs; None for all.
+
+        An Error where the call does not fit the states.
+        """
+        count = sizes.get(self.symbol, self.count)
+        fits = 0 <= first <= self.count - count
+        for name, size in sizes.items():
+            opened = self.sizes.get(name, size)
+            if not fits if name == self.symbol else size != opened:
+                raise Error(
+                    f"the stream was opened for {name}={opened}, "
+                    f"but these inputs have {name}={size}{f' from row {first} on' * (first > 0)}"
+                    f"{'' if self.symbol else '; a call of this program takes all rows'}"
+                )
+        if not fits:
+            raise Error(f"a call of this program takes all rows, found one from row {first} on")
+        return None if count == self.count else slice(first, first + count)
+
+    def check(self, *rows: Sequence[int]) -> None:
+        """An Error unless these are numbers of rows."""
+        if not self.symbol:
+            raise Error(
+                "the rows of these states cannot be moved or cleared: they have no symbol in "
+                "common, or ranks share them; compile for a mesh without dp"
+            )
+        for row in itertools.chain(*rows):
+            if not 0 <= row < self.count:
+                raise Error(f"the stream has rows 0 to {self.count - 1}, found row {row}")
 
 
 def state_shape(port: Port, sizes: Mapping[str, int]) -> tuple[int, ...]:

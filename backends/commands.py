@@ -7,12 +7,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from irc.analysis.memory import Buffer
+from irc.analysis.sizes import LocalSizes
+from irc.analysis.steps import Step, steps_of
+from irc.analysis.topology import Topology
 from irc.analysis.topology_fit import Measurement
+from irc.artifact.folder import ArtifactFolder
 from irc.artifact.manifest import Progress
 from irc.ir.core import Module
 from irc.report import Report
 
 if TYPE_CHECKING:
+    from irc.backends.base import Program
     from irc.backends.measure import Plan
     from irc.backends.ranks.communicator import Communicator
 
@@ -27,6 +33,19 @@ class Shown:
     module: Callable[[], Module]
     scope: str | None
     dims: Ranges
+
+
+@dataclass(frozen=True)
+class Benched:
+    """What `irc bench WORD` was asked about: an artifact, its module and its loaded program, sizes,
+    inputs at any sizes, and the file of `-o`, "" for the artifact itself."""
+
+    artifact: ArtifactFolder
+    module: Module
+    program: Program
+    dims: Mapping[str, int]
+    inputs: Callable[[Mapping[str, int]], Mapping[str, Any]]
+    file: str
 
 
 @dataclass(frozen=True)
@@ -80,10 +99,20 @@ class Commands:
         """The answer to `irc show --FLAG`."""
         raise NotImplementedError(flag)
 
-    def bench(
-        self, word: str, modules: Sequence[Module], dims: Ranges, file: str, progress: Progress
-    ) -> Report:
-        """The answer to `irc bench WORD`; the choices are written into `file`, if it is named."""
+    def describe(self, artifact: ArtifactFolder) -> Mapping[str, str]:
+        """What `irc show --stats` and `irc bench` say about an artifact beside its module."""
+        return {}
+
+    def steps(self, module: Module, sizes: LocalSizes, topology: Topology) -> Sequence[Step]:
+        """What one rank of each stage of a localized module runs, in order; see Step."""
+        return steps_of(module, sizes, topology)
+
+    def buffers(self, module: Module, sizes: LocalSizes) -> Mapping[str, Sequence[Buffer]]:
+        """Where values lie from step to step, by function, where the backend decides that."""
+        return {}
+
+    def bench(self, word: str, benched: Benched, progress: Progress) -> Report:
+        """The answer to `irc bench WORD`; where ranks are processes, all of them call it."""
         raise NotImplementedError(word)
 
     def cache(self, folder: Path | None, action: str) -> Report | None:

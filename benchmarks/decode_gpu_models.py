@@ -17,15 +17,16 @@ import numpy as np
 
 import irc
 from benchmarks.checkpoints import config
+from benchmarks.gpu_timing import Timing
 from irc.backends.base import Arrays
 from irc.backends.cuda.driver import Array, Driver, Stream
 from irc.backends.cuda.execute import rank as rank_module
 from irc.backends.cuda.execute.load import CudaProgram, CudaStream
+from irc.backends.cuda.execute.memory import packed_offsets
 from irc.backends.cuda.execute.rank import CudaRank
-from irc.backends.cuda.execute.timing import Timing
 from irc.backends.cuda.execute.weights import DeviceWeights, Source
 from irc.backends.cuda.plan import Launch, Plan
-from irc.backends.cuda.plan.core import ALIGNMENT, Buffer, Step, pointers
+from irc.backends.cuda.plan.core import Buffer, Step, pointers
 from irc.backends.ranks.communicator import Communicator
 from irc.ir.core import Weight
 from irc.ir.dtypes import numpy_dtype
@@ -98,11 +99,11 @@ class RepeatedWeights(DeviceWeights):
         """Allocate and fill the weights that are not there yet."""
         new = {name: weight for name, weight in weights.items() if name not in self.addresses}
         sizes: dict[Source, int] = {name: self._size(weight) for name, weight in new.items()}
-        total = sum(-(-size // ALIGNMENT) * ALIGNMENT for size in sizes.values())
+        offsets, total = packed_offsets(sizes)
         check(total)
         if not total:
             return
-        self._place(sizes, total)
+        self._place(offsets, total)
         blocks = dict[str, int]()
         for name, weight in new.items():
             address = self.addresses[name] = self._known[name]
@@ -179,7 +180,7 @@ class Measured:
             for name, buffer in self._buffers(step).items():
                 if buffer.place == "weight":
                     # of a table, the rows that are looked up
-                    used[name] = max(used.get(name, 0), min(buffer.nbytes, step.nbytes))
+                    used[name] = max(used.get(name, 0), min(buffer.nbytes, step.work.nbytes))
                 elif buffer.place == "state":
                     used[name] = round(buffer.nbytes * self._full)
         return sum(used.values())
@@ -187,7 +188,7 @@ class Measured:
     @property
     def flops(self) -> int:
         """The floating-point operations of a step on this rank."""
-        return sum(step.flops for step in self.plan.steps)
+        return sum(step.work.flops for step in self.plan.steps)
 
     def _buffers(self, step: Step) -> dict[str, Buffer]:
         return {each.buffer: self.plan.buffers[each.buffer] for each in pointers(step)}
@@ -209,7 +210,7 @@ class Measured:
             part = found.setdefault(key, Part(f"{name}: {operations}", [], 0))
             part.steps.append(i)
             states = [b.nbytes for b in self._buffers(step).values() if b.place == "state"]
-            part.nbytes += max(0, step.nbytes - round(sum(states) * (1 - self._full)))
+            part.nbytes += max(0, step.work.nbytes - round(sum(states) * (1 - self._full)))
         return list(found.values())
 
     def chain_us(self, part: Part) -> float:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from math import inf
+from math import inf, isfinite
 from numbers import Integral
 from typing import cast
 
@@ -39,6 +39,21 @@ def check_count(what: str, value: object, least: int = 1, most: float = inf) -> 
     ):
         wanted = f"of at least {least}" if most == inf else f"from {least} to {most}"
         raise Error(f"{what} is {_shown(value)}; give a whole number {wanted}")
+
+
+def check_number(
+    what: str, value: float, least: float | None = None, most: float | None = None
+) -> None:
+    """An Error unless `value` is a finite number from `least` to `most`."""
+    low, high = -inf if least is None else least, inf if most is None else most
+    if isfinite(value) and low <= value <= high:
+        return
+    wanted = "a number" if isfinite(value) else "a finite number"
+    if high < inf:
+        wanted += f" from {low} to {high}"
+    elif low > -inf:
+        wanted += f" of at least {low}"
+    raise Error(f"{what} is {value}; give {wanted}")
 
 
 def whole_number_in(text: str, most: int = 2**63 - 1) -> int | None:

@@ -27,6 +27,8 @@ class ConvertFloats(Pass):
     positions nor the range of squares.
     """
 
+    changes_numbers = True
+
     dtype: str
 
     def run(self, module: Module, stats: Stats) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from irc.errors import Error
 from irc.ir.core import Module
 from irc.ir.dims import Dim, DimLike
+from irc.ops.fused_attention import cache_writes
 from irc.passes.shard.make_divisible import substitute
 from irc.pipeline import Pass, Stats, register
 
@@ -13,16 +14,15 @@ from irc.pipeline import Pass, Stats, register
 class StaticCapacity(Pass):
     """The capacity of key-value caches becomes the largest of its range.
 
-    Every symbol in the third dimension of a cache that `cache_update` writes is replaced by the
-    upper end of its range, everywhere.
+    Every symbol in the third dimension of a cache that an operation writes is replaced by the upper
+    end of its range, everywhere.
     """
 
     def run(self, module: Module, stats: Stats) -> None:
         sizes: dict[str, DimLike] = {}
-        for op in module.ops():
-            if op.opname != "cache_update":
-                continue
-            capacity = op.operands[0].type.shape[2]
+        writes = [(op, write.cache) for op in module.ops() for write in cache_writes(op)]
+        for op, cache in writes:
+            capacity = cache.type.shape[2]
             for name in capacity.symbols() if isinstance(capacity, Dim) else ():
                 if name not in module.dims:
                     raise Error(

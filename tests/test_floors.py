@@ -18,7 +18,17 @@ from tests.layout import package_files
 # What each part of irc may import, by part. The first prefix that fits a module names its part.
 PARTS = {
     "top": (
-        *("irc.cli", "irc.driver", "irc.generation", "irc.__main__"),
+        *("irc.cli", "irc.driver", "irc.generation", "irc.server", "irc.__main__"),
+        *(
+            "irc.page.data",
+            "irc.page.stages",
+            "irc.page.write",
+            "irc.compare",
+            "irc.debug",
+            "irc.proof",
+            "irc.testing",
+            "irc.model_explorer.main",
+        ),
         *("irc.quantization.batches", "irc.quantization.calibration"),
         # what compiles and runs artifacts, which no other frontend imports
         *(
@@ -45,10 +55,13 @@ HOMES = {
     "numpy": EVERYWHERE,
     "ml_dtypes": EVERYWHERE,
     "cuda": ("irc.backends.cuda", "irc.backends.tensorrt"),
+    "model_explorer": ("irc.model_explorer",),
     "mpi4py": ("irc.backends.ranks",),
     "nccl": ("irc.backends.cuda", "irc.backends.tensorrt"),
     "filelock": ("irc.artifact",),
-    "msgspec": ("irc.schema",),
+    "jinja2": ("irc.generation",),
+    "llguidance": ("irc.generation",),
+    "msgspec": ("irc.schema", "irc.server"),
     "google": ("irc.backends.tensorrt", "irc.frontends.onnx"),  # protobuf, which onnx brings
     "onnx": (
         "irc.backends.onnx",
@@ -59,14 +72,20 @@ HOMES = {
     "onnx_graphsurgeon": ("irc.backends.onnx", "irc.frontends.onnx"),
     "networkx": ("irc.analysis", "irc.ir"),
     "onnxruntime": ("irc.backends.onnxruntime",),
+    "starlette": ("irc.server",),
     "tensorrt": ("irc.backends.tensorrt",),
     "tensorrt_rtx": ("irc.backends.tensorrt",),
     "tokenizers": ("irc.generation",),
     # reads .pth files; lets the tensors of a script lie in main memory
-    "torch": ("irc.frontends.checkpoints.meta", "irc.frontends.main_memory"),
-    "transformers": (),
+    "torch": (
+        *("irc.frontends.checkpoints.meta", "irc.frontends.main_memory"),
+        "irc.compare.transformers_side",
+    ),
+    "transformers": ("irc.compare.transformers_side",),
+    "uvicorn": ("irc.server",),
 }
-VIEWS = {"irc.ir.core": {"irc.text.printer", "irc.analysis.graph"}}  # of methods of a module
+# of methods of a module
+VIEWS = {"irc.ir.core": {"irc.text.printer", "irc.analysis.graph", "irc.page.notebook"}}
 
 
 class Import(NamedTuple):

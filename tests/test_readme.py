@@ -72,7 +72,7 @@ def test_advice_installs_from_the_checkout() -> None:
 
 
 def test_every_command_of_the_readme_exists() -> None:
-    listed = set(re.findall(r"^  (\w+)  ", works("--help").out, re.MULTILINE))
-    named = set(re.findall(r"`irc (\w+)", README)) - {"COMMAND"}
+    listed = set(re.findall(r"^  ([\w-]+)  ", works("--help").out, re.MULTILINE))
+    named = set(re.findall(r"`irc (\w[\w-]*)", README)) - {"COMMAND"}
     assert named <= listed
     assert listed <= named

@@ -2,39 +2,64 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from irc.analysis.stages import stages_of
+from irc.artifact.folder import ArtifactFolder
 from irc.artifact.manifest import Progress, silent
 from irc.backends.base import Backend, Emitted, Program, Unsupported, check_supported
 from irc.backends.commands import Commands
 from irc.backends.onnx.backend import check_module
 from irc.ir.core import Module, Op
+from irc.pipeline.options import option, target_option
 from irc.text.printer import print_module
 from irc.weights import is_computed
 
-if TYPE_CHECKING:
-    from irc.backends.cuda.plan.core import Kernel, Plan
-
-KERNELS, PLANS = "kernels", "plans"  # folders in that of the program
-
 _BEFORE = "inline, canonicalize, cse"
+_FUSED = (
+    "fuse-experts, fuse-gated-mlp{merged=false}, fuse-qkv, fuse-attention, fuse-quantize, fold, "
+    "dce, fuse-linear-epilogue"
+)
+
+
+@dataclass(frozen=True)
+class CudaOptions:
+    """The options with which a module is compiled."""
+
+    target: str = target_option()
+
+
+@dataclass(frozen=True)
+class CudaLoadOptions:
+    """The options with which a program is loaded."""
+
+    locked: bool = option(
+        False, "an error where the GPU, a version or a kernel is not that of the artifact's choices"
+    )
 
 
 class CudaBackend(Backend):
     """NVIDIA GPUs, one per rank: launches of generated kernels and library calls, as CUDA graphs.
 
     Plans are made again, at the sizes of every call; those in the folder are for people to read.
+    They are for the GPU that is the target, and for what `choices.json` says about it.
     """
 
     name = "cuda"
+    options = CudaOptions()
+    load_options = CudaLoadOptions()
+    records = True
     rank_is_process = True
-    default_pipeline = f"{_BEFORE}, fuse-qkv, fold, dce"
-    sharded_pipeline = (
-        f"{_BEFORE}, shard, rewrite-embeddings, pipeline, localize, cse, fuse-qkv, fold, dce"
-    )
+    default_pipeline = f"{_BEFORE}, {_FUSED}"
+    sharded_pipeline = f"{_BEFORE}, shard, rewrite-embeddings, pipeline, localize, cse, {_FUSED}"
+
+    def remembered(self, artifact: ArtifactFolder) -> Mapping[str, Any]:
+        """The target of an artifact."""
+        from irc.backends.cuda.tuning import read_choices
+
+        return {"target": f"cuda/sm_{read_choices(artifact.path).target.capability}"}
 
     @property
     def facts(self) -> type[Any]:
@@ -57,26 +82,33 @@ class CudaBackend(Backend):
         return unsupported(module)
 
     def covers(self, cls: type[Op]) -> bool:
-        """Whether operations of the class run without their expansion."""
+        """Whether operations of the class run without their expansion, at least some."""
+        from irc.backends.cuda.plan import LAUNCHES
         from irc.backends.cuda.plan.prepare import covers
 
-        return covers(cls)
+        return covers(cls) or cls in LAUNCHES
 
     def emit(
         self, module: Module, folder: Path, *, base: Path | None = None, progress: Progress = silent
     ) -> Emitted:
-        """Write `module.irc`, `plans/*.txt` at typical and at least sizes, and `kernels/*.cu`."""
+        """Write `module.irc`, `choices.json`, `plans/*.txt` at typical and at least sizes, and
+        `kernels/*.cu`."""
         from irc.backends.cuda.facts import TEXT, base_of
+        from irc.backends.cuda.plan_files import write_plans
+        from irc.backends.cuda.tuning import Choices, parse_target
 
         self._check(module)
         (folder / TEXT).write_text(print_module(module, locs=True), encoding="utf-8")
-        write_plans(module, folder)
+        write_plans(module, folder, Choices(parse_target(self.options.target)))
         return Emitted({"base": base_of(folder, base)}, _notes(module))
 
     def check(self, module: Module, base: Path) -> list[str]:
         """Raise the errors of `emit`; nothing is written."""
+        from irc.backends.cuda.plan_files import plans_of
+        from irc.backends.cuda.tuning import device_of, parse_target
+
         self._check(module)
-        for _ in plans_of(module):
+        for _ in plans_of(module, device_of(parse_target(self.options.target))):
             pass
         return _notes(module)
 
@@ -96,32 +128,6 @@ def _notes(module: Module) -> list[str]:
     count = sum(is_computed(weight.ref) for weight in module.weights.values())
     what = "a weight is" if count == 1 else f"{count} weights are"
     return [f"{what} computed whenever this is loaded; --bundle stores them"] if count else []
-
-
-def plans_of(module: Module) -> Iterator[tuple[str, Plan]]:
-    """A name and a plan per stage of the module, at typical and at least sizes."""
-    from irc.backends.cuda.facts import sizes_of
-    from irc.backends.cuda.plan.build import Planner
-
-    for stage in stages_of(module):
-        planner = Planner(module, stage.function.name, stage.ranks[0])
-        for name, sizes in sizes_of(module, stage.function).items():
-            yield f"{stage.function.name}.{name}", planner.plan(sizes)
-
-
-def write_plans(module: Module, folder: Path) -> None:
-    """Write the texts of plans, and every kernel once."""
-    from irc.backends.cuda.plan.text import print_plan
-
-    kernels: dict[str, Kernel] = {}
-    (folder / PLANS).mkdir()
-    for name, plan in plans_of(module):
-        (folder / PLANS / f"{name}.txt").write_text(print_plan(plan), encoding="utf-8")
-        kernels |= plan.kernels
-    (folder / KERNELS).mkdir()
-    for name, kernel in kernels.items():
-        macros = "".join(f"#define {key} {value}\n" for key, value in kernel.macros.items())
-        (folder / KERNELS / f"{name}.cu").write_text(macros + kernel.source, encoding="utf-8")
 
 
 backend = CudaBackend()

@@ -2,24 +2,33 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from zlib import crc32
 
+from irc.analysis.memory import Buffer
 from irc.analysis.units import amount
+from irc.artifact.folder import ArtifactFolder
 from irc.artifact.manifest import Progress
-from irc.backends.commands import Commands, Ranges, Shown
+from irc.backends.commands import Benched, Commands, Shown
 from irc.errors import Error
 from irc.ir.core import Module
-from irc.ir.dims import checked_ranges
+from irc.ir.dims import checked_sizes
 from irc.report import Report, Table
 
 if TYPE_CHECKING:
+    from irc.analysis.sizes import LocalSizes
+    from irc.analysis.steps import Step as Described
+    from irc.analysis.topology import Topology
     from irc.analysis.topology_fit import Measurement
-    from irc.backends.cuda.execute.kernel_times import Timed
+    from irc.backends.cuda.execute.step_times import Timed
+    from irc.backends.cuda.plan.build import Planner
     from irc.backends.cuda.plan.core import Plan as Steps
     from irc.backends.cuda.plan.core import Step
+    from irc.backends.cuda.plan.regime import Device
     from irc.backends.measure import Plan
     from irc.backends.ranks.communicator import Communicator
 
@@ -27,49 +36,73 @@ WIDTH = 40  # of the column with the operations
 
 
 class CudaCommands(Commands):
-    """Plans of steps, times of kernels, and compiled kernels."""
+    """Plans of steps, choices of kernels, and compiled kernels."""
 
-    shows: Mapping[str, str] = {"plan": "print what runs on a GPU, with the expected times"}
     benches: Mapping[str, str] = {
-        "kernels": "artifacts of the backend cuda, or modules for it, whose kernels are timed"
+        "kernels": "an artifact of the backend cuda, whose fastest kernels are chosen for this GPU"
     }
+    shows: Mapping[str, str] = {"plan": "print what runs on a GPU, with the expected times"}
 
     def show(self, flag: str, shown: Shown) -> Report:
         """The plans of all stages, at typical sizes or those of `dims`."""
-        module = shown.module()
+        module, device = shown.module(), _device_of(shown.source)
+        sizes = checked_sizes(shown.dims, module.dims)
         facts: list[Any] = []
         text: list[str | Table] = []
-        for fact, lines in _plans(module, _sizes(shown.dims, module.dims), shown.scope):
+        for fact, lines in _plans(module, sizes, shown.scope, device):
             facts.append(fact)
             text += lines
         return Report(facts[0] if len(facts) == 1 else facts, text)
 
-    def bench(
-        self, word: str, modules: Sequence[Module], dims: Ranges, file: str, progress: Progress
-    ) -> Report:
-        """A row per launch with its fastest kernel; the choices are written."""
-        from irc.backends.cuda import tuning
-        from irc.backends.cuda.execute.kernel_times import time_kernels
+    def describe(self, artifact: ArtifactFolder) -> dict[str, str]:
+        """The GPU that an artifact is for, and which choices it was measured with."""
+        from irc.backends.cuda.facts import CudaFacts
+        from irc.backends.cuda.tuning import read_choices
 
-        sizes = {name: typical for name, (_, typical, _) in dims.items()}
-        gpu, times = time_kernels(modules, sizes, progress)
-        chosen = {each.key: each.choice for each in times}
-        if file:
-            path = Path(file)
-            tuning.write_shipped(path, chosen)
-        else:
-            kept = tuning.Choices(tuning.file_of_user(), gpu)
-            kept.known |= chosen
-            kept.save()
-            path = kept.path
-        rows = [vars(each) | {"choice": each.choice} for each in times]
-        nowhere = "there is no folder of your own, so nothing is kept; give -o FILE"
+        measured = artifact.facts(CudaFacts).get("choices", "none measured")
+        return {"target": str(read_choices(artifact.path).target), "choices": measured}
+
+    def steps(self, module: Module, sizes: LocalSizes, topology: Topology) -> list[Described]:
+        """The launches and library calls of the plan of each stage, with the kernels' sources."""
+        from irc.backends.cuda.plan.described import described
+
+        plans = _planned(module, sizes.symbols)
+        return [step for each in plans for step in described(*each, topology)]
+
+    def buffers(self, module: Module, sizes: LocalSizes) -> dict[str, list[Buffer]]:
+        """The buffers in the arena of each stage's plan."""
+        from irc.backends.cuda.plan.described import arena_of
+
+        plans = _planned(module, sizes.symbols)
+        return {plan.function: arena_of(planner, plan) for planner, plan in plans}
+
+    def bench(self, word: str, benched: Benched, progress: Progress) -> Report:
+        """A row per choice; they go into the artifact, or as a table of irc into a file."""
+        from irc.backends.cuda.execute.load import CudaProgram
+        from irc.backends.cuda.execute.step_times import choose
+        from irc.backends.cuda.plan_files import write_choices
+        from irc.backends.cuda.tuning import FILE, write_shipped
+
+        artifact, program = benched.artifact, benched.program
+        parent = Path(benched.file or artifact.path).absolute().parent
+        if not os.access(parent, os.W_OK):
+            raise Error(
+                f"expected a folder that can be written, found {parent}; give -o FILE there"
+            )
+        if not isinstance(program, CudaProgram):
+            raise Error(f"{artifact.path} is compiled for {artifact.backend}, expected cuda")
+        choices, rows = choose(benched, program, progress)
+        if program.rank.rank == 0 and benched.file:
+            write_shipped(Path(benched.file), choices.kernels)
+        elif program.rank.rank == 0:
+            write_choices(artifact, benched.module, choices)
+        file = benched.file or str(artifact.path / FILE)
         return Report(
-            {"gpu": gpu, "launches": rows, "file": str(path)},
+            {"gpu": choices.gpu, "choices": [vars(row) for row in rows], "file": file},
             [
-                f"{gpu}: microseconds",
-                Table([_timed(each) for each in times], _LAUNCHES),
-                f"wrote {path}" if path else nowhere,
+                f"{choices.gpu}: microseconds of a step",
+                Table([_timed(row) for row in rows], _TIMED),
+                f"wrote {file}",
             ],
         )
 
@@ -88,7 +121,7 @@ class CudaCommands(Commands):
         return measure_gpus(plan, communicator, progress)
 
     def cache(self, folder: Path | None, action: str) -> Report | None:
-        """Compiled kernels, and choices by their times."""
+        """The compiled kernels."""
         from irc.backends.cuda.execute.compile import default_folder, kept
 
         place = folder / "kernels" if folder else default_folder()
@@ -100,53 +133,60 @@ class CudaCommands(Commands):
         size = sum(files.values())
         facts = {"folder": str(place), "files": len(files), "size": size}
         deleted = "deleted " if action == "clear" else ""
-        kinds = f"{len(files)} kernels and choices of the backend cuda"
+        kinds = f"{len(files)} kernels of the backend cuda"
         text = [f"{place}: {deleted}{kinds}, {amount(size)}"] if files else []
         return Report({"kernels": facts}, text)
 
 
-_LAUNCHES = {
-    "launch": "{key}",
-    "kernel": "{choice}",
-    "us": "{us:.2f}",
-    "floor": "{floor:.2f}",
-    "by the rules": "{rule}",
-    "us ": "{rule_us:.2f}",
+_TIMED = {
+    "what": "{key}",
+    "chosen": "{choice}",
+    "us": "{us:.1f}",
+    "before": "{before}",
+    "us ": "{before_us:.1f}",
 }
 
 
-def _timed(timed: Timed) -> dict[str, Any]:
-    rule, us = next(iter(timed.us.items()))
-    best = {"key": timed.key, "choice": timed.choice, "us": timed.us[timed.choice]}
-    return best | {"floor": timed.floor_us, "rule": rule, "rule_us": us}
+def _timed(row: Timed) -> dict[str, Any]:
+    before, us = next(iter(row.us.items()))
+    best = {"choice": _short(row.choice), "us": row.us[row.choice]}
+    return {"key": row.key, "before": _short(before), "before_us": us, **best}
 
 
-def _sizes(dims: Ranges, known: Ranges) -> dict[str, int]:
-    """The sizes of `--dims`; an Error where a module was not compiled for one."""
-    for name, (low, size, high) in checked_ranges(dims, known).items():
-        least, _, most = known[name]
-        if low != high or not least <= size <= most:
-            raise Error(
-                f"--plan shows the steps at one size of {name} from {least} to {most}, not "
-                f"{low}:{size}:{high}; give another, or compile with another --dims"
-            )
-    return {name: size for name, (_, size, _) in dims.items()}
+def _short(name: str) -> str:
+    """A name for people, who do not read algorithms in hexadecimal."""
+    return name if len(name) < 2 * WIDTH else f"algorithm {crc32(name.encode()):08x}"
 
 
-def _plans(
-    module: Module, given: Mapping[str, int], scope: str | None
-) -> Iterator[tuple[dict[str, str], list[str | Table]]]:
-    """The facts and the lines about the plan of each stage."""
+def _device_of(source: str) -> Device:
+    """What the plans of an artifact are for; of another source, an H200."""
+    from irc.backends.cuda.tuning import read_choices
+
+    return read_choices(Path(source)).device
+
+
+def _planned(
+    module: Module, given: Mapping[str, int], device: Device | None = None
+) -> Iterator[tuple[Planner, Steps]]:
+    """The plan of each stage, of its first rank, at given sizes and the typical others."""
     from irc.analysis.stages import stages_of
     from irc.backends.cuda.facts import sizes_of
     from irc.backends.cuda.plan.build import Planner
-    from irc.backends.cuda.plan.text import print_plan
 
     for stage in stages_of(module):
-        planner = Planner(module, stage.function.name, stage.ranks[0])
-        plan = planner.plan({**sizes_of(module, stage.function)["typical"], **given})
+        planner = Planner(module, stage.function.name, stage.ranks[0], device=device)
+        yield planner, planner.plan({**sizes_of(module, stage.function)["typical"], **given})
+
+
+def _plans(
+    module: Module, given: Mapping[str, int], scope: str | None, device: Device
+) -> Iterator[tuple[dict[str, str], list[str | Table]]]:
+    """The facts and the lines about the plan of each stage."""
+    from irc.backends.cuda.plan.text import print_plan
+
+    for planner, plan in _planned(module, given, device):
         lines = _lines(plan, module, scope)
-        declined = planner.launches(plan.sizes).declined
+        declined = planner.regime(plan.sizes).launches.declined
         for (name, why), count in Counter((op.opname, why) for op, why in declined).items():
             lines.append(f"  not fused, {count} {name}: {why}")
         yield {"function": plan.function, "text": print_plan(plan)}, lines
@@ -164,7 +204,7 @@ _STEPS = {
 
 def _lines(plan: Steps, module: Module, scope: str | None) -> list[str | Table]:
     from irc.analysis.topology_file import default_topology
-    from irc.backends.cuda.plan.cost import microseconds
+    from irc.backends.cuda.plan.described import microseconds
 
     topology = default_topology()
     sizes = ", ".join(f"{name}={size}" for name, size in plan.sizes.items())
@@ -190,7 +230,7 @@ def _step(step: Step) -> dict[str, Any]:
     else:
         runs = f"{step.library}.{step.function}"
     shown = names if len(names) <= WIDTH else f"{names[: WIDTH - 3]}..."
-    return {"runs": runs, "operations": shown, "nbytes": step.nbytes, "source": step.source}
+    return {"runs": runs, "operations": shown, "nbytes": step.work.nbytes, "source": step.source}
 
 
 def _in_scope(step: Step, scope: str) -> bool:

@@ -21,7 +21,7 @@ else:
 
 Array: TypeAlias = np.ndarray[Any, Any]
 Launch: TypeAlias = Callable[[int, int, int], None]  # source address, target address, stream
-LaunchNorm: TypeAlias = Callable[[int, int, int, int, int], None]
+LaunchNorm: TypeAlias = Callable[[int, int, int, int, int, int], None]
 
 
 @dataclass(frozen=True)

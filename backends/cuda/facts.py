@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any, NotRequired, TypedDict
 
 from irc.analysis.stages import stages_of
 from irc.backends.base import local_ports_of, ports_of
@@ -21,10 +21,12 @@ TEXT = "module.irc"  # the localized module, in the artifact's folder
 class CudaFacts(TypedDict):
     """What the backend's `emit` returns, besides the module.
 
-    `base`: the folder that checkpoint files are relative to, None for the artifact's.
+    `base`: the folder that checkpoint files are relative to, None for the artifact's. `choices`: a
+    sentence with the hash of the choices that were measured.
     """
 
     base: str | None
+    choices: NotRequired[str]
 
 
 def base_of(folder: Path, base: Path | None = None) -> str | None:

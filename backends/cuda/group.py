@@ -1,8 +1,9 @@
 """One rank of a group of GPUs that communicate through NCCL; a lost rank does not block the others.
 
 NCCL does not notice that a peer has died: its kernel spins. So communicators do not block, all
-waiting has a deadline and includes the health check of the run, and a failure aborts the
-communicator, which ends kernels that spin. watch.py waits for streams in the same way.
+waiting includes the health check of the run and ends once no rank has made progress for some
+seconds, and a failure aborts the communicator, which ends kernels that spin. watch.py waits for
+streams in the same way.
 """
 
 # pyright: reportMissingImports=false
@@ -19,13 +20,15 @@ from irc.errors import Error
 from irc.ir.dtypes import numpy_dtype
 
 from .calls import IN_PROGRESS, SUCCESS, UINT8, ZERO_ELSEWHERE, Library, call_of, find_library
-from .driver import Array, Driver, Launch, LaunchNorm
+from .driver import Array, Driver, Launch
 
 # A lost rank is an error on the others within 10 seconds.
-TIMEOUT = 7.0  # seconds that work with collectives may take
+TIMEOUT = 7.0  # seconds in which some rank must make progress
 MEETING = 8.0  # seconds until all ranks have joined a group
 _SPIN = 1e-3  # seconds of polling without a pause, within which NCCL accepts a call
 _CHECK = 0.05  # seconds between health checks
+_LARGE = 1 << 20  # elements of a collective that a mark follows
+_GAP = 1.0  # seconds without a look
 _ABORTING = 1.5  # seconds to wait for an abort
 
 
@@ -55,17 +58,41 @@ def open_group(
     """
     own = unique_id(library) if host.rank == ranks[0] else b""
     id, position = host.broadcast(own, ranks[0], ranks), ranks.index(host.rank)
-    group = Group(id, position, len(ranks), driver, check=host.check, library=library, **options)
+    options |= {"check": host.check, "progress": host.progress, "library": library}
+    group = Group(id, position, len(ranks), driver, **options)
     driver.groups.append(group)
     return group
+
+
+class Deadline:
+    """The end of a wait: so many seconds after `progress` last changed.
+
+    Seconds in which this thread did not run do not count.
+    """
+
+    def __init__(self, seconds: float, progress: Callable[[], object]) -> None:
+        self._seconds, self._progress = seconds, progress
+        self._latest, self._looked = progress(), time.monotonic()
+        self._end = self._looked + seconds
+
+    def is_over(self) -> bool:
+        """Whether the time is up; call it several times a second."""
+        now, latest = time.monotonic(), self._progress()
+        gap, self._looked = now - self._looked, now
+        if latest != self._latest:
+            self._latest, self._end = latest, now + self._seconds
+        elif gap > _GAP:
+            self._end += gap
+        return now > self._end
 
 
 class Group:
     """The NCCL communicator of one GPU, the current one of the thread.
 
     `rank` is the position among `ranks`, `label` names the group in messages, and the ranks have
-    `meeting` seconds to join. `check` raises a PeerError once the run has failed; any thread may
-    call it, as `check_run`, and `start_abort`; all else is for one thread.
+    `meeting` seconds to join. `check` raises a PeerError once the run has failed, and what
+    `progress` returns changes while some rank gets on; any thread may call both, and
+    `start_abort`; all else is for one thread.
 
     A failure becomes a PeerError from here or from watch.py; after it, only `close` may be called.
     `stops`: memory that is not 0 from then on, for kernels that wait for other ranks.
@@ -82,23 +109,23 @@ class Group:
         timeout: float = TIMEOUT,
         meeting: float = MEETING,
         check: Callable[[], None] = lambda: None,
+        progress: Callable[[], object] = lambda: None,
         library: Library | None = None,
     ) -> None:
         self.rank, self.ranks, self.label, self.timeout = rank, ranks, label, timeout
         self.failure: str | None = None
         self.aborting: Thread | None = None
         self.stops: list[Array] = []
-        self._driver, self.check_run, self._lock = driver, check, Lock()
+        self.driver, self._lock = driver, Lock()
+        self.check_run, self.progress = check, progress
         self._library = library or find_library()
         self.communicator = self._open(id)
-        self._settle(
-            f"joining the {ranks} ranks", meeting, ": a rank is missing, or has another world size"
-        )
-
-    @property
-    def pointer(self) -> int:
-        """The address of NCCL's communicator."""
-        return int(self.communicator.handle)
+        try:
+            hint = ": a rank is missing, or has another world size"
+            self._settle(f"joining the {ranks} ranks", meeting, hint)
+        except BaseException as error:
+            abort([self], _text(error))
+            raise
 
     def __str__(self) -> str:
         return f"rank {self.rank} of {self.ranks}" + (f" in {self.label}" if self.label else "")
@@ -129,26 +156,19 @@ class Group:
                 raise self._failed(operation, error) from error
             if busy:
                 self._settle(operation, self.timeout)
+            if elements >= _LARGE and self.driver.marks is not None:
+                self.driver.marks.enqueue()
 
         if operation not in ZERO_ELSEWHERE or root == self.rank:
             return launch
         size = elements * numpy_dtype(dtype).itemsize * (self.ranks if operation == "gather" else 1)
-        zero = self._driver.zero
+        zero = self.driver.zero
 
         def launch_and_zero(source: int, target: int, stream: int) -> None:
             launch(source, target, stream)
             zero(target, size, stream)
 
         return launch_and_zero
-
-    def bind_add_rms_norm(
-        self, dtype: str, weight_dtype: str, rows: int, columns: int, eps: float, offset: float
-    ) -> LaunchNorm:
-        """launch(total, residual, weight, normed, stream): total += residual; normed = rms_norm.
-
-        The arguments are addresses of arrays [rows, columns] and of the weight [columns].
-        """
-        return self._driver.add_rms_norm(dtype, weight_dtype, rows, columns, eps, offset)
 
     def send(self, address: int, size: int, to: int, stream: int) -> None:
         """Enqueue sending bytes to a rank of the group."""
@@ -220,11 +240,12 @@ class Group:
     def _settle(self, what: str, seconds: float, hint: str = "") -> None:
         """Wait until NCCL has accepted what it was asked to do."""
         begin, pause, checked = time.monotonic(), 0.0, 0.0
+        deadline = Deadline(seconds, self.progress)
         while (status := self._library.comm_get_async_error(self.communicator)) == IN_PROGRESS:
             if self.failure is not None:
                 raise PeerError(self.failure)
             waited = time.monotonic() - begin
-            if waited > seconds:
+            if deadline.is_over():
                 reason = f"{what} took longer than {seconds:.0f} seconds{hint}"
                 raise PeerError(abort([self], reason))
             if waited > checked + _CHECK:
@@ -268,7 +289,7 @@ def abort(groups: Iterable[Group], reason: str) -> str:
     for group in groups:
         if group.aborting is not None:
             group.aborting.join(max(0.0, deadline - time.monotonic()))
-    return groups[0].failure or reason
+    return next((group.failure for group in groups if group.failure), reason)
 
 
 def _text(error: BaseException) -> str:

@@ -1,4 +1,9 @@
-"""Waiting for a GPU with a deadline and a health check, also while it spins in a captured graph."""
+"""Waiting for a GPU with a health check, also while it spins in a captured graph.
+
+A rank that waits for another one spins on its GPU, and cannot be told from one that computes. So
+streams have marks between their work, and a wait ends once no GPU of the run has passed one for
+some seconds.
+"""
 
 from __future__ import annotations
 
@@ -6,17 +11,50 @@ import time
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from threading import Event, Thread
+from typing import TYPE_CHECKING
+
+import numpy as np
 
 from irc.backends.ranks.communicator import PeerError
 from irc.errors import Error
 
 from .driver import Event as StreamEvent
 from .driver import Stream
-from .group import Group, abort
+from .group import Deadline, Group, abort
+
+if TYPE_CHECKING:
+    from .execute.memory import Memory
 
 _SPIN = 0.02  # seconds of polling without a pause, within which a decode step ends
 _PAUSE = 2e-4
 _CHECK = 0.05  # seconds between health checks
+_NUMBERS = 1024  # of marks, then they repeat
+_RUNS = 8  # that follow each other without a mark
+
+
+class Marks:
+    """Marks between the work of a stream: the GPU copies a number to host memory at each."""
+
+    def __init__(self, memory: Memory, stream: Stream) -> None:
+        self._stream, self._count, self._runs = stream, 0, 0
+        self._passed = memory.host("mark", (1,), np.int32)
+        self._passed[0] = 0
+        self._numbers = memory.upload("marks", np.arange(1, _NUMBERS + 1, dtype=np.int32))
+
+    def passed(self) -> int:
+        """The number of the latest mark that the GPU has reached."""
+        return int(self._passed[0])
+
+    def enqueue(self) -> None:
+        """Enqueue a mark; also into a graph under capture."""
+        self._count = (self._count + 1) % _NUMBERS
+        self._stream.download(self._passed, self._numbers + 4 * self._count)
+
+    def after_run(self) -> None:
+        """Enqueue a mark after some runs."""
+        self._runs += 1
+        if self._runs % _RUNS == 0:
+            self.enqueue()
 
 
 def wait(
@@ -27,11 +65,11 @@ def wait(
 ) -> None:
     """Wait until a stream, or a place in it, is done, whose collectives belong to these groups.
 
-    All groups are aborted and a PeerError raised once the run, NCCL or the GPU has failed, or after
-    `seconds` (default: the timeout of the groups).
+    All groups are aborted and a PeerError raised once the run, NCCL or the GPU has failed, or no
+    rank has made progress for `seconds` (default: the timeout of the groups).
     """
     begin = time.monotonic()
-    work = _Work(groups, what, begin, seconds)
+    work = _Work(groups, what, seconds)
     next_check = begin + _CHECK
     while True:
         try:
@@ -42,7 +80,7 @@ def wait(
         now = time.monotonic()
         if now > next_check:
             next_check = now + _CHECK
-            if problem := work.problem(now):
+            if problem := work.problem():
                 raise PeerError(problem)
         time.sleep(0 if now - begin < _SPIN else _PAUSE)
 
@@ -50,14 +88,12 @@ def wait(
 class _Work:
     """Something that runs on a GPU, with its deadline."""
 
-    def __init__(
-        self, groups: Sequence[Group], what: str, begin: float, seconds: float | None
-    ) -> None:
+    def __init__(self, groups: Sequence[Group], what: str, seconds: float | None) -> None:
         self.groups, self.what = groups, what
         self.seconds = min(group.timeout for group in groups) if seconds is None else seconds
-        self.deadline = begin + self.seconds
+        self.deadline = Deadline(self.seconds, groups[0].progress)
 
-    def problem(self, now: float, own_thread: bool = True) -> str:
+    def problem(self, own_thread: bool = True) -> str:
         """Why the work will not end, after aborting the groups; empty where nothing is wrong.
 
         NCCL is not asked from another thread, which may be in a call of NCCL.
@@ -68,8 +104,9 @@ class _Work:
             except PeerError as error:
                 abort(self.groups, error.message)
                 return error.message
-        if now > self.deadline:
-            return abort(self.groups, f"{self.what} did not end within {self.seconds:.0f} seconds")
+        if self.deadline.is_over():
+            stuck = f"{self.what} did not end, and no rank made progress for {self.seconds:.0f} s"
+            return abort(self.groups, stuck)
         return ""
 
 
@@ -78,13 +115,13 @@ def watched(groups: Sequence[Group], what: str, seconds: float | None = None) ->
     """Inside, a thread aborts the groups when a call blocks this thread, and a rank is lost.
 
     For calls that cannot be polled, as a library that waits inside its own code. A PeerError where
-    a rank was lost, or after `seconds` (default: the timeout of the groups).
+    a rank was lost, or no rank made progress for `seconds` (default: the timeout of the groups).
     """
-    work, done, found = _Work(groups, what, time.monotonic(), seconds), Event(), list[str]()
+    work, done, found = _Work(groups, what, seconds), Event(), list[str]()
 
     def watch() -> None:
         while not found and not done.wait(_CHECK):
-            if problem := work.problem(time.monotonic(), own_thread=False):
+            if problem := work.problem(own_thread=False):
                 found.append(problem)
 
     thread = Thread(target=watch, daemon=True)

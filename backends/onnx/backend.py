@@ -45,6 +45,7 @@ class OnnxBackend(Backend):
     """Opset 24, IR version 11, weights as external data; the same module gives the same bytes."""
 
     name = "onnx"
+    records = True
     options: OnnxOptions = OnnxOptions()
     load_options = OnnxLoadOptions()
     # MatMulNBits reads large weights faster; codes of a checkpoint are not copied for that
@@ -119,6 +120,7 @@ class OnnxBackend(Backend):
         several = len(manifest["ranks"]) > 1
         threads = several and options.get("communicator") is None
         names = ("threads", "low_memory", *(("timeout",) if threads else ()))
+        recorder = options.pop("recorder", None)
         for name in options:
             if name not in (*names, "communicator"):
                 raise Error(
@@ -130,7 +132,9 @@ class OnnxBackend(Backend):
         from irc.backends.onnxruntime import OnnxRuntimeProgram
 
         communicator = options.pop("communicator", None)
-        return OnnxRuntimeProgram(folder, manifest, communicator if several else None, **options)
+        return OnnxRuntimeProgram(
+            folder, manifest, communicator if several else None, recorder=recorder, **options
+        )
 
 
 def check_module(module: Module) -> None:

@@ -59,6 +59,7 @@ class Emitter:
         self._places: dict[Value, Place] = {}
         self._later: dict[Value, Callable[[], str]] = {}
         self._same: dict[Value, Value] = {}
+        self._outer: dict[Value, Value] = {}
         self._fixed: set[str] = set()  # names of inputs, weights and outputs
         self._named: set[str] = set()  # names of values as printed
         self._stored: dict[Weight, tuple[str, str]] = {}
@@ -178,6 +179,7 @@ class Emitter:
         inside = expansion(op)
         self._same |= zip(inside.operands, op.operands, strict=True)
         results = dict(zip(inside.results, op.results, strict=True))
+        self._outer |= results
         self.expanding += 1
         for part in inside.ops:
             part.loc = part.loc or op.loc
@@ -193,6 +195,12 @@ class Emitter:
         """The value that a placeholder or a callee's argument represents."""
         while value in self._same:
             value = self._same[value]
+        return value
+
+    def outermost(self, value: Value) -> Value:
+        """The result of the function's operation that a result within its expansion is."""
+        while value in self._outer:
+            value = self._outer[value]
         return value
 
     def _place(self, value: Value) -> Place:

@@ -11,6 +11,7 @@ from typing import Any
 
 from irc.ir.core import Function, Op, Value
 from irc.ir.dims import Dim
+from irc.ops.fused_attention import cache_writes
 
 
 def writes_of(function: Function) -> list[dict[str, str]]:
@@ -20,10 +21,9 @@ def writes_of(function: Function) -> list[dict[str, str]]:
     positions that are computed in the graph.
     """
     writes: list[dict[str, str]] = []
-    for op in function:
-        if op.opname != "cache_update" or not _is_arg(op.operands[2]):
+    for cache, new, past in (write for op in function for write in cache_writes(op)):
+        if not _is_arg(past):
             continue
-        cache, new, past = op.operands
         step, capacity = new.type.shape[1], cache.type.shape[2]
         write = {"past": str(past.name), "step": str(step), "capacity": str(capacity)}
         if write not in writes:
@@ -34,7 +34,7 @@ def writes_of(function: Function) -> list[dict[str, str]]:
 def growing(function: Function) -> str | None:
     """The symbol of the capacity, if it may be smaller than the caller asked for."""
     states = set(function.aliases().values())
-    capacities = {op.operands[0].type.shape[2] for op in function if op.opname == "cache_update"}
+    capacities = {write.cache.type.shape[2] for op in function for write in cache_writes(op)}
     if len(capacities) != 1 or len(writes_of(function)) != 1:
         return None
     symbol = str(*capacities)
@@ -57,14 +57,18 @@ def _independent(op: Op, symbol: str) -> bool:
     """Whether the results stay the same when the capacity is another."""
     if any(_mentions(value, symbol) for value in op.attributes.values()):
         return False
-    if op.opname == "cache_update":
-        return _is_arg(op.operands[0]) and _is_arg(op.operands[2])
+    writes = cache_writes(op)
+    if not all(_is_arg(write.cache) and _is_arg(write.past) for write in writes):
+        return False
+    if writes and "causal" not in op.attributes:  # no attention, so rows are only written
+        return True
     if op.opname == "return" or not any(_mentions(v, symbol) for v in (*op.operands, *op.results)):
         return True
-    if op.opname != "attention":
+    if op.opname != "attention" and not writes:
         return False
-    bounded = "lengths" in op.present or (op.attributes["causal"] and "past" in op.present)
-    aligned = "past" in op.present or not (op.attributes["causal"] or op.attributes["window"])
+    has_past = bool(writes) or "past" in op.present
+    bounded = "lengths" in op.present or (op.attributes["causal"] and has_past)
+    aligned = has_past or not (op.attributes["causal"] or op.attributes["window"])
     return bounded and aligned
 
 

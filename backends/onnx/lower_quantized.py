@@ -119,11 +119,12 @@ def _rounded_by_the_product(e: Emitter, op: ops.Linear, packing: Packed) -> Valu
     """The value that MatMulNBits rounds to 8 bits in blocks, where no more precision is wanted.
 
     The module rounds it so. Or it is bf16, which has 8 bits itself, is not rounded in another way,
-    and is multiplied by a weight of 4 bits, whose own rounding is 16 times as coarse.
+    and the module has weights of 4 bits, whose own rounding is 16 times as coarse.
     """
     if isinstance(e.root(op.x).producer, ops.Dequantize):
         return _before_rounding(e, op.x, packing.size)
-    return op.x if packing.bits == 4 and op.x.type.dtype == "bf16" else None
+    coarse = any(weight.type.dtype in ("i4", "u4") for weight in e.module.weights.values())
+    return op.x if coarse and op.x.type.dtype == "bf16" else None
 
 
 def _before_rounding(e: Emitter, x: Value, size: int) -> Value | None:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from irc.backends.base import Arrays, Ports
-from irc.backends.onnxruntime.execution import Bindings, run_parts
+from irc.backends.onnxruntime.execution import States, run_parts
 from irc.backends.onnxruntime.session import open_parts
 from irc.backends.ranks.communicator import Communicator
 from irc.backends.ranks.ports import (
@@ -21,15 +21,16 @@ from irc.backends.ranks.ports import (
     sized,
     writes_of_facts,
 )
+from irc.backends.recorder import Recorder
 from irc.errors import Error
 
 
 class RankModel:
     """The model of one rank with its sessions; all shapes and arrays are this rank's shards.
 
-    `folder` holds it; `facts` is what the ONNX backend's `emit` returned. `threads` and
-    `low_memory` are as OnnxRuntimeProgram has them. `outputs` has the model's name of every result,
-    `states` the result of every state. `taken` are the inputs from the caller; other stages
+    `folder` holds it; `facts` is what the ONNX backend's `emit` returned. `threads`, `low_memory`
+    and `recorder` are as OnnxRuntimeProgram has them. `outputs` has the model's name of every
+    result, `states` the result of every state. `taken` are the inputs from the caller; other stages
     send the rest: `receives` and `sends` name values by the other rank.
     """
 
@@ -41,10 +42,11 @@ class RankModel:
         *,
         threads: int | None = None,
         low_memory: bool = False,
+        recorder: Recorder | None = None,
     ) -> None:
         with contradictions_named(Path(folder)):
             self._read(facts, rank)
-        self.parts = open_parts(Path(folder), facts, rank, threads, low_memory)
+        self.parts = open_parts(Path(folder), facts, rank, threads, low_memory, recorder)
         every = (*self.ports.inputs, *self.ports.states)
         named = {port.name for port in every}.union(self.outputs.values())
         if wrong := sorted(named ^ self.parts.names):
@@ -61,6 +63,8 @@ class RankModel:
         self.states: dict[str, str] = {
             r["state"]: r["result"] for r in stage["results"] if "state" in r
         }
+        kept = set(self.states.values())
+        self.plain_outputs = {r: output for r, output in self.outputs.items() if r not in kept}
         self.receives = {peer(mesh, rank, e["stage"]): e["names"] for e in stage["receives"]}
         self.sends = {peer(mesh, rank, e["stage"]): e["names"] for e in stage["sends"]}
         sent = {name for names in self.sends.values() for name in names}
@@ -72,11 +76,12 @@ class RankModel:
 
     def check(
         self, inputs: Mapping[str, np.ndarray], sizes: Sizes, capacities: Sizes | None = None
-    ) -> None:
-        """An Error where a run would write beyond the end of a cache.
+    ) -> int:
+        """The number of positions that the caches need for a run; an Error where they have fewer.
 
         `capacities` has the symbols in the shapes of the caches, by default those in `sizes`.
         """
+        most = 0
         for write in self.writes:
             needed, (room,) = (
                 write.needed(inputs, sizes),
@@ -87,6 +92,8 @@ class RankModel:
                     f"this run fills the caches up to position {needed}, but they have room for "
                     f"{room}; open the stream with a larger {self.grows or 'capacity'}"
                 )
+            most = max(most, needed)
+        return most
 
     def run(
         self, arrays: Mapping[str, np.ndarray], sizes: Sizes, communicator: Communicator
@@ -96,35 +103,35 @@ class RankModel:
         `sizes` has the symbols of the whole program's inputs.
         """
         self.check(arrays, sizes)
-        return self.execute(arrays, {}, communicator)
+        # GroupQueryAttention keeps what is behind the tokens of a cache only where it writes there
+        caches = self.states.keys() - self.fixed
+        memory = {name: np.array(arrays[name], order="C") for name in caches}
+        results = self.execute(arrays, self.states_in(memory), communicator)
+        return results | {self.states[name]: array for name, array in memory.items()}
+
+    def states_in(self, memory: Arrays) -> States:
+        """States in memory, by their names; fixed ones are not written in place, since the old
+        state may be read when the new one is there."""
+        written = {name: self.outputs[self.states[name]] for name in memory.keys() - self.fixed}
+        return States(memory, written)
 
     def execute(
-        self,
-        arrays: Mapping[str, np.ndarray],
-        memory: Arrays,
-        communicator: Communicator | None,
-        kept: Bindings | None = None,
+        self, arrays: Mapping[str, np.ndarray], states: States, communicator: Communicator | None
     ) -> Arrays:
         """The results for checked inputs, without those that only other pipeline stages get.
 
-        Receives values from other stages, and sends them theirs. States in `memory` are no results:
-        they are read and written there, or replaced where they are fixed, since the old state may
-        be read when the new one is there. A stream keeps its bindings in `kept`.
+        Receives values from other stages, and sends them theirs. Results that belong to `states`
+        are written there; fixed states are replaced.
         """
         for source in self.receives:
             assert communicator is not None
             arrays = {**arrays, **communicator.receive(source)}
         inputs = {name: np.asarray(array, order="C") for name, array in arrays.items()}
-        after = {name: self.outputs[self.states[name]] for name in memory}
-        bound = {after[name]: array for name, array in memory.items() if name not in self.fixed}
-        values = run_parts(self.parts, {**inputs, **memory}, bound, communicator, kept)
-        memory.update({name: values[after[name]] for name in memory.keys() & self.fixed})
-        hidden = set(after.values())
-        results = {
-            result: values[output]
-            for result, output in self.outputs.items()
-            if output not in hidden
-        }
+        values = run_parts(self.parts, inputs, states, communicator)
+        for name in self.fixed if states.read else ():
+            states.read[name] = values[self.outputs[self.states[name]]]
+        outputs = self.plain_outputs if states.read else self.outputs
+        results = {result: values[output] for result, output in outputs.items()}
         for to, names in self.sends.items():
             assert communicator is not None
             communicator.send(to, {name: results[name] for name in names})

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 
-from irc.backends.base import Arrays, Ports, check_plain
+from irc.backends.base import Arrays, Ports, StateRows, check_plain
 from irc.backends.onnxruntime.model import RankModel
 from irc.backends.onnxruntime.session import usable_cores
 from irc.backends.onnxruntime.stream import RankStream
 from irc.backends.ranks.communicator import CollectiveCall, Communicator
 from irc.backends.ranks.ports import Result, ShardedPorts, Sizes, contradictions_named
 from irc.backends.ranks.threads import TIMEOUT, ThreadWorld
+from irc.backends.recorder import Recorder
 from irc.errors import Error
 from irc.ir.dtypes import numpy_dtype
 
@@ -30,7 +31,7 @@ class OnnxRuntimeProgram:
     are threads. `threads`: how many the ranks of this host together may use, the physical cores by
     default. `low_memory`: f32 weights stay pages of their files rather than being repacked, so that
     loading takes no time and a run about a fifth more. `timeout`: for how many seconds threads wait
-    while none of them moves.
+    while none of them moves. `recorder`: gets the times of all nodes.
     """
 
     def __init__(
@@ -42,6 +43,7 @@ class OnnxRuntimeProgram:
         threads: int | None = None,
         low_memory: bool = False,
         timeout: float = TIMEOUT,
+        recorder: Recorder | None = None,
     ) -> None:
         with contradictions_named(folder):
             self.sharding = ShardedPorts(facts)
@@ -56,7 +58,9 @@ class OnnxRuntimeProgram:
         # in threads: making sessions takes most of the time, and takes it outside of Python
         self.models: ByRank[RankModel] = self.on_ranks(
             self.new_world(),
-            lambda c: RankModel(folder, facts, c.rank, threads=per_rank, low_memory=low_memory),
+            lambda c: RankModel(
+                *(folder, facts, c.rank), threads=per_rank, low_memory=low_memory, recorder=recorder
+            ),
         )
 
     @property
@@ -136,7 +140,9 @@ class OnnxRuntimeStream:
 
     def __init__(self, program: OnnxRuntimeProgram, sizes: Mapping[str, int]) -> None:
         self._program, self._world = program, program.new_world()
+        self.rows = StateRows.of(program.ports.states, sizes)
         self._names = [port.name for port in program.ports.outputs]
+        self._states = frozenset(port.name for port in program.ports.states)
         self.ranks: ByRank[RankStream] = {
             rank: RankStream(model, sizes, self._communicator(rank))
             for rank, model in program.models.items()
@@ -146,21 +152,36 @@ class OnnxRuntimeStream:
         world = self._world
         return self._program.communicator if world is None else world.communicator(rank)
 
-    def step(self, inputs: Mapping[str, np.ndarray]) -> Arrays:
-        """Run once over the plain inputs, advance the states, return the plain outputs."""
+    def step(self, inputs: Mapping[str, np.ndarray], first: int = 0) -> Arrays:
+        """See Stream."""
         program, sharding = self._program, self._program.sharding
-        check_plain(inputs, sharding.ports)
+        if not self._states.isdisjoint(inputs):
+            check_plain(inputs, sharding.ports)
         arrays, sizes = sharding.plain.bind(inputs)
+        rows = self.rows.chosen(sizes, first)
         parts = {
             rank: sharding.shards(rank, model.taken, arrays)
             for rank, model in program.models.items()
         }
-        for rank, stream in self.ranks.items():
-            stream.check(parts[rank], sizes)
+        needed = {rank: stream.check(parts[rank], sizes) for rank, stream in self.ranks.items()}
         by_rank = program.on_ranks(
-            self._world, lambda c: self.ranks[c.rank].advance(parts[c.rank], sizes)
+            self._world, lambda c: self.ranks[c.rank].advance(parts[c.rank], needed[c.rank], rows)
         )
         return program.joined(self._names, by_rank, sizes)
+
+    def copy_rows(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+        """See Stream."""
+        self.rows.check(sources, targets)
+        for stream in self.ranks.values():
+            for array in stream.memory.values():
+                array[list(targets)] = array[list(sources)]
+
+    def clear_rows(self, rows: Sequence[int]) -> None:
+        """See Stream."""
+        self.rows.check(rows)
+        for stream in self.ranks.values():
+            for array in stream.memory.values():
+                array[list(rows)] = 0
 
 
 def threads_per_rank(ranks: int, stages: int, cores: int) -> int:

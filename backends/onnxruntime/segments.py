@@ -95,7 +95,7 @@ class _Constants:
 
 def _wire(segment: Segment, needed: dict[str, None], constants: _Constants) -> None:
     """Find inputs and outputs of a segment; `needed`: the values used after it, then before it."""
-    segment.nodes = _required_by(needed, segment.nodes)
+    segment.nodes = required_by(needed, segment.nodes)
     used = dict.fromkeys(name for node in segment.nodes for name in node.input if name)
     fixed = [name for name in needed if name in constants.nodes]
     segment.nodes = [*constants.behind([*used, *fixed]), *segment.nodes]
@@ -107,7 +107,7 @@ def _wire(segment: Segment, needed: dict[str, None], constants: _Constants) -> N
     needed |= dict.fromkeys(segment.inputs)
 
 
-def _required_by(needed: Iterable[str], nodes: Sequence[NodeProto]) -> list[NodeProto]:
+def required_by(needed: Iterable[str], nodes: Sequence[NodeProto]) -> list[NodeProto]:
     """The nodes that these values depend on, in order."""
     wanted, kept = set(needed), list[NodeProto]()
     for node in reversed(nodes):

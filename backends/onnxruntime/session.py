@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import onnxruntime
 from onnx.onnx_ml_pb2 import ModelProto
 
+from irc.backends.onnxruntime.grouped import with_grouped_attention
+from irc.backends.onnxruntime.profile import PROVIDERS, Profiles
 from irc.backends.onnxruntime.segments import Collective, Segment, divide, model_of, types_of
+from irc.backends.recorder import Recorder
 from irc.errors import Error
 
 _FOLDER = "session.model_external_initializers_file_folder_path"
@@ -32,16 +35,22 @@ class Part:
 class Parts:
     """A rank's model in steps; `unused`: per step, the operands that nothing needs after it.
 
-    `names` are those of the model's inputs and outputs.
+    `names` are those of the model's inputs and outputs. `recorder` gets the collectives.
     """
 
     steps: tuple[Part | Collective, ...]
     unused: tuple[tuple[str, ...], ...]
     names: frozenset[str]
+    recorder: Recorder | None = None
 
 
 def open_parts(
-    folder: Path, facts: Mapping[str, Any], rank: int, threads: int | None, low_memory: bool
+    folder: Path,
+    facts: Mapping[str, Any],
+    rank: int,
+    threads: int | None,
+    low_memory: bool,
+    recorder: Recorder | None = None,
 ) -> Parts:
     """The sessions of one rank. `facts` is what the ONNX backend's `emit` returned."""
     entry = facts["ranks"][rank]
@@ -51,15 +60,18 @@ def open_parts(
     data = path.read_bytes()
     # MatMulNBits is about 50 times slower without its own layout of the weights
     options = session_options(threads, low_memory and b"MatMulNBits" not in data)
+    profiles = Profiles(recorder, rank) if recorder is not None else None
     root, beside = os.path.realpath(base if files else folder), os.path.realpath(folder)
     try:
         if files and own:
             root = os.path.commonpath([root, beside])
             data = _relocated(data, root, os.path.realpath(base), beside, own)
         options.add_session_config_entry(_FOLDER, root)
+        data = with_grouped_attention(data)
         if len(facts["ranks"]) > 1:
-            return _divided(data, options, len(facts["ranks"]))
-        session = _session(data, options)
+            parts = _divided(data, options, len(facts["ranks"]), profiles)
+            return replace(parts, recorder=recorder)
+        session = _session(data, options, profiles)
     except Exception as error:  # each failure has a class of its own, with no common base
         raise Error(f"ONNX Runtime cannot load {path}: {first_line(error)}") from error
     inputs, outputs = session.get_inputs(), session.get_outputs()
@@ -81,7 +93,9 @@ def session_options(threads: int | None, low_memory: bool) -> onnxruntime.Sessio
     return options
 
 
-def _divided(data: bytes, options: onnxruntime.SessionOptions, ranks: int) -> Parts:
+def _divided(
+    data: bytes, options: onnxruntime.SessionOptions, ranks: int, profiles: Profiles | None
+) -> Parts:
     """A session per segment; they share the weights' files but neither threads nor memory.
 
     So their threads sleep between runs, and the memory of a run is freed after it rather than kept
@@ -99,7 +113,7 @@ def _divided(data: bytes, options: onnxruntime.SessionOptions, ranks: int) -> Pa
         segment
         if isinstance(segment, Collective)
         else Part(
-            _session(model_of(segment, model, types).SerializeToString(), options),
+            _session(model_of(segment, model, types).SerializeToString(), options, profiles),
             tuple(segment.inputs),
             tuple(segment.outputs),
         )
@@ -120,8 +134,12 @@ def _unused(steps: Sequence[Segment | Collective], needed: set[str]) -> tuple[tu
     return tuple(last_uses[::-1])
 
 
-def _session(data: bytes, options: onnxruntime.SessionOptions) -> onnxruntime.InferenceSession:
-    return onnxruntime.InferenceSession(data, options, providers=["CPUExecutionProvider"])
+def _session(
+    data: bytes, options: onnxruntime.SessionOptions, profiles: Profiles | None
+) -> onnxruntime.InferenceSession:
+    if profiles is not None:
+        return profiles.open(data, options)
+    return onnxruntime.InferenceSession(data, options, PROVIDERS)
 
 
 def _check_files(paths: list[Path]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
@@ -122,6 +122,14 @@ class Communicator(Protocol):
 
     def check(self) -> None:
         """Health check: a PeerError where the run has failed. Any thread may call it, often."""
+        ...
+
+    def report(self, progress: Callable[[], int]) -> None:
+        """Tell all ranks a number that changes while the device of this rank gets on with work."""
+        ...
+
+    def progress(self) -> tuple[int, ...]:
+        """The latest numbers that all ranks have told. Any thread may call it, often."""
         ...
 
     def paused(self) -> AbstractContextManager[None]:

@@ -18,11 +18,13 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 from typing import NoReturn
 
 import irc
@@ -106,11 +108,17 @@ def find_mpiexec() -> str:
     return path
 
 
-def launch(argv: list[str], ranks: int, hosts: Sequence[str] = (), data: bytes = b"") -> int:
+def launch(
+    argv: list[str],
+    ranks: int,
+    hosts: Sequence[str] = (),
+    data: bytes = b"",
+    grace_seconds: float = 0.0,
+) -> int:
     """Run an irc command in `ranks` processes; its exit status.
 
     `hosts`: where they run, this host by default; each takes consecutive ranks. `data` is standard
-    input for rank 0.
+    input for rank 0. Signals to end are left to the ranks where they have `grace_seconds` for it.
     """
     command = base64.b64encode(json.dumps(argv).encode()).decode()
     if len(command) > _LONGEST:
@@ -129,6 +137,8 @@ def launch(argv: list[str], ranks: int, hosts: Sequence[str] = (), data: bytes =
         preexec_fn=_die_with_parent,
     ) as process:
         try:
+            if grace_seconds:
+                _pass_signals_on(process, grace_seconds)
             return _status(process, hosts, data)
         finally:
             with suppress(subprocess.TimeoutExpired):
@@ -136,6 +146,19 @@ def launch(argv: list[str], ranks: int, hosts: Sequence[str] = (), data: bytes =
                     process.terminate()
                     process.wait(_ENDING)
             process.kill()  # its helpers kill all ranks when it is gone
+
+
+def _pass_signals_on(process: subprocess.Popen[bytes], grace_seconds: float) -> None:
+    """Let signals to end go to the ranks, which are killed after the grace."""
+
+    def pass_on(number: int, frame: FrameType | None) -> None:
+        process.terminate()
+        timer = threading.Timer(grace_seconds + _ENDING, process.kill)
+        timer.daemon = True
+        timer.start()
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, pass_on)
 
 
 def _status(process: subprocess.Popen[bytes], hosts: Sequence[str], data: bytes) -> int:

@@ -125,6 +125,14 @@ class MpiCommunicator:
         """Health check: a PeerError where the run has failed."""
         self.watcher.check()
 
+    def report(self, progress: Callable[[], int]) -> None:
+        """Tell all ranks a number that changes while the device of this rank gets on with work."""
+        self.watcher.progress = progress
+
+    def progress(self) -> tuple[int, ...]:
+        """The latest numbers that all ranks have told."""
+        return tuple(peer.beat.progress for peer in self.watcher.peers.values())
+
     def paused(self) -> AbstractContextManager[None]:
         """Inside, this rank waits for a person, and no other rank considers it stuck."""
         return self.watcher.during(PAUSED)

@@ -6,7 +6,7 @@ from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -24,6 +24,7 @@ from irc.text.literals import parse_dim
 from irc.weights.checkpoint import convert
 
 Sizes = dict[str, int]
+CALLS = 64  # whose sizes are kept
 
 
 class Inputs:
@@ -33,7 +34,9 @@ class Inputs:
     def __init__(self, name: str, ports: Sequence[Port]) -> None:
         self._ports = {port.name: port for port in ports}
         self._function = Function(name, [(p.name, TensorType(p.dtype, p.shape)) for p in ports])
-        self._sizes: dict[Any, Sizes] = {}  # of the last call
+        # ports whose arrays are taken as they are
+        self._plain = {p.name: numpy_dtype(p.dtype) for p in ports if p.computed in ("", p.dtype)}
+        self._sizes: dict[Any, Sizes] = {}  # of calls
 
     def bind(self, given: Mapping[str, Any]) -> tuple[dict[str, np.ndarray], Sizes]:
         """(contiguous arrays by name as they are computed, the size of every symbol), or an
@@ -43,14 +46,19 @@ class Inputs:
         sizes = self._sizes.get(key)
         if sizes is None:
             _, sizes = bind_inputs(self._function, arrays, {})
-            self._sizes = {key: sizes}  # a decode step looks like the one before
+            if len(self._sizes) == CALLS:
+                self._sizes.clear()
+            self._sizes[key] = sizes  # a decode step looks like one before
         for name, array in arrays.items():
-            port = self._ports[name]
-            arrays[name] = convert(array, port.computed or port.dtype)
+            if array.dtype != self._plain.get(name):
+                port = self._ports[name]
+                arrays[name] = convert(array, port.computed or port.dtype)
         return arrays, sizes
 
     def _array(self, name: str, value: Any) -> np.ndarray:
         array = np.asarray(value)
+        if array.dtype == self._plain.get(name) and array.flags.c_contiguous:
+            return array
         port = self._ports.get(name)
         wider = "" if port is None else dtype(port.dtype).wider
         if port is not None and wider and array.dtype == numpy_dtype(wider):
@@ -64,7 +72,7 @@ def sized(shape: Sequence[Any], sizes: Mapping[str, int]) -> tuple[int, ...]:
     for dim in bound:
         if isinstance(dim, Dim):
             raise Error(f"{next(dim.symbols())} has no size: no input has this dimension")
-    return tuple(int(str(dim)) for dim in bound)
+    return cast("tuple[int, ...]", bound)
 
 
 @dataclass(frozen=True)
@@ -77,10 +85,10 @@ class Write:
 
     def needed(self, inputs: Mapping[str, np.ndarray], sizes: Sizes) -> int:
         """The number of positions that the caches need for this run."""
-        past = inputs[self.past]
-        if past.size and past.min() < 0:
-            raise Error(f"the input {self.past} counts tokens, but it has {past.min()}")
-        return int(past.max(initial=0)) + sized([self.step], sizes)[0]
+        past = inputs[self.past].tolist()
+        if past and min(past) < 0:
+            raise Error(f"the input {self.past} counts tokens, but it has {min(past)}")
+        return max(past, default=0) + sized([self.step], sizes)[0]
 
 
 @contextmanager
@@ -180,6 +188,8 @@ class ShardedPorts:
 
     def shards(self, rank: int, names: Sequence[str], arrays: Mapping[str, np.ndarray]) -> Arrays:
         """A rank's shards of the global inputs of these names, as far as `arrays` has them."""
+        if self.mesh.ranks == 1:
+            return {name: arrays[name] for name in names if name in arrays}
         return {
             name: split_array(arrays[name], self._args[name], self.mesh, rank)
             for name in names
@@ -226,10 +236,11 @@ class ShardedPorts:
 
     def global_results(self, of_ranks: Sequence[Arrays], sizes: Sizes) -> Arrays:
         """The global results from those of all ranks."""
+        given = set[str]().union(*of_ranks)
         return {
             name: self.join(result, {r: of_ranks[r][name] for r in self.ranks_with(result)}, sizes)
             for name, result in self.results.items()
-            if name in of_ranks[self.ranks_with(result)[0]]
+            if name in given
         }
 
 

@@ -68,6 +68,7 @@ class ThreadWorld:
         self._counts: dict[tuple[int, tuple[int, ...]], int] = {}  # calls of a rank in a group
         self._calls: dict[tuple[tuple[int, ...], int], _Call] = {}
         self._sent: dict[tuple[int, int], deque[dict[str, Array]]] = {}
+        self.progress: dict[int, Callable[[], int]] = {}  # see Communicator.report, by rank
         self._waits: dict[int, _Wait] = {}  # of ranks that have finished too, which never end
 
     def communicator(self, rank: int) -> Communicator:
@@ -261,6 +262,14 @@ class ThreadCommunicator:
     def check(self) -> None:
         """Health check: a PeerError where the run has failed."""
         self._world.check()
+
+    def report(self, progress: Callable[[], int]) -> None:
+        """Tell all ranks a number that changes while the device of this rank gets on with work."""
+        self._world.progress[self.rank] = progress
+
+    def progress(self) -> tuple[int, ...]:
+        """The latest numbers that all ranks have told."""
+        return tuple(number() for number in list(self._world.progress.values()))
 
     def paused(self) -> AbstractContextManager[None]:
         """Nothing to tell: threads have the terminal in common."""

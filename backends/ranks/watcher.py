@@ -13,7 +13,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -81,8 +81,8 @@ class Heartbeat:
     """What a rank tells all others, twice a second.
 
     `idle`: for how many seconds it has neither computed nor read anything nor finished a call;
-    `call` is the call that it is in, and `awaits` the other ranks that take part. `last`: it sends
-    no other.
+    `call` is the call that it is in, and `awaits` the other ranks that take part. `progress`: see
+    Communicator.report. `last`: it sends no other.
     """
 
     state: str = RUNNING
@@ -90,6 +90,7 @@ class Heartbeat:
     call: str = ""
     awaits: tuple[int, ...] = ()
     failure: Failure | None = None
+    progress: int = 0
     last: bool = False
 
 
@@ -155,6 +156,7 @@ class Watcher:
         self._mpi, self._comm, self._limit = mpi, comm, limit
         self.rank: int = comm.Get_rank()
         self.failure: Failure | None = None
+        self.progress: Callable[[], int] = lambda: 0
         self._beat = Heartbeat()  # the next one, without the time in which this rank idled
         self._moved, self._active = time.monotonic(), 0
         self.peers = {rank: Peer(process, self._moved) for rank, process in enumerate(processes)}
@@ -281,7 +283,8 @@ class Watcher:
         least = _ACTIVE * max(now - self._moved, EVERY)
         if self._beat.state == RUNNING and active - self._active >= least:
             self._moved, self._active = now, active
-        return replace(self._beat, idle=now - self._moved, failure=self.failure)
+        idle, progress = now - self._moved, self.progress()
+        return replace(self._beat, idle=idle, failure=self.failure, progress=progress)
 
     def _listen(self) -> None:
         """Take in the heartbeats that have come."""

@@ -9,6 +9,7 @@ from typing import Any, cast
 import numpy as np
 
 from irc.argument_checks import check_arrays, check_kind
+from irc.backends.recorder import Recorder
 from irc.errors import Error
 from irc.ir.core import Function, Module, Value
 from irc.ir.dims import bind
@@ -16,7 +17,7 @@ from irc.ir.layouts import join_arrays, split_array
 from irc.ir.types import TensorType
 from irc.ops.shapes import run_sizes
 
-from .execute import Executor
+from .execute import Executor, Observe
 from .inputs import Input, bind_sizes, check_names
 from .weights import Arrays as WeightArrays
 from .weights import Weights
@@ -67,7 +68,8 @@ def evaluate_ranks(
 class Run:
     """One evaluation of a function; in the global view there is one rank. See `evaluate`.
 
-    `seen` holds the arrays of the `watched` values, one per rank.
+    `seen` holds the arrays of the `watched` values, one per rank; `observe` sees all values as
+    they are computed, and `recorder` times the operations, see Executor.
     """
 
     def __init__(
@@ -79,6 +81,8 @@ class Run:
         function: str | None = None,
         sizes: Mapping[str, int] | None = None,
         watched: Collection[Value] = (),
+        observe: Observe | None = None,
+        recorder: Recorder | None = None,
     ) -> None:
         _check_module(module)
         check_arrays(inputs)
@@ -91,7 +95,7 @@ class Run:
             bind_sizes([shards[rank] for shards in shared], sizes or {}) for rank in ranks
         ]
         args = [_shards(module, shards) for shards in shared]
-        executor = Executor(module, source, self.sizes, watched)
+        executor = Executor(module, source, self.sizes, watched, observe, recorder)
         # Infinities and NaN are results, as on a GPU.
         with np.errstate(all="ignore"):
             self.results = executor.function(self.function, args)

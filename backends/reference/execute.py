@@ -6,12 +6,15 @@ operation. A value is dropped after its last use.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+import time
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import numpy as np
 
+from irc.analysis.stages import stages_of
 from irc.backends.lowering import expansion
+from irc.backends.recorder import Recorder
 from irc.errors import Error
 from irc.ir.core import Function, Module, Op, Value, Weight
 from irc.ir.declare import placeholder
@@ -19,24 +22,37 @@ from irc.ir.dims import Dim, bind
 from irc.ir.dtypes import numpy_dtype, widened
 from irc.ir.types import TensorType
 from irc.ops.collective import Collective
+from irc.text.printer import names_of
 
 from .inputs import Sizes
 from .weights import Weights
 
 Array = np.ndarray
 Scope = dict[Value, list[Array]]  # one array per rank
+Observe = Callable[[Value, list[Array]], object]
 
 
 class Executor:
     """Runs functions of one module. `sizes` are the symbols' values per rank; `seen` gets the
-    arrays of the values in `watched`.
+    arrays of the values in `watched`. `observe` is called with every result of an operation and
+    its arrays, which it may replace in the list. `recorder` gets the times of operations of all
+    ranks.
     """
 
     def __init__(
-        self, module: Module, weights: Weights, sizes: list[Sizes], watched: Collection[Value] = ()
+        self,
+        module: Module,
+        weights: Weights,
+        sizes: list[Sizes],
+        watched: Collection[Value] = (),
+        observe: Observe | None = None,
+        recorder: Recorder | None = None,
     ) -> None:
         self.module, self.weights, self.sizes = module, weights, sizes
-        self.watched, self.seen = watched, Scope()
+        self._recorder, self._rank = recorder, 0
+        stages = stages_of(module) if recorder is not None and module.local else ()
+        self._first_ranks = {stage.function: stage.ranks[0] for stage in stages}
+        self.watched, self.seen, self.observe = watched, Scope(), observe
         self.ranks = range(len(sizes))
         self._dying: dict[Function, dict[Op, list[Value]]] = {}
 
@@ -46,10 +62,16 @@ class Executor:
         dying = self._dying.get(function)
         if dying is None:
             dying = self._dying[function] = last_uses(function)
+        names = names_of(function) if self._recorder is not None else {}
+        self._rank = self._first_ranks.get(function, self._rank)
         for op in function:
             if op.opname == "return":
                 break
+            began = time.time_ns()
             self._operation(op, scope)
+            if self._recorder is not None and op.opname != "call":
+                value = names[op.results[0]] if op.results else ""
+                self._recorder.add(self._rank, op.opname, value, began)
             for value in dying.get(op, ()):
                 scope.pop(value, None)
         return [self._read(value, scope) for value in function.returned]
@@ -65,6 +87,8 @@ class Executor:
                 _declared(op, array, result.type, sizes)
                 for array, sizes in zip(arrays, self.sizes, strict=True)
             ]
+            if self.observe is not None:
+                self.observe(result, scope[result])
             if result in self.watched:
                 self.seen[result] = scope[result]
 

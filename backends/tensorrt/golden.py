@@ -21,6 +21,7 @@ from irc.ir.dtypes import numpy_dtype
 from irc.ir.result_names import NEXT_TOKENS
 from irc.ir.types import Axes
 from irc.ops import AllGather, Argmax, Call, Topk
+from irc.ops.fused_attention import cache_writes
 
 SMALL = 256_000_000  # bytes of weights up to which the answer is computed by default
 COUNT = 16  # of the largest logits that are stored
@@ -119,7 +120,7 @@ def _prompts(module: Module, vocabulary: int) -> Iterator[list[int]]:
     (arg,) = [arg for arg in module.main.args if arg.name == "input_ids"]
     dim = arg.type.global_type.shape[1]
     unit = smallest(dim)  # sharded tokens: a multiple
-    limits = [op.operands[0].type.shape[2] for op in module.ops() if op.opname == "cache_update"]
+    limits = [write.cache.type.shape[2] for op in module.ops() for write in cache_writes(op)]
     names = dim.symbols() if isinstance(dim, Dim) else ()
     limits += [unit * module.dims[name][2] for name in names if name in module.dims]
     limits += [dim, _PROMPT]

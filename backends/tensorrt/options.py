@@ -10,7 +10,7 @@ from irc.argument_checks import whole_number_in
 from irc.artifact.report import weight_bytes
 from irc.errors import Error, did_you_mean
 from irc.ir.core import Module, Weight
-from irc.pipeline.options import PATHS, option
+from irc.pipeline.options import PATHS, option, target_option
 
 _FLAGS = ("weight_streaming", "refit", "strip")
 # Independent of the machine, so recompiling an artifact keeps them.
@@ -59,9 +59,7 @@ class EngineOptions:
     to 256 MB, and `target` is that of the installed library. `workspace` is in bytes.
     """
 
-    target: str = option(
-        "", "library[-version][/sm_...], as in tensorrt-rtx-1.7/sm_89", metavar="NAME"
-    )
+    target: str = target_option()
     weights: Literal["inside", "outside"] | None = option(
         None,
         "inside: constants of the engine; outside: bound when it runs, straight from the "

@@ -13,6 +13,7 @@ from irc.backends.tensorrt.builder.request import Profile
 from irc.errors import Error
 from irc.ir.core import Function
 from irc.ir.dims import Dim, DimLike, Shape
+from irc.ops.fused_attention import cache_writes
 
 Range = tuple[int, int, int]
 
@@ -66,17 +67,17 @@ def _profiles(
 def _token_symbol(function: Function, ranges: Mapping[str, Range]) -> str | None:
     """The symbol of the number of tokens that one call appends to caches (or of its multiple, where
     tokens are sharded); None if there is none, or several."""
-    counts = {op.operands[1].type.shape[1] for op in function if op.opname == "cache_update"}
+    counts = {write.new.type.shape[1] for op in function for write in cache_writes(op)}
     names = [*_symbols([tuple(counts)])]
     return names[0] if len(counts) == len(names) == 1 and names[0] in ranges else None
 
 
 def _within_caches(range: Range, tokens: str, function: Function) -> Range:
     """The range of the number of tokens, at most the capacity of the caches."""
-    for op in function:
-        if op.opname == "cache_update" and isinstance(op.operands[0].type.shape[2], int):
-            unit = smallest(op.operands[1].type.shape[1])
-            most = max(op.operands[0].type.shape[2] // unit, 1)
+    for cache, new, _ in (write for op in function for write in cache_writes(op)):
+        capacity = cache.type.shape[2]
+        if isinstance(capacity, int):
+            most = max(capacity // smallest(new.type.shape[1]), 1)
             range = (min(range[0], most), min(range[1], most), min(range[2], most))
     return range
 

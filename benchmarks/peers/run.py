@@ -51,8 +51,8 @@ def run_irc(folder: str, threads: int, prompt: list[int], new: int) -> tuple[flo
     return load, sequence
 
 
-def run_genai(folder: str, threads: int, prompt: list[int], new: int) -> tuple[float, Sequences]:
-    """A model of onnxruntime-genai."""
+def load_genai(folder: str, threads: int) -> tuple[Any, Any, float]:
+    """onnxruntime-genai, a model of it, and the seconds of loading the model."""
     import onnxruntime_genai
 
     og: Any = onnxruntime_genai  # its names come from a compiled module without type information
@@ -61,7 +61,12 @@ def run_genai(folder: str, threads: int, prompt: list[int], new: int) -> tuple[f
     overlay = {"model": {"decoder": {"session_options": {"intra_op_num_threads": threads}}}}
     config.overlay(json.dumps(overlay))
     model = og.Model(config)
-    load = time.perf_counter() - start
+    return og, model, time.perf_counter() - start
+
+
+def run_genai(folder: str, threads: int, prompt: list[int], new: int) -> tuple[float, Sequences]:
+    """A model of onnxruntime-genai."""
+    og, model, load = load_genai(folder, threads)
     parameters = og.GeneratorParams(model)
     parameters.set_search_options(max_length=len(prompt) + new + 1, do_sample=False)
 

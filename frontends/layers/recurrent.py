@@ -51,6 +51,10 @@ class RecurrentSizes:
         """The number of features of all values."""
         return self.heads * self.value_size
 
+    def channels(self, part: str) -> int:
+        """The number of features of a projection: x and v are values, all others keys."""
+        return self.values if part in "xv" else self.keys
+
 
 class CausalConv(Module):
     """A causal convolution of every channel over the sequence; weight [channels, 1, width]."""
@@ -69,7 +73,7 @@ class CausalConv(Module):
 class Recurrent(Module):
     """Base of the layers: three projections with convolutions, a gate and step sizes per head.
 
-    `parts` name those projections, in the order in which checkpoints join them; x and v are values.
+    `parts` name those projections, in the order in which checkpoints join them.
     """
 
     parts: tuple[str, str, str]
@@ -77,7 +81,7 @@ class Recurrent(Module):
 
     def __init__(self, hidden_size: int, sizes: RecurrentSizes, eps: float, dtype: str) -> None:
         for part in self.parts:
-            channels = sizes.values if part in "xv" else sizes.keys
+            channels = sizes.channels(part)
             setattr(self, f"{part}_proj", Linear(hidden_size, channels, sizes.bias, dtype))
             setattr(self, f"{part}_conv", CausalConv(channels, sizes.width, sizes.conv_bias, dtype))
         self.z_proj = Linear(hidden_size, sizes.values, sizes.bias, dtype)
@@ -90,10 +94,10 @@ class Recurrent(Module):
     @classmethod
     def states(cls, sizes: RecurrentSizes, dtype: str) -> dict[str, Spec]:
         """The states of a layer by the names that `forward` takes."""
-        specs: dict[str, Spec] = {}
-        for part in cls.parts:
-            channels = sizes.values if part in "xv" else sizes.keys
-            specs[f"{part}_inputs"] = Spec(dtype, ("B", sizes.width - 1, channels))
+        specs = {
+            f"{part}_inputs": Spec(dtype, ("B", sizes.width - 1, sizes.channels(part)))
+            for part in cls.parts
+        }
         return specs | {cls.state: Spec("f32", ("B", sizes.heads, *cls.matrix(sizes)))}
 
     @staticmethod

@@ -513,9 +513,8 @@ class CausalLM(Module):
             self.lm_head.weight = self.model.embed_tokens.weight
         self.logits_bias = Parameter((1, config.vocab_size), dtype) if config.logits_bias else None
         self.config: Any = config
-        self.states = [(*names,) for names in layer_states(config, layer, dtype)]
-        if config.cross_attention:
-            self.states = [(*names, "cross_k", "cross_v") for names in self.states]
+        memory = ("cross_k", "cross_v") if config.cross_attention else ()
+        self.state_names = [(*specs, *memory) for specs in layer_states(config, layer, dtype)]
 
     def forward(
         self,
@@ -530,7 +529,8 @@ class CausalLM(Module):
         """Logits f32 [B, T, vocab_size] and the states after this call."""
         call = Call(positions, past_lengths, lengths, encoder_lengths)
         layers = [
-            {name: states[f"{name}{i}"] for name in names} for i, names in enumerate(self.states)
+            {name: states[f"{name}{i}"] for name in names}
+            for i, names in enumerate(self.state_names)
         ]
         hidden, layers = self.model(input_ids, call, layers)
         rows = self.model.last(at_positions(hidden, logit_positions))

@@ -193,7 +193,7 @@ def status(path: str) -> Status:
 
 
 def _family(name: str) -> str:
-    """What the classes of a family begin with, in small letters: gptj of GPTJForCausalLM."""
+    """What the classes of a family begin with, in lower case: gptj of GPTJForCausalLM."""
     return re.sub(
         r"(For[A-Z]\w*|LMHeadModel|Model|Config|Encoder|VisionTransformer)$", "", name
     ).lower()

@@ -53,13 +53,14 @@ def messages(function: Function, sizes: LocalSizes, topology: Topology) -> list[
     Operations of the global view that localize lowers to several, such as cyclic_embedding, are
     counted in the local view only; of sharded_topk and sharded_max it is known what is sent.
     """
-    sent: list[Message] = []
-    for op in operations(function):
-        if communicates(op):
-            sent += [_of(part, sizes, topology) for part in collectives(op) if kind_of(part)]
-        elif op.opname in _CANDIDATES:
-            sent += _of_candidates(op, sizes, topology)
-    return sent
+    return [each for op in operations(function) for each in messages_of(op, sizes, topology)]
+
+
+def messages_of(op: Op, sizes: LocalSizes, topology: Topology) -> list[Message]:
+    """The collectives of one operation, see `messages`."""
+    if communicates(op):
+        return [_of(part, sizes, topology) for part in collectives(op) if kind_of(part)]
+    return _of_candidates(op, sizes, topology) if op.opname in _CANDIDATES else []
 
 
 def _of(op: Collective, sizes: LocalSizes, topology: Topology) -> Message:

@@ -7,7 +7,7 @@ those that dequantize what products read: these read the codes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import cast
@@ -17,8 +17,24 @@ import numpy as np
 from ..ir.core import Function, Op, Value
 from ..ir.declare import placeholder
 from ..ir.expansion import expansion
-from ..ops import Attention, Constant, Conv, Dequantize, GatedMlp, Linear, Matmul, Return, Transpose
+from ..ops import (
+    Attention,
+    Constant,
+    Conv,
+    Dequantize,
+    Experts,
+    FusedAttention,
+    FusedLinear,
+    GatedMlp,
+    Linear,
+    Matmul,
+    QuantizeRows,
+    Return,
+    RopeAndCache,
+    Transpose,
+)
 from ..ops.collective import Collective
+from ..ops.fused_attention import NewTokens
 from .sizes import LocalSizes
 from .topology import Device
 
@@ -69,8 +85,8 @@ def cost_of(op: Op, sizes: LocalSizes) -> Cost:
         return Cost(0, _touched(op, sizes))
     if op.moves_data or not op.operands:
         return Cost(0, _moved(op, sizes))
-    flops = _composite(op, sizes) if op.composite else _elements(op, sizes)
-    return Cost(flops, _moved(op, sizes))
+    flops, dtype = _composite(op, sizes) if op.composite else (_elements(op, sizes), _ARITHMETIC)
+    return Cost(flops, _moved(op, sizes), dtype=dtype)
 
 
 def total(costs: Iterable[Cost]) -> Cost:
@@ -85,14 +101,20 @@ def total(costs: Iterable[Cost]) -> Cost:
     )
 
 
-def _composite(op: Op, sizes: LocalSizes) -> float:
-    """The arithmetic of the expansion: the share of this rank, where the op is sharded."""
+def _composite(op: Op, sizes: LocalSizes) -> tuple[float, str]:
+    """The arithmetic of the expansion, and its dtype: the share of this rank of a sharded one."""
+    parts, share = _expanded(op, sizes)
+    cost = total(cost_of(part, sizes) for part in parts)
+    return cost.flops * share, cost.dtype
+
+
+def _expanded(op: Op, sizes: LocalSizes) -> tuple[Sequence[Op], float]:
+    """The expansion of a composite operation, and the share of this rank in it."""
     types = [v.type.replace(axes=((),) * v.type.ndim) for v in op.operands]  # sums stay partial
     stand_ins = tuple(Value(type, None, i) for i, type in enumerate(types))
-    parts = expansion(placeholder(op, stand_ins)).ops
-    flops = sum(cost_of(part, sizes).flops for part in parts)
     whole = sum(sizes.count(result.type.replicated) for result in op.results)
-    return flops * sum(sizes.count(result.type) for result in op.results) / whole if whole else 0
+    share = sum(sizes.count(result.type) for result in op.results) / whole if whole else 0
+    return expansion(placeholder(op, stand_ins)).ops, share
 
 
 def _elements(op: Op, sizes: LocalSizes) -> int:
@@ -106,12 +128,16 @@ def _bytes(values: Iterable[Value | None], sizes: LocalSizes) -> int:
 
 def _moved(op: Op, sizes: LocalSizes) -> int:
     """Every operand read once, every result written once."""
-    return _bytes(dict.fromkeys(op.operands), sizes) + _bytes(op.results, sizes)
+    read = dict.fromkeys(op.operands)
+    if isinstance(op, Experts):
+        read = dict.fromkeys(stored for value in op.operands for stored in _stored(value))
+    written = [result for result in op.results if not is_kept_as_codes(result)]
+    return _bytes(read, sizes) + _bytes(written, sizes)
 
 
 def _product(op: Op, sizes: LocalSizes) -> Cost:
-    """Two operations per element of the result and summand; `gated_mlp` has two products."""
-    x, products = op.operands[0].type, 2 if isinstance(op, GatedMlp) else 1
+    """Two operations per element of the result and summand; with a gate there are two products."""
+    x, products = op.operands[0].type, 1 if getattr(op, "gate", None) is None else 2
     summands = sizes.shape(x)[-1:]
     if isinstance(op, Conv):
         summands = sizes.shape(op.weight.type)[1:]
@@ -127,21 +153,29 @@ def _stored(value: Value) -> Iterator[Value]:
     op = value.producer
     if isinstance(op, Transpose):
         yield from _stored(op.x)
-    elif isinstance(op, Dequantize) and _in_products(op):
+    elif isinstance(op, Dequantize) and _in_products(value):
         for operand in op.operands:
             yield from _stored(operand)
+    elif isinstance(op, QuantizeRows) and is_kept_as_codes(value):
+        yield from op.results[:2]
     else:
         yield value
 
 
-def _in_products(op: Op) -> bool:
-    """Whether only products read a result, as it is, transposed, or to scale what they read."""
-    users = op.results[0].users
-    return bool(users) and all(
-        isinstance(user, (Linear, Matmul, GatedMlp))
-        or (isinstance(user, (Transpose, Dequantize)) and _in_products(user))
-        for user in users
+def _in_products(value: Value) -> bool:
+    """Whether only products read a value, as it is, transposed, or to scale what they read."""
+    return bool(value.users) and all(
+        isinstance(user, (Linear, Matmul, GatedMlp, FusedLinear, Experts))
+        or (isinstance(user, (Transpose, Dequantize)) and _in_products(user.result))
+        for user in value.users
     )
+
+
+def is_kept_as_codes(value: Value) -> bool:
+    """Whether a value is numbers of quantize_rows that only products read, which read the codes."""
+    op = value.producer
+    is_numbers = isinstance(op, QuantizeRows) and value is op.results[2]
+    return is_numbers and (not value.users or _in_products(value))
 
 
 def visible_pairs(op: Attention, tokens: int, keys: int, past: int) -> tuple[int, int]:
@@ -170,6 +204,16 @@ def _attention(op: Op, sizes: LocalSizes) -> Cost:
     return Cost(flops, cache + others, dtype=op.q.type.dtype)
 
 
+def _new_tokens(op: Op, sizes: LocalSizes) -> Cost:
+    """The arithmetic of the parts; the bytes of new tokens, of their rows, and of the attention."""
+    assert isinstance(op, NewTokens)
+    parts, share = _expanded(op, sizes)
+    whole = total(cost_of(part, sizes) for part in parts)
+    attention = sum(cost_of(part, sizes).bytes for part in parts if isinstance(part, Attention))
+    rows = 2 * _bytes((op.k, op.v), sizes) + _bytes((op.q,), sizes) * (0 if attention else 2)
+    return Cost(whole.flops * share, attention * share + rows, dtype=whole.dtype)
+
+
 def _touched(op: Op, sizes: LocalSizes) -> int:
     """Bytes of an operation that reads only selected elements, or writes only updated ones."""
     kept = op.in_place or op.selects
@@ -184,7 +228,7 @@ def is_view(op: Op, sizes: LocalSizes) -> bool:
     that are multiplied: products read either order. They read codes as well.
     """
     if isinstance(op, Dequantize):
-        return _in_products(op)
+        return _in_products(op.result)
     if not isinstance(op, Transpose):
         return op.is_view
     shape = sizes.shape(op.x.type)
@@ -201,6 +245,9 @@ _PRODUCTS: dict[type[Op], Callable[[Op, LocalSizes], Cost]] = {
     Matmul: _product,
     Linear: _product,
     GatedMlp: _product,
+    FusedLinear: _product,
     Conv: _product,
     Attention: _attention,
+    FusedAttention: _new_tokens,
+    RopeAndCache: _new_tokens,
 }

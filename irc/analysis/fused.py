@@ -8,8 +8,8 @@ from ..ops.collective import Collective
 
 
 def is_fused(op: Op) -> bool:
-    """Whether an operation expands into a collective and others: it has a `group_size`."""
-    return op.composite and "group_size" in op.attribute_types
+    """Whether an operation expands into a collective and others: it names the mesh axes."""
+    return op.composite and bool(op.attributes.get("axis"))
 
 
 def communicates(op: Op) -> bool:
@@ -25,5 +25,6 @@ def is_repeatable(op: Op) -> bool:
 
 def collectives(op: Op) -> list[Collective]:
     """The collectives of an operation that communicates."""
-    parts = expansion(op).ops if is_fused(op) else (op,)
-    return [part for part in parts if isinstance(part, Collective)]
+    if not is_fused(op):
+        return [op] if isinstance(op, Collective) else []
+    return [inner for part in expansion(op).ops for inner in collectives(part)]

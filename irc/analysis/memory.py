@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ..ir.core import Function, Op, Value, Weight
 from ..ir.dtypes import dtype, is_float
 from ..ir.types import TensorType
-from .cost import is_view, operations
+from ..text.printer import names_of
+from .cost import is_kept_as_codes, is_view, operations
 from .sizes import LocalSizes
 from .topology import Device
 
@@ -29,6 +30,17 @@ class Memory:
     def total(self) -> int:
         """The sum of all."""
         return self.weights + self.states + self.activations + self.workspace
+
+
+@dataclass(frozen=True)
+class Buffer:
+    """Memory that a value has from step `first` to `last`; `offset` in an arena, -1 without one."""
+
+    name: str
+    first: int
+    last: int
+    nbytes: int
+    offset: int = -1
 
 
 def memory(
@@ -104,11 +116,7 @@ def _peak(function: Function, sizes: LocalSizes) -> int:
     """The peak bytes of the values that a function computes."""
     ops = [op for op in function if op.opname != "return"]
     owner = _owners(function, sizes)
-    last = {owner[v]: len(ops) for v in function.returned if v in owner}
-    for i, op in reversed(list(enumerate(ops))):
-        for value in (*op.operands, *op.results):
-            if value in owner:
-                last.setdefault(owner[value], i)
+    last = _last_uses(function, ops, owner)
     ending: dict[int, int] = {}
     for value, i in last.items():
         ending[i] = ending.get(i, 0) + sizes.bytes(value.type)
@@ -118,6 +126,26 @@ def _peak(function: Function, sizes: LocalSizes) -> int:
         highest = max(highest, live + _inside(op, sizes))
         live -= ending.get(i, 0)
     return highest
+
+
+def _last_uses(
+    function: Function, ops: Sequence[Op], owner: Mapping[Value, Value]
+) -> dict[Value, int]:
+    """The position of the last operation that uses the memory of each value that owns some."""
+    last = {owner[v]: len(ops) for v in function.returned if v in owner}
+    for i, op in reversed(list(enumerate(ops))):
+        for value in (*op.operands, *op.results):
+            if value in owner:
+                last.setdefault(owner[value], i)
+    return last
+
+
+def buffers_of(function: Function, sizes: LocalSizes) -> list[Buffer]:
+    """The memory of every value that a function computes; see `peak_bytes`."""
+    ops = [op for op in function if op.opname != "return"]
+    last, names = _last_uses(function, ops, _owners(function, sizes)), names_of(function)
+    first = {result: i for i, op in enumerate(ops) for result in op.results}
+    return [Buffer(names[v], first[v], last[v], sizes.bytes(v.type)) for v in first if v in last]
 
 
 def _inside(op: Op, sizes: LocalSizes) -> int:
@@ -132,9 +160,10 @@ def _owners(function: Function, sizes: LocalSizes) -> dict[Value, Value]:
     """The value that owns the memory of each value; values in arguments or weights are left out."""
     owner: dict[Value, Value] = {}
     for op in function:
+        overwritten = op.overwrites()
         for result in op.results:
-            shares = bool(op.in_place) or is_view(op, sizes)
-            shared = op.operands[0] if shares else result
+            shared = op.operands[0] if is_view(op, sizes) else overwritten.get(result, result)
+            shared = op.results[0] if is_kept_as_codes(result) else shared
             if shared is result:
                 owner[result] = result
             elif shared in owner:

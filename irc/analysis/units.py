@@ -1,4 +1,4 @@
-"""Numbers with units, as reports print them: one system everywhere, that of GB/s."""
+"""Numbers with units, as reports print them: one system everywhere, that of GB/s; and counts."""
 
 from __future__ import annotations
 
@@ -14,3 +14,8 @@ def amount(size: float) -> str:
     while size >= 999.95 and unit + 1 < len(_BYTES):
         size, unit = size / 1000, unit + 1
     return f"{size:.1f} {_BYTES[unit]}" if unit else f"{size:.0f} {_BYTES[unit]}"
+
+
+def counted(count: int, thing: str) -> str:
+    """`1 value`, `2 values`."""
+    return f"{count} {thing}{'s' * (count != 1)}"

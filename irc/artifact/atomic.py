@@ -56,7 +56,7 @@ def whole_file(path: Path) -> Generator[BinaryIO]:
 
     OSError as from open.
     """
-    part = path.with_name(f".{path.name}.{secrets.token_hex(4)}{PART}")
+    part = path.parent / f".{path.name}.{secrets.token_hex(4)}{PART}"
     try:
         with part.open("wb") as file:
             yield file

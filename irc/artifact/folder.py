@@ -2,15 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import json
+import os
+import shutil
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
 from ..errors import Error
 from ..schema import checked
+from .atomic import whole_folder
 from .checksums import SAMPLED, sampled, sha256
-from .manifest import MANIFEST, MODULE, Entry, Manifest, find_manifest, read_manifest
+from .manifest import (
+    MANIFEST,
+    MODULE,
+    Entry,
+    Manifest,
+    add_facts,
+    find_manifest,
+    is_replaceable,
+    read_manifest,
+    write_manifest,
+)
 
 T = TypeVar("T")
 Advance: TypeAlias = Callable[[int], None]  # gets the number of bytes read since the last call
@@ -65,6 +80,27 @@ class ArtifactFolder:
         """
         for problem in self.problems(text=text, weights=weights):
             raise Error(problem)
+
+    @contextmanager
+    def rewritten(self, without: Collection[str], program: Mapping[str, Any]) -> Generator[Path]:
+        """A folder with links to these files, but for those and the folders `without`; it takes the
+        artifact's place, with other facts of the program, if the block ends without an error."""
+        old = self.manifest
+        kept = {name: e for name, e in old["files"].items() if name.split("/")[0] not in without}
+        own = ("irc_artifact", "files", "weights", "manifest")
+        facts = {key: value for key, value in old.items() if key not in own}
+        with whole_folder(self.path, is_replaceable) as folder:
+            for name in kept:
+                (folder / name).parent.mkdir(parents=True, exist_ok=True)
+                try:
+                    os.link(self.path / name, folder / name)
+                except OSError:  # a disk without links
+                    shutil.copyfile(self.path / name, folder / name)
+            yield folder
+            weights = {name: self.path / name for name in old["weights"]}
+            hashes = {name: entry["hash"] for name, entry in kept.items()}
+            write_manifest(folder, {**facts, "program": program}, weights, known=hashes)
+            add_facts(folder, json.loads((self.path / MANIFEST).read_bytes()))
 
     def problems(
         self,

@@ -15,7 +15,9 @@ from .checksums import SAMPLED, sampled, sha256
 FORMAT = 1
 MANIFEST = "config.json"
 MODULE = "module.irc"
+INPUT = "input.irc"  # the module before the passes
 REPORT = "report.html"
+CERTIFICATE = "certificate.json"
 BUNDLE = "rank0.safetensors"  # the weights, where the artifact keeps a copy
 _OWN = "manifest"  # the key of the manifest's own hash
 # Loading reads files up to this size whole; of larger ones it reads samples, `irc doctor` all.

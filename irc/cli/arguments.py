@@ -199,7 +199,22 @@ def _type_of(setting: Setting) -> Callable[[str], Any]:
         return reads(how.parse)
     if how.choices:
         return word_of(*filter(None, how.choices))
-    return whole_number(how.least or 0, how.most) if setting.type is int else str
+    if setting.type is float:
+        return _number(setting)
+    most = None if how.most is None else int(how.most)
+    return whole_number(int(how.least or 0), most) if setting.type is int else str
+
+
+def _number(setting: Setting) -> Callable[[str], float]:
+    """The type of an option whose value is a finite number in its range."""
+
+    def parse(text: str) -> float:
+        try:
+            return setting.checked(float(text))
+        except ValueError:
+            raise Error(f"{text!r} is not a number") from None
+
+    return reads(parse)
 
 
 def given_settings(args: argparse.Namespace, names: Iterable[str]) -> dict[str, Any]:

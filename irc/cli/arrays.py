@@ -11,12 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ..ir.dims import checked_sizes
 from ..ir.dtypes import widened
 from ..npz import Arrays, read_npz, write_npz
 from .arguments import whole_number
 
 if TYPE_CHECKING:
     from ..artifact.folder import ArtifactFolder
+    from ..backends.commands import Ranges
 
 
 def add_inputs(parser: ArgumentParser, required: bool) -> None:
@@ -27,8 +29,9 @@ def add_inputs(parser: ArgumentParser, required: bool) -> None:
     group.add_argument("--random", metavar="SEED", type=whole_number(), help=what)
 
 
-def given_inputs(args: Namespace) -> Arrays:
-    """The arrays of `--inputs`, else random ones (by default with the seed 0)."""
+def given_inputs(args: Namespace, dims: Ranges | None = None) -> Arrays:
+    """The arrays of `--inputs`, else random ones (by default with the seed 0), at sizes of `dims`
+    or typical ones."""
     if args.inputs is not None:
         return read_npz(Path(args.inputs), partial(_check_shapes, args.artifact))
     from ..artifact.folder import ArtifactFolder
@@ -39,7 +42,7 @@ def given_inputs(args: Namespace) -> Arrays:
     if path.is_file() and args.backend != "reference":
         return {}  # it cannot be run, and loading it says why
     module = read_text(path if path.is_file() else ArtifactFolder.open(path).module)
-    return random_inputs(module, args.random or 0)
+    return random_inputs(module, args.random or 0, checked_sizes(dims or {}, module.dims))
 
 
 def _check_shapes(artifact: ArtifactFolder | None, shapes: Mapping[str, Sequence[int]]) -> None:

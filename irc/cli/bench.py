@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import time
 from argparse import ArgumentParser, Namespace
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ..analysis.units import amount
+from ..driver.timing import PhaseTimes, time_operations
+from ..driver.trace import write_trace
 from ..errors import Error, did_you_mean
 from ..report import Columns, Report, Table, table
 from .arguments import (
@@ -27,35 +29,35 @@ from .arguments import (
 from .arrays import add_inputs, given_inputs
 from .console import Progress, answer, warn
 from .ranks import Process, add_launcher, of_rank, over_ranks, shared
-from .sources import read_module
 
 if TYPE_CHECKING:
     from ..analysis.topology import Measured, Topology
     from ..analysis.topology_fit import Measurement
     from ..backends.commands import Commands
     from ..backends.ranks.communicator import Communicator
-    from ..generation.model import Model
-    from .arrays import Arrays
+    from ..generation.timing import Phase
 
 EXAMPLES = """
   irc bench build/llama                            (prefill and decode of random tokens)
   irc bench build/scorer --inputs in.npz --runs 100 --json
+  irc bench build/llama --per-op --dims B=4,S=128      (what takes the most time, and how much)
+  irc bench build/llama --trace llama.json             (expected and measured, for Perfetto)
   irc bench collectives
   irc bench collectives --ranks 4 -o topology.json
   irc bench collectives --on cpu --sizes 4096,1048576 --kinds all_reduce,all_to_all
   mpiexec -n 4 irc bench collectives -o hosts.json              (a rank per process)
-  irc bench kernels build/llama --dims B=16,S=1                 (irc uses the fastest from then on)
+  irc bench kernels build/llama --dims B=16,S=1                 (the artifact keeps the fastest)
 """
 
 SIZES = tuple(4096 * 4**i for i in range(8))  # 4 kB to 67 MB
 CPU_RANKS = 2
 ARTIFACT, COLLECTIVES = "an artifact", "collectives"
-_WORD = ("dims", "output")  # the options of what a backend measures
+_WORD = ("dims", "output", "launcher", "hosts", "ranks")  # the options of what a backend measures
 # what is timed -> the options that are for it
 _OPTIONS = {
     ARTIFACT: (
         *("runs", "inputs", "random", "backend", "threads", "low_memory", "self_test"),
-        *("plugins", "launcher", "hosts", "ranks"),
+        *("plugins", "locked", "launcher", "hosts", "ranks", "dims", "per_op", "trace"),
     ),
     COLLECTIVES: ("on", "kinds", "sizes", "output", "topology", "link", "ranks"),
 }
@@ -74,7 +76,11 @@ def configure(parser: ArgumentParser) -> None:
     what = "; ".join(f"{word}: {part.benches[word]}" for word, part in parts.items())
     add("folders", metavar="DIR", nargs="*", help=what)
     parser.set_defaults(parts=parts)
-    add_dims(parser, "sizes at which kernels are timed (default: typical and least ones)")
+    add_dims(parser, "sizes of inputs (default: typical ones, one row of tokens), or of kernels")
+    what = "time every operation, beside the least time that its bytes and arithmetic allow"
+    add("--per-op", action="store_const", const=True, help=what)
+    what = "write expected and measured steps, for Perfetto or chrome://tracing"
+    add("--trace", metavar="FILE", help=what)
     what = "times each is measured, after two others (default: 20)"
     add("--runs", metavar="N", type=whole_number(1), help=what)
     add_inputs(parser, required=False)
@@ -87,7 +93,7 @@ def configure(parser: ArgumentParser) -> None:
         "-o",
         "--output",
         metavar="FILE",
-        help="write a topology with the fitted constants, or the choices of kernels",
+        help="write a topology with the fitted constants, or choices as a table of irc",
     )
     add("--topology", metavar="FILE", help="the topology they go into (the one for 8 H200)")
     add("--link", metavar="NAME", help="the link that was measured")
@@ -118,26 +124,47 @@ def run(args: Namespace) -> int:
     for name in dict.fromkeys(name for names in (*_OPTIONS.values(), _WORD) for name in names):
         value = getattr(args, name)
         if name not in allowed and (name in args.given or value in (True, False)):
-            flag = load_settings()[name][0].flag if name in load_settings() else f"--{name}"
+            flag = f"--{name.replace('_', '-')}"
+            flag = load_settings()[name][0].flag if name in load_settings() else flag
             raise Usage(f"{flag} is not for {what}", hint)
     if args.folders and what not in args.parts:
         raise Usage(f"{args.folders[0]!r} behind {args.source!r} is too much", hint)
     if what == ARTIFACT and not Path(args.source).exists():
         near = did_you_mean(args.source, [COLLECTIVES, *args.parts])
         raise Usage(f"there is no artifact {args.source!r}{near}", hint)
+    if what == ARTIFACT and args.dims and args.inputs is not None:
+        raise Usage("--dims has no effect with --inputs; leave one of them out", hint)
     if what == ARTIFACT:
         return over_ranks(args, time_artifact)
     if what in args.parts:
-        if not args.folders:
-            raise Usage("expected the folders of artifacts", f"irc bench {what} build/llama")
-        with Progress() as progress:
-            modules = [read_module(folder) for folder in args.folders]
-            part: Commands = args.parts[what]
-            report = part.bench(what, modules, args.dims, args.output or "", progress)
-        return answer(args, report)
+        if len(args.folders) != 1:
+            raise Usage("expected the folder of an artifact", f"irc bench {what} build/llama")
+        (args.source,) = args.folders
+        return over_ranks(args, partial(_choose, what))
     if args.ranks == 1:
         raise Usage("--ranks is 1; expected 2 or more", hint)
     return _measure(args)
+
+
+def _choose(what: str, args: Namespace, communicator: Communicator | None) -> int:
+    """Let a backend choose what is the fastest for an artifact; all ranks run, rank 0 prints."""
+    from ..artifact.folder import ArtifactFolder
+    from ..backends.commands import Benched
+    from ..driver import load
+    from ..generation.random_inputs import complete_inputs
+    from ..ir.dims import checked_sizes
+
+    part: Commands = args.parts[what]
+    with Progress() as progress:
+        progress(f"loading {args.source}")
+        opened = args.artifact or ArtifactFolder.open(Path(args.source))
+        artifact = load(opened, **of_rank(communicator))
+        module, program = artifact.module, artifact.program
+        sizes = checked_sizes(args.dims, module.dims)
+        inputs = partial(complete_inputs, module, 0)
+        file: str = args.output or ""
+        report = part.bench(what, Benched(opened, module, program, sizes, inputs, file), progress)
+    return answer(args, report)
 
 
 def _measure(args: Namespace) -> int:
@@ -251,25 +278,70 @@ def _measure_processes(
     return measure_processes(Plan(args.kinds, args.sizes, ranks, SINGLE), own, progress)
 
 
-RUNS, FIRST = 20, 2  # runs by default; those before, which are not counted
 _PERCENTILES = (50, 90, 99)
 
 
 def time_artifact(args: Namespace, communicator: Communicator | None) -> int:
     """Load, run, and print latencies and throughput per phase; all ranks run, rank 0 prints."""
+    from ..backends import describe
     from ..driver import open_model
+    from ..generation.timing import RUNS, phases
 
-    inputs = shared(communicator, lambda: given_inputs(args))
+    runs, given = args.runs or RUNS, args.inputs is not None
+    inputs = shared(communicator, lambda: given_inputs(args, args.dims))
+    sizes = {name: size for name, (_, size, _) in args.dims.items()}
+    options = runtime_options(args) | of_rank(communicator)
+    place = args.artifact or args.source
     with Progress() as progress:
+        if args.per_op or args.trace:
+            progress(f"timing the operations of {args.source}")
+            arrays = inputs if given else None
+            settings = {"dims": sizes, "runs": runs, "seed": args.random or 0}
+            times = time_operations(place, arrays, backend=args.backend, **settings, **options)
+            return answer(args, _operations(args, times))
         progress(f"loading {args.source}")
-        options = runtime_options(args) | of_rank(communicator)
-        model = open_model(args.artifact or args.source, args.backend, **options)
+        model = open_model(place, args.backend, **options)
         progress(f"timing {args.source}")
-        phases = _phases(model, inputs, args.runs or RUNS, args.inputs is not None)
-    phase_facts = [_facts(phase) for phase in phases]
-    return answer(
-        args, Report({"artifact": args.source, "phases": phase_facts}, [Table(phase_facts, _TIMES)])
+        timed = phases(model, inputs, runs, given=given, steps=bool(sizes), sizes=sizes)
+    facts = [_facts(phase) for phase in timed]
+    about = describe(args.artifact)
+    lines = [f"{name}: {text}" for name, text in about.items()]
+    facts_of_all = {"artifact": args.source, "phases": facts, **about}
+    return answer(args, Report(facts_of_all, [Table(facts, _TIMES), *lines]))
+
+
+def _operations(args: Namespace, phases: Sequence[PhaseTimes]) -> Report:
+    """The report about operations, and the trace if it is asked for."""
+    facts = [_facts(times.phase) for times in phases]
+    text: list[str | Table] = [Table(facts, _TIMES)]
+    for fact, times in zip(facts, phases, strict=True):
+        text += _per_operation(times, fact)
+    if args.trace:
+        write_trace(Path(args.trace), phases)
+        text.append(f"wrote {args.trace}; https://ui.perfetto.dev opens it")
+    return Report({"artifact": args.source, "phases": facts}, text)
+
+
+def _per_operation(times: PhaseTimes, fact: dict[str, Any]) -> list[str | Table]:
+    """The lines about the operations of a phase, which `fact` gets as well."""
+    rows, inside = times.operations, times.us - times.rest_us
+    fact |= {"operations": [asdict(row) for row in rows], "floor": times.rates}
+    fact |= {"us": times.us, "rest_us": times.rest_us}
+    cells = [
+        [
+            (row.scope or "(top)") + f" × {row.layers}" * (row.layers > 1),
+            *(row.operation, f"{row.calls:.0f}", f"{row.us:,.1f}", f"{row.share:.1%}"),
+            *(amount(row.nbytes), f"{row.floor_us / row.us:.0%}" if row.floor_us else ""),
+        ]
+        for row in rows
+    ]
+    head = f"\n{times.phase.name}: microseconds of a run while every operation is timed"
+    sums = (
+        f"{inside:,.1f} us in operations, {times.rest_us:,.1f} us outside of them (dispatch, "
+        f"inputs and results), {times.us:,.1f} us in all; the floor is that of {times.rates}"
     )
+    header = ("scope", "operation", "calls", "us", "share", "bytes", "floor")
+    return [head, table(cells, header), sums]
 
 
 def _phase_of(row: Mapping[str, Any]) -> str:
@@ -286,51 +358,7 @@ _TIMES: Columns = {
 }
 
 
-class _Phase(NamedTuple):
-    """The seconds of each run, and what a run computes."""
-
-    name: str
-    seconds: list[float]
-    work: int
-    unit: str
-
-
-def _phases(model: Model, inputs: Arrays, runs: int, given: bool) -> list[_Phase]:
-    """A language model has two phases, unless its inputs are given; others have one."""
-    if not given and "input_ids" in inputs and model.program.ports.states:
-        return _generation(model, inputs["input_ids"][0].tolist(), runs)
-    lengths = {len(array) if array.ndim else 1 for array in inputs.values()}
-    rows, unit = (lengths.pop(), "rows") if len(lengths) == 1 else (1, "calls")
-    return [_Phase("run", _seconds(runs, lambda: model.run(inputs)), rows, unit)]
-
-
-def _generation(model: Model, prompt: list[int], runs: int) -> list[_Phase]:
-    """Prefill of one row of tokens, and decode of one token after them, as irc generate does."""
-    from ..generation.greedy import greedy
-    from ..generation.inputs import cache_range
-
-    program, dims, steps = model.program, model.dims, FIRST + runs
-    prefills = [greedy(program, prompt, 1, dims=dims).prefill_seconds for _ in range(steps)]
-    at: list[float] = []  # when each token was there
-    capacity = cache_range(program.ports.states, dims)[1] or len(prompt) + steps
-    before = prompt[: max(capacity - steps, 1)]
-    greedy(program, before, steps + 1, dims=dims, emit=lambda _: at.append(time.perf_counter()))
-    phases = [_Phase("prefill", prefills[FIRST:], len(prompt), "tokens")]
-    decodes: list[float] = np.diff(at)[FIRST:].tolist()  # none where the cache is that small
-    return [*phases, _Phase("decode", decodes, 1, "tokens")] if decodes else phases
-
-
-def _seconds(runs: int, work: Callable[[], object]) -> list[float]:
-    """The seconds of each run, after the first ones."""
-    seconds: list[float] = []
-    for _ in range(FIRST + runs):
-        began = time.perf_counter()
-        work()
-        seconds.append(time.perf_counter() - began)
-    return seconds[FIRST:]
-
-
-def _facts(phase: _Phase) -> dict[str, Any]:
+def _facts(phase: Phase) -> dict[str, Any]:
     mean = float(np.mean(phase.seconds))
     return {
         "phase": phase.name,

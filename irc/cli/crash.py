@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import shlex
 import sys
 import tempfile
 import traceback
+from itertools import pairwise
 
 from .. import __version__
 
@@ -27,6 +29,10 @@ def crash_report(error: Exception, words: list[str]) -> str:
 
 
 def _write(error: Exception, words: list[str]) -> str:
+    words = [
+        "..." if before == "--api-key" else re.sub("^--api-key=.*", "--api-key=...", word)
+        for before, word in pairwise(["", *words])
+    ]
     lines = [
         f"irc {__version__}, Python {sys.version.split()[0]}, {platform.platform()}",
         f"command: irc {shlex.join(words)}",

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from ..analysis.idle_axes import idle_axes
-from ..analysis.units import amount
+from ..analysis.units import amount, counted
 from ..report import Columns, Report, Table, paint
 from .arguments import Parser, add_compilation, add_json, given_settings, whole_number
 from .console import Progress, answer
@@ -141,9 +141,8 @@ def _described(phase: Phase) -> str:
     sizes = ", ".join(f"{name}={size}" for name, size in phase.sizes.items())
     if phase.name == RUN:
         return f"once ({sizes})"
-    count = f"{phase.tokens} token{'s' * (phase.tokens != 1)}"
     before = f" after {phase.past} others" if phase.past else ""
-    return f"{count}{before} ({sizes})"
+    return f"{counted(phase.tokens, 'token')}{before} ({sizes})"
 
 
 def _memory_row(stage: int, memory: Memory, phase: Phase, most: int) -> dict[str, Any]:

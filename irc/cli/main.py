@@ -26,6 +26,8 @@ GROUPS = {
         "build": "compile a checkpoint folder with the flags of trtllm-build",
         "run": "run an artifact on given or random arrays, and compare the results",
         "generate": "continue a prompt with a compiled language model",
+        "embed": "compute vectors of texts with a compiled encoder",
+        "serve": "answer requests over HTTP by a compiled model, as OpenAI's API",
         "bench": "time an artifact, or the collectives of this machine",
     },
     "quantize": {
@@ -34,8 +36,16 @@ GROUPS = {
     },
     "read and edit modules": {
         "opt": "run passes over a module: text in, text out",
+        "new-pass": "write a pass with comments, and its test",
         "show": "print the module of a file or an artifact, or one scope of it",
         "diff": "compare two modules",
+        "compare": "compare the activations of two models, and name the first layer that differs",
+        "prove": "check that a module, or every pass of an artifact, keeps what is computed",
+    },
+    "find what is wrong": {
+        "bisect": "find the rewrite of a pass, or the kernel, that breaks a module",
+        "reduce": "shrink a module while a command still fails",
+        "why": "trace a value of an artifact back through the passes to the script",
     },
     "check before a build": {
         "lint": "check ONNX models for TensorRT, and scripts of TensorRT-LLM for irc",
@@ -51,7 +61,7 @@ GROUPS = {
     },
 }
 COMMANDS = {name: summary for group in GROUPS.values() for name, summary in group.items()}
-_ELSEWHERE = {"build": "irc.frontends.tensorrt_llm.trtllm_build"}
+_ELSEWHERE = {"build": "irc.frontends.tensorrt_llm.trtllm_build", "new-pass": ".new_pass"}
 _HELP = ("-h", "--help", "help")
 _INTERNAL = 70
 INTERRUPTED, TERMINATED = 130, 143

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 from ..analysis.units import amount
 from ..errors import Error
-from ..files import open_file
 from ..report import Report, table
 from .arguments import add_json, add_runtime, runtime_options, whole_number
 from .console import Progress, answer
+from .texts import read_text
 
 if TYPE_CHECKING:
     from ..generation.model import Model
@@ -45,7 +45,7 @@ def run(args: Namespace) -> int:
     """Load one or two artifacts, predict the text, print a table."""
     from ..generation.quality import LENGTH, longest_call, measure_quality
 
-    text = _read_text(args.text)
+    text = _text(args.text)
     with Progress() as progress:
         model = _load(args, args.source, progress)
         other = None if args.against is None else _load(args, args.against, progress)
@@ -98,16 +98,10 @@ def _rows(quality: Quality, sizes: Sequence[int]) -> list[list[str]]:
     return [[*row, *[""] * (3 - len(row))] for row in [*rows, ["tokens", f"{quality.tokens:,}"]]]
 
 
-def _read_text(path: str | None) -> str:
+def _text(path: str | None) -> str:
     """The text of a file, by default the help topics of Python."""
     if path is None:
         from pydoc_data.topics import topics
 
         return "\n".join(text for _, text in sorted(topics.items()))
-    try:
-        with open_file(path) as file:
-            return file.read().decode()
-    except UnicodeDecodeError as error:
-        raise Error(f"{path} is not text in UTF-8 (byte {error.start} is wrong)") from None
-    except OSError as error:
-        raise Error(f"cannot read {path}: {error.strerror or error}") from None
+    return read_text(path)

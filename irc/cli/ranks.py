@@ -135,12 +135,15 @@ def add_launcher(
 
 
 def over_ranks(
-    args: Namespace, work: Callable[[Namespace, Communicator | None], int], reads: bool = False
+    args: Namespace,
+    work: Callable[[Namespace, Communicator | None], int],
+    reads: bool = False,
+    grace_seconds: float = 0.0,
 ) -> int:
     """Do a command's work here, or in a process per rank; its exit status.
 
     `work` gets the communicator where this process is a rank. `reads`: whether rank 0 needs
-    standard input.
+    standard input. `grace_seconds`: how long ranks go on when the command is told to end.
     """
     from ..artifact.folder import ArtifactFolder
 
@@ -160,7 +163,8 @@ def over_ranks(
         raise Error("the reference backend runs all ranks itself; leave --launcher mpi out")
     if process.rank is None:
         ranks = ranks_of(_artifact(args).manifest)
-        return launch(process.argv, ranks, hosts, sys.stdin.buffer.read() if reads else b"")
+        data = sys.stdin.buffer.read() if reads else b""
+        return launch(process.argv, ranks, hosts, data, grace_seconds)
     if hosts and not process.launched:
         raise Error("mpirun has chosen the hosts already; leave --hosts out")
     with process.communicator() as communicator:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 from collections import Counter
@@ -20,6 +21,8 @@ from ..artifact.bundle import bundled
 from ..artifact.folder import ArtifactFolder
 from ..artifact.manifest import (
     BUNDLE,
+    CERTIFICATE,
+    INPUT,
     MODULE,
     REPORT,
     Progress,
@@ -27,15 +30,17 @@ from ..artifact.manifest import (
     silent,
     write_manifest,
 )
-from ..artifact.report import page
 from ..errors import Error
 from ..files import stays_in
 from ..ir.core import Module
 from ..ir.dtypes import is_float
 from ..ir.types import TensorType
 from ..ir.verify import verify
+from ..page.tables import report
 from ..pipeline import Pipeline, run_pipeline
+from ..pipeline.instruments import History
 from ..pipeline.run import VerifyEach
+from ..pipeline.text import DEFAULT, extends_default
 from ..quantization.report import QuantizationReport
 from ..text.printer import print_module
 from ..weights import UnboundRef
@@ -53,14 +58,19 @@ if TYPE_CHECKING:
 
 @dataclass
 class Prepared:
-    """A module that a backend can write, and how it was made."""
+    """A module that a backend can write, and how it was made; `input` is its text before passes.
+
+    `certificate` is what is proved of the passes, None unless it was asked for.
+    """
 
     source: Source
+    input: str
     backend: Backend
     pipeline: Pipeline
     steps: list[Step]
     quantization: QuantizationReport
     bundle: bool
+    certificate: dict[str, Any] | None = None
 
     @property
     def module(self) -> Module:
@@ -96,24 +106,30 @@ def prepare(src: PathLike | Module, output: PathLike | None = None, **options: A
     backend = chosen_backend(source, options)
     pipeline = chosen_pipeline(backend, source, options)
     pipeline = calibrated(pipeline, source, output, progress)
+    before = print_module(source.module, locs=True)
     progress("running passes", 0.0)
-    steps, report = _run(source.module, pipeline, options)
+    steps, report, certificate = _run(source.module, pipeline, options)
     _check_backend(backend, source.module, pipeline)
     bundle = options.get("bundle", False) or backend.needs_bundle
-    return Prepared(source, backend, pipeline, steps, report, bundle)
+    return Prepared(source, before, backend, pipeline, steps, report, bundle, certificate)
 
 
 def _run(
     module: Module, pipeline: Pipeline, options: Mapping[str, Any]
-) -> tuple[list[Step], QuantizationReport]:
-    """Run the passes; an Error where options that name a scheme quantized nothing."""
+) -> tuple[list[Step], QuantizationReport, dict[str, Any] | None]:
+    """Run the passes, and prove them if asked to; an Error where nothing was quantized."""
     report = QuantizationReport(errors=options.get("weight_errors", False))
     given = options.get("instruments")
-    instruments = [*([VerifyEach()] if given is None else given), report]
+    histories = [History()] if options.get("prove") else []
+    instruments = [*([VerifyEach()] if given is None else given), report, *histories]
     steps = run_pipeline(module, pipeline, instruments, verified=True)
-    if "pipeline" not in options:
+    if extends_default(options.get("pipeline", DEFAULT)):
         check_done(pipeline, module, report)
-    return steps, report
+    if not histories:
+        return steps, report, None
+    from ..proof import certify
+
+    return steps, report, certify(histories[0])
 
 
 def _check_backend(backend: Backend, module: Module, pipeline: Pipeline) -> None:
@@ -173,8 +189,14 @@ def write(prepared: Prepared, output: PathLike, *, progress: Progress | None = N
 
 
 def _notes(prepared: Prepared) -> list[str]:
-    """Sentences about idle ranks, and about files of a checkpoint that have no effect."""
-    return [*idle_axes(prepared.module), *checkpoint_notes(prepared.source)]
+    """Sentences about idle ranks, unused files of a checkpoint, and what is not proved."""
+    notes = [*idle_axes(prepared.module), *checkpoint_notes(prepared.source)]
+    if prepared.certificate is not None:
+        others = prepared.certificate["not_certified"]
+        except_for = f" but {', '.join(others)}" if others else ""
+        how = f"proved, or supported by random numbers: {CERTIFICATE}"
+        notes.append(f"every pass{except_for} keeps what the model computes ({how})")
+    return notes
 
 
 def _emit(prepared: Prepared, folder: Path, progress: Progress) -> Emitted:
@@ -182,9 +204,13 @@ def _emit(prepared: Prepared, folder: Path, progress: Progress) -> Emitted:
     module = prepared.module
     progress("writing the program", 0.0)
     emitted = prepared.backend.emit(module, folder, base=folder, progress=progress)
+    (folder / INPUT).write_text(prepared.input, encoding="utf-8")
     (folder / MODULE).write_text(print_module(module, locs=True), encoding="utf-8")
+    if prepared.certificate is not None:
+        text = json.dumps(prepared.certificate, indent=1) + "\n"
+        (folder / CERTIFICATE).write_text(text, encoding="utf-8")
     rows = [(str(step), str(step.stats)) for step in prepared.steps]
-    text = page(module, _facts(prepared, folder), rows, prepared.quantization.table())
+    text = report(module, _facts(prepared, folder), rows, prepared.quantization.table())
     (folder / REPORT).write_text(text, encoding="utf-8")
     return emitted
 
@@ -256,10 +282,13 @@ def _copy_tokenizer(source: Source, folder: Path) -> list[str]:
     from ..generation.tokenizer import FILES
 
     origin, notes = source.folder, list[str]()
-    paths = [] if origin is None else [origin / name for name in FILES]
-    for path in filter(Path.is_file, paths):
-        if source.trust or stays_in(path, path.parent):
-            shutil.copyfile(path, folder / path.name)
+    if origin is None:
+        return notes
+    for path in [path for name in FILES for path in sorted(origin.glob(name)) if path.is_file()]:
+        if source.trust or stays_in(path, origin):
+            copy = folder / path.relative_to(origin)
+            copy.parent.mkdir(exist_ok=True)
+            shutil.copyfile(path, copy)
             continue
         notes.append(
             f"{path} was not copied: it is a link to {os.path.realpath(path)}, outside the folder; "

@@ -7,23 +7,9 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
+from ..generation.checkpoint_settings import FILE, ignored_settings, settings_in
 from ..json_files import read_object
 from .sources import Source
-
-# What changes how transformers chooses tokens, by the value that changes nothing.
-_CHOICE: dict[str, Any] = {
-    "do_sample": False,
-    "num_beams": 1,
-    "repetition_penalty": 1,
-    "encoder_repetition_penalty": 1,
-    "no_repeat_ngram_size": 0,
-    "min_length": 0,
-    "min_new_tokens": 0,
-    "bad_words_ids": (),
-    "suppress_tokens": (),
-    "forced_eos_token_id": (),
-}
-
 
 # What training writes beside the weights of a model.
 _TRAINING = ("training_args", "optimizer", "scheduler", "scaler", "rng_state")
@@ -46,13 +32,13 @@ def checkpoint_notes(source: Source) -> list[str]:
 
 def _ignored_settings(folder: Path, config: Mapping[str, Any]) -> Iterator[str]:
     """The settings of text generation that change what transformers generates."""
-    given = {**config, **_object(folder / "generation_config.json")}
-    names = [name for name, no in _CHOICE.items() if (given.get(name) or no) != no]
-    if names:
-        yield f"{', '.join(names)} (irc generate chooses greedily)"
+    if names := ignored_settings(_object(folder / FILE)):
+        yield f"{', '.join(names)} of {FILE} (irc generate has no such setting)"
+    if not (folder / FILE).is_file() and (names := settings_in(config)):
+        yield f"{', '.join(names)} of config.json (put them into {FILE})"
     named = _object(folder / "tokenizer_config.json").get("chat_template")
     if named or any(folder.glob("chat_template.*")):
-        yield "the chat template (irc generate continues a prompt as it is)"
+        yield "the chat template without irc generate --chat"
 
 
 def _ignored_files(source: Source, folder: Path) -> Iterator[str]:

@@ -93,9 +93,15 @@ class Artifact:
         check_arrays(inputs)
         return self.run({**inputs, **named})
 
-    def generate(self, prompt: str, max_new_tokens: int = 100) -> str:
-        """The text with which a language model continues `prompt`, chosen greedily."""
-        return self.model.generate(prompt, max_new_tokens)
+    def generate(
+        self, prompt: str | Sequence[str], max_new_tokens: int | None = None, **settings: Any
+    ) -> Any:
+        """The text with which a language model continues `prompt`, or each of several prompts.
+
+        `settings` are fields of GenerationSettings, by default those of the checkpoint, see
+        `Model.generate`.
+        """
+        return self.model.generate(prompt, max_new_tokens, **settings)
 
     def __repr__(self) -> str:
         return f"<artifact {self.folder} for {self.opened.backend}>"
@@ -108,7 +114,8 @@ def load(folder: PathLike | ArtifactFolder, **options: Any) -> Artifact:
     `low_memory=True` reads weights from their files, which loads f32 weights at once and runs about
     a fifth slower (no effect where weights have 4 or 8 bits); for several ranks, `timeout`, the
     seconds (60) without progress after which they fail, or `communicator`, where this process is
-    one of them (see backends/README.md).
+    one of them (see backends/README.md). For `cuda`: `locked=True`, an Error where the GPU, a
+    version or a kernel is not what the artifact says; the rest as in backends/cuda/execute/load.py.
     """
     if not isinstance(folder, ArtifactFolder):
         check_path("the artifact", folder)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, cast
 
 from ..argument_checks import check_kind, with_comma
@@ -28,9 +28,10 @@ class CompileOptions(SourceOptions):
     )
     pipeline: str | None = option(
         None,
-        "the passes, in place of the backend's own",
+        'the passes in place of the backend\'s own, or "default, after cse: my-pass" (before '
+        "NAME: PASS and without NAME likewise)",
         metavar="TEXT",
-        expects='the passes as text, such as "cse, dce"',
+        expects='the passes as text, such as "cse, dce" or "default, after cse: my-pass"',
         join=with_comma,
     )
     mesh: str | Mapping[str, int] = option(
@@ -42,6 +43,9 @@ class CompileOptions(SourceOptions):
         join=with_comma,
     )
     bundle: bool = option(False, "copy the weights into the artifact")
+    prove: bool = option(
+        False, "prove that passes keep what the model computes; certificate.json says how far"
+    )
     weight_errors: bool = option(
         False, "measure and print the error of every quantized weight, which reads all of them"
     )
@@ -70,7 +74,7 @@ def backend_settings(*names: str, which: str = "options") -> dict[str, tuple[Set
         defaults: object = getattr(get(name), which)
         for keyword, setting in settings_of(type(defaults)).items():
             first, users = declared.setdefault(keyword, (setting, []))
-            if first.owner is not setting.owner:
+            if replace(first, owner=setting.owner) != setting:
                 raise Error(f"{users[0]} and {name} both declare the option {keyword}")
             users.append(name)
     return declared

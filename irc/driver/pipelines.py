@@ -1,4 +1,5 @@
-"""The pipeline of a compilation: that of the backend, its passes filled with the options."""
+"""The pipeline of a compilation: that of the backend, its passes filled with the options, or that
+of a text, which may change the backend's."""
 
 from __future__ import annotations
 
@@ -10,6 +11,7 @@ from ..errors import Error
 from ..ir.mesh import Mesh
 from ..pipeline import PASSES, Compilation, Pass, Pipeline, parse_pipeline
 from ..pipeline.options import Setting, settings_of
+from ..pipeline.text import DEFAULT, extends_default
 from .options import pass_settings
 from .sources import Source
 
@@ -19,7 +21,7 @@ if TYPE_CHECKING:
 
 def chosen_pipeline(backend: Backend, source: Source, options: Mapping[str, Any]) -> Pipeline:
     """The passes to run; the module gets the mesh of the options."""
-    module, text = source.module, options.get("pipeline")
+    module, text = source.module, options.get("pipeline", DEFAULT)
     if options.get("mesh"):
         mesh = Mesh.parse(options["mesh"])
         if module.mesh.axes and module.mesh != mesh:
@@ -27,9 +29,13 @@ def chosen_pipeline(backend: Backend, source: Source, options: Mapping[str, Any]
         module.mesh = mesh
     compilation = _compilation(source, options)
     for keyword in compilation.options:
-        _check_effect(pass_settings()[keyword], compilation, text is not None)
-    if text is not None:
-        return parse_pipeline(text)
+        _check_effect(pass_settings()[keyword], compilation, not extends_default(text))
+    return parse_pipeline(text, lambda: _of_backend(backend, compilation))
+
+
+def _of_backend(backend: Backend, compilation: Compilation) -> list[Pass]:
+    """The passes of the backend, and those that the options ask for besides."""
+    module = compilation.module
     several = module.local or module.mesh.ranks > 1
     listed = parse_pipeline(backend.sharded_pipeline if several else backend.default_pipeline)
     kept = [step for step in listed if not module.local or step.view == "any"]
@@ -38,7 +44,7 @@ def chosen_pipeline(backend: Backend, source: Source, options: Mapping[str, Any]
         asked = settings_of(cls).keys() & compilation.options.keys()
         if asked and not any(isinstance(step, cls) for step in listed):
             passes = _added(passes, cls, compilation)
-    return Pipeline(tuple(passes))
+    return passes
 
 
 def _compilation(source: Source, options: Mapping[str, Any]) -> Compilation:

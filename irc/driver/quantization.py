@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 from ..errors import Error
 from ..ir.core import Module, Weight
-from ..ops import CacheUpdate, Dequantize
+from ..ops import Dequantize
+from ..ops.fused_attention import cache_writes
 from ..pipeline import Pipeline, run_pipeline
 from ..quantization.report import QuantizationReport
 from ..quantization.sites import FLOATS
@@ -74,7 +75,8 @@ def check_done(pipeline: Pipeline, module: Module, report: QuantizationReport) -
     chosen = _quantize_of(pipeline)
     if chosen is None:
         return
-    caches = [op.cache.type.dtype for op in module.ops() if isinstance(op, CacheUpdate)]
+    writes = [write for op in module.ops() for write in cache_writes(op)]
+    caches = [write.cache.type.dtype for write in writes]
     if chosen.caches and all(dtype in FLOATS for dtype in caches):
         option = "--kv-cache" if chosen.kv else "kv_cache_quant_algo of the table"
         what = "has no KV caches" if not caches else "has caches that are not arguments"

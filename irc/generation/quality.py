@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from ..analysis.units import counted
 from ..errors import Error
 from ..ir.dims import linear
 from ..ir.result_names import NEXT_TOKENS
@@ -70,7 +71,7 @@ def measure_quality(
     windows = [ids[at : at + length] for at in range(0, len(ids), length)]
     windows = [window for window in windows if len(window) > 1]
     if not windows:
-        count = f"{len(ids)} token" + "s" * (len(ids) != 1)
+        count = counted(len(ids), "token")
         raise Error(f"the text has {count}; expected at least 2, to predict one of them")
     sums = np.zeros(4)  # negative log-likelihoods of both, divergence, agreements
     for at, window in enumerate(windows):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -18,8 +19,9 @@ Arrays: TypeAlias = dict[str, np.ndarray[Any, Any]]
 _IMPLIED = ("positions", "past_lengths", "lengths")  # inputs that `complete` adds
 
 
-def random_inputs(module: Module, seed: int) -> Arrays:
-    """Random arrays for the inputs of the main function, at the typical sizes of their symbols.
+def random_inputs(module: Module, seed: int, sizes: Mapping[str, int] | None = None) -> Arrays:
+    """Random arrays for the inputs of the main function, at these sizes of their symbols, or the
+    typical ones.
 
     Floats are normal, ids of a table any of its rows, other integers 0 or 1. Of a language model
     they are the tokens and the last positions, whose logits are computed.
@@ -29,7 +31,8 @@ def random_inputs(module: Module, seed: int) -> Arrays:
     symbols = {
         s for p in ports.inputs for dim in p.shape if isinstance(dim, Dim) for s in dim.symbols()
     }
-    sizes = LocalSizes(module.mesh, dict.fromkeys(symbols, 1) | typical_sizes(module))
+    chosen_sizes = dict.fromkeys(symbols, 1) | typical_sizes(module, **(sizes or {}))
+    local = LocalSizes(module.mesh, chosen_sizes)
     rows = table_rows(module)
     is_language_model = "input_ids" in {port.name for port in ports.inputs} and bool(ports.states)
     if is_language_model:
@@ -38,7 +41,7 @@ def random_inputs(module: Module, seed: int) -> Arrays:
     for port in ports.inputs:
         if is_language_model and port.name in _IMPLIED:
             continue
-        kind, shape = dtype(port.dtype), tuple(map(sizes.dim, port.shape))
+        kind, shape = dtype(port.dtype), tuple(map(local.dim, port.shape))
         if is_language_model and len(shape) == 2:
             most = cache_range(ports.states, module.dims)[1]
             shape = (shape[0], min(shape[1], most or shape[1]))
@@ -51,6 +54,18 @@ def random_inputs(module: Module, seed: int) -> Arrays:
         count = min(last, asked.shape[1])
         asked = np.zeros((len(asked), count), asked.dtype)
         arrays["logit_positions"] = asked + np.arange(last - count, last, dtype=asked.dtype)
+    return arrays
+
+
+def complete_inputs(module: Module, seed: int, sizes: Mapping[str, int]) -> Arrays:
+    """`random_inputs`, and what a language model takes beside its tokens: none are before them."""
+    arrays = random_inputs(module, seed, sizes)
+    local = LocalSizes(module.mesh, typical_sizes(module, **sizes))
+    for port in ports_of(module.main).inputs:
+        if port.name not in arrays:
+            shape = tuple(map(local.dim, port.shape))
+            fill = arrays["input_ids"].shape[-1] if port.name == "lengths" else 0
+            arrays[port.name] = np.full(shape, fill, dtype(port.dtype).numpy)
     return arrays
 
 

@@ -17,14 +17,17 @@ import numpy as np
 
 from ..backends.base import Port, Ports, Program, Stream
 from ..errors import Error
+from ..ir.core import Module
 from ..ir.dims import DimLike
 from ..ir.dtypes import numpy_dtype
 from ..ir.result_names import NEXT_TOKENS
+from ..ops import Rope
 from .checks import checked
 from .inputs import cache_sizes, check_ranges, converted, multiple_of, state_shape
 
 Array: TypeAlias = np.ndarray[Any, Any]
 Arrays: TypeAlias = dict[str, Array]
+Tokens: TypeAlias = Sequence[Sequence[int]]  # of each row
 
 
 _PAST = "past_key_value"  # the begin of the names of caches
@@ -33,100 +36,169 @@ _MASK = "attention_mask"  # i32 [B, past + S]: 1 for a token, 0 for padding
 
 
 class Rows:
-    """The rows of a batch. `slots` is the capacity of their caches in tokens.
+    """The rows of a batch: sequences with their caches, which have room for `slots` tokens.
 
-    `extra` are inputs that the caller gives by name. Where rows are `movable`, their caches are
-    arrays between steps, as beam search needs.
+    Each of `prompts` has `width` rows beside each other. `extra` are inputs that the caller gives
+    by name, with an entry for each prompt. `module` gives the module of the program: it is called
+    for a prompt in pieces, since a rope may depend on its length.
     """
 
     def __init__(
         self,
         program: Program,
         dims: Mapping[str, Any],
-        prompts: Sequence[Sequence[int]],
+        prompts: Tokens,
         slots: int,
         extra: Mapping[str, Array] | None = None,
-        movable: bool = False,
+        width: int = 1,
+        module: Callable[[], Module] | None = None,
     ) -> None:
-        self.program, self.dims = program, dims
+        self.program, self.dims, self.width, self.module = program, dims, width, module
         self.prompts, self.slots, self.extra = prompts, slots, dict(extra or {})
         ports = program.ports
         self.growing = [port for port in ports.inputs if port.name.startswith(_PAST)]
         self.inputs = [port for port in ports.inputs if port not in self.growing]
-        self.origin = np.arange(len(prompts))  # the row of `extra` that each row has
+        self.origin = np.arange(len(prompts)).repeat(width)  # the entry of `extra` of each row
         self._given: dict[str, tuple[bytes, Array]] = {}  # by name, for an order of rows
-        self.past = np.zeros(len(prompts), np.int32)
-        self.mask = np.zeros((len(prompts), 0), np.int32)  # 1: a token, 0: padding
+        self._past = np.zeros(len(self.origin), np.int32)
+        lengths = [len(prompt) for prompt in prompts]
+        self.prompt_lengths = np.array(lengths, np.int32).repeat(width)
+        self.mask = np.zeros((self.count, 0), np.int32)  # 1: a token, 0: padding
         self.caches: Arrays = {port.name: self._zeros(port, 0) for port in self.growing}
-        self.stream: Stream | None = None
-        if movable:
-            self.caches |= {port.name: self._zeros(port, slots) for port in ports.states}
-        else:
-            self.stream = program.open(cache_sizes(ports.states, self.count, slots))
+        self.stream: Stream = program.open(cache_sizes(ports.states, self.count, slots))
         _check_names(self.inputs, self.extra)
+        names = [port.name for port in self.inputs if port.name not in self.extra]
+        self.values = {name: _VALUES[_base(name)] for name in names}
+        self.kinds = {port.name: numpy_dtype(port.dtype) for port in self.inputs}
         (self.ids,) = [port for port in self.inputs if port.name == "input_ids"]
         self.packed, self.row_dim = row_dim(self.ids, self.inputs)
+        shared = multiple_of(self.row_dim)
+        # whether a call takes all rows: caches are arrays, or ranks share the rows
+        self.together = bool(self.growing) or shared is None or shared[1] > 1
         self._check_extra()
-        multiple = multiple_of(self.ids.shape[-1])
-        self.multiple = multiple[1] if multiple is not None else 1  # of the tokens of a call
-        if multiple is not None and multiple[0] in dims:  # backends pad a call of fewer tokens
-            self.dims = {**dims, multiple[0]: (1, *dims[multiple[0]][1:])}
-        self._checked: tuple[int, ...] = ()  # the shape of the last call's tokens
+        symbol, self.multiple = multiple_of(self.ids.shape[-1]) or ("", 1)  # tokens of a call
+        self.longest = 1 << 31  # tokens of a call
+        if symbol in dims:
+            # inputs of TensorRT-LLM tell prompts from single tokens
+            if not has_engine_tensors(ports) or any(port.fixed for port in ports.states):
+                self.longest = int(dims[symbol][2]) * self.multiple
+            self.dims = {**dims, symbol: (1, *dims[symbol][1:])}  # backends pad a shorter call
+        self._checked: set[tuple[int, ...]] = set()  # the shapes of the tokens of calls
         # logits, tokens and width of the last call; no _Call, which would keep these rows alive
         self._all_logits: tuple[Array, Array, int] | None = None
-        lengths = {len(prompt) for prompt in prompts}
-        if self.growing and len(lengths) > 1 and not any(p.name == _MASK for p in self.inputs):
+        if self.growing and len({*lengths}) > 1 and not any(p.name == _MASK for p in self.inputs):
             raise Error(
                 f"this engine has no {_MASK}, which tells padding from tokens, so that all prompts "
-                f"of a call must have one length, found {', '.join(map(str, sorted(lengths)))}; "
+                f"of a call must have one length, found {', '.join(map(str, sorted({*lengths})))}; "
                 "call it with each prompt alone"
             )
+
+    @classmethod
+    def empty(cls, program: Program, dims: Mapping[str, Any], count: int, capacity: int) -> Rows:
+        """`count` rows without tokens, with room for `capacity` tokens each."""
+        return cls(program, dims, [()] * count, capacity)
 
     def _check_extra(self) -> None:
         for port in self.inputs:
             given = self.extra.get(port.name)
             if given is None or port.shape[:1] != (self.row_dim,):
                 continue
-            if given.shape[:1] != (self.count,):
+            if given.shape[:1] != (len(self.prompts),):
                 raise Error(
                     f"{port.name} has the shape {list(given.shape)}; expected a row for each of "
-                    f"{self.count} prompts"
+                    f"{len(self.prompts)} prompts"
                 )
 
     @property
     def count(self) -> int:
         """The number of rows."""
-        return len(self.past)
+        return len(self._past)
+
+    @property
+    def past(self) -> Array:
+        """i32 [rows]: how many tokens each row has; setting fewer forgets the last ones."""
+        past = self._past.view()
+        past.flags.writeable = False
+        return past
+
+    @past.setter
+    def past(self, past: Array) -> None:
+        new = np.array(past, np.int32)
+        if not (self.can_roll_back and (new >= 0).all() and (new <= self._past).all()):
+            raise Error(
+                f"expected at most {self._past.tolist()} tokens of the rows, and no fixed state as "
+                f"that of a recurrence, which forgets none, found {new.tolist()}"
+            )
+        self._past = new
+
+    @property
+    def can_roll_back(self) -> bool:
+        """Whether the last tokens of a row can be forgotten."""
+        return not self.growing and not any(port.fixed for port in self.program.ports.states)
 
     def start(self) -> Array:
-        """The logits [rows, V] of the token after each prompt.
+        """The logits [rows, V] of the token after the prompt of each row."""
+        if self.width == 1 or self.together:
+            return self.feed([self.prompts[at] for at in self.origin.tolist()])
+        order, prompts = self.origin.tolist(), len(self.prompts)
+        self.origin[:prompts] = np.arange(prompts)
+        self.prompt_lengths[:prompts] = [len(prompt) for prompt in self.prompts]
+        logits = self.feed(self.prompts)
+        self.copy(order, range(self.count))
+        return logits.repeat(self.width, 0)
 
-        With fixed states prompts are computed in calls of as many tokens as the model takes; rows
-        that have ended wait for the others.
-        """
-        longest = most = max(map(len, self.prompts))
-        tokens = multiple_of(self.ids.shape[-1])
-        if tokens is not None and any(port.fixed for port in self.program.ports.states):
-            most = self.dims.get(tokens[0], (1, 1, longest))[2] * self.multiple
-        logits = self.step([prompt[:most] for prompt in self.prompts])
-        for begin in range(most, longest, most):
-            pieces = [prompt[begin : begin + most] for prompt in self.prompts]
-            has_tokens = np.array([len(piece) > 0 for piece in pieces])
-            logits = np.where(has_tokens[:, None], self.step(pieces), logits)
+    def feed(self, tokens: Tokens, first: int = 0) -> Array:
+        """As `step`, in calls of as many tokens as the model takes; rows that have ended wait."""
+        return self._fed(tokens, first, self._last)
+
+    def _fed(self, tokens: Tokens, first: int, taken: Callable[[Arrays, _Call], Array]) -> Array:
+        """What `taken` makes of the results of the last call with tokens of each row."""
+        longest = max(map(len, tokens))
+        if longest <= self.longest:
+            return taken(*self._call(tokens, first))
+        past = self._past[first : first + len(tokens)]
+        piece, total = self._piece(int((past + np.array([*map(len, tokens)])).max()))
+        values = np.zeros(0)
+        for begin in range(0, longest, piece):
+            pieces = [row_tokens[begin : begin + piece] for row_tokens in tokens]
+            least = self.longest if total and begin + piece < longest else 0
+            new = taken(*self._call(pieces, first, least, total))
+            has_tokens = np.array([len(row_piece) > 0 for row_piece in pieces])
+            has_tokens = has_tokens.reshape(-1, *[1] * (new.ndim - 1))
+            values = np.where(has_tokens, new, values) if begin else new
+        return values
+
+    def _piece(self, total: int) -> tuple[int, int]:
+        """The tokens of a piece of a sequence, and its length where padding must tell it."""
+        if self.module is None or not _by_length(self.module(), total):
+            return self.longest, 0
+        if self.longest == self.multiple:
+            raise Error(
+                f"the prompt has {total} tokens, but a call takes {self.longest}, and the rope of "
+                "this model depends on the length of the prompt, for which a call needs padding; "
+                f"compile with a larger --dims S=min:typical:max, at best max={total}"
+            )
+        return self.longest - self.multiple, total
+
+    def step(self, tokens: Tokens, first: int = 0) -> Array:
+        """The logits [rows, V] after `tokens`, which join rows `first`, `first + 1`, ..."""
+        return self._last(*self._call(tokens, first))
+
+    def step_all(self, tokens: Tokens, first: int = 0) -> list[Array]:
+        """As `step`, with the logits [tokens, V] after each of the tokens of a row."""
+        results, call = self._call(tokens, first, every=True)
+        self._last(results, call)
+        logits = self.logits_of_tokens()
+        if logits is None:
+            raise Error("this program returns the logits of the last token of a call only")
         return logits
 
-    def step(self, tokens: Sequence[Sequence[int]]) -> Array:
-        """The logits [rows, V] of the token after `tokens` of each row, which join its caches."""
-        return self._last(*self._call(tokens))
+    def next_tokens(self, tokens: Tokens, first: int = 0) -> Array:
+        """The most likely token [rows] after `tokens`, fed as by `feed`; of equally likely ones
+        the smallest."""
+        return self._fed(tokens, first, self._most_likely)
 
-    def next_tokens(self, tokens: Sequence[Sequence[int]], least: int = 0, total: int = 0) -> Array:
-        """The most likely token [rows] after `tokens`; the smallest of equally likely ones.
-
-        A call is padded to `least` tokens. The position of padding is the last of the row, or of
-        the `total` tokens of its prompt, because a rope may depend on the largest position
-        (dynamic, longrope). The next call overwrites the padding in the caches.
-        """
-        results, call = self._call(tokens, least, total)
+    def _most_likely(self, results: Arrays, call: _Call) -> Array:
         if NEXT_TOKENS in results:
             next_tokens = results[NEXT_TOKENS]
             return next_tokens if next_tokens.ndim == 1 else call.last(next_tokens)
@@ -143,7 +215,7 @@ class Rows:
         plain = names <= {"input_ids", *_ADVANCED, "lengths", "logit_positions"} and not self.extra
         if follow is None or not plain or self.multiple > 1 or count < 1:
             return None
-        call = _Call(self, [[token]] * self.count, 0, 0)
+        call = _Call(self, [[token]] * self.count)
         inputs = {port.name: call.value(port) for port in self.inputs}
         advanced = [name for name in _ADVANCED if name in names]
         steps = follow(inputs, {"input_ids": NEXT_TOKENS}, advanced, count)
@@ -152,36 +224,54 @@ class Rows:
     def _followed(self, steps: Iterator[Arrays], inputs: Arrays) -> Iterator[Array]:
         for step in steps:
             results = checked(step, inputs)
-            self.past = self.past + 1
+            self._past = self._past + 1
             yield results[NEXT_TOKENS][:, -1]
 
     def _call(
-        self, tokens: Sequence[Sequence[int]], least: int = 0, total: int = 0
+        self, tokens: Tokens, first: int, least: int = 0, total: int = 0, every: bool = False
     ) -> tuple[Arrays, _Call]:
-        call = _Call(self, tokens, least, total)
+        count = len(tokens)
+        if not 0 <= first <= self.count - count or not count:
+            raise Error(f"expected some of rows 0 to {self.count - 1}, found {count} from {first}")
+        if self.together and count != self.count:
+            raise Error(
+                f"a call of this program takes all {self.count} rows, found {count}: its caches "
+                "grow, or ranks share the rows (dp)"
+            )
+        call = _Call(self, tokens, first, least, total, every)
         inputs = {port.name: call.value(port) for port in self.inputs}
-        if call.ids.shape != self._checked:
+        if call.key not in self._checked:
             check_ranges(self.inputs, inputs, self.dims)
-            self._checked = call.ids.shape
-        results = self._run(inputs)
-        self.past = self.past + call.counts
+            self._checked.add(call.key)
+        results = self._run(inputs, first)
+        past = self._past.copy()
+        past[call.rows] += call.counts
+        self._past = past
         if self.growing:
             self.mask = call.mask
         return results, call
 
-    def select(self, order: Sequence[int]) -> None:
-        """Let row i continue what row `order[i]` has done."""
-        chosen = np.asarray(order, np.int64)
-        self.past, self.mask = self.past[chosen], self.mask[chosen]
-        self.origin = self.origin[chosen]
-        self.prompts = [self.prompts[at] for at in order]
-        self.caches = {name: array[chosen] for name, array in self.caches.items()}
+    def copy(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+        """Let row `targets[i]` continue what row `sources[i]` has done before the call."""
+        moves = [(s, t) for s, t in zip(sources, targets, strict=True) if s != t]
+        if not moves:
+            return
+        old, new = (list(rows) for rows in zip(*moves, strict=True))
+        grown = [self.mask, *self.caches.values()] if self.growing else []
+        for array in (self._past, self.prompt_lengths, self.origin, *grown):
+            array[new] = array[old]
+        if self.program.ports.states:
+            self.stream.copy_rows(old, new)
 
-    def _run(self, inputs: Arrays) -> Arrays:
-        every = {**inputs, **self.caches}
-        stream = self.stream
-        results = self.program.run(every) if stream is None else stream.step(every)
-        results = checked(results, inputs)
+    def clear(self, rows: Sequence[int]) -> None:
+        """Let rows begin again without tokens."""
+        if self.growing:
+            raise Error("rows of growing caches cannot be cleared")
+        self._past[list(rows)] = self.prompt_lengths[list(rows)] = 0
+        self.stream.clear_rows(rows)
+
+    def _run(self, inputs: Arrays, first: int) -> Arrays:
+        results = checked(self.stream.step({**inputs, **self.caches}, first), inputs)
         for name in self.caches:
             result = name if name in results else name.replace("past_", "present_")
             if result not in results:
@@ -213,18 +303,19 @@ class Rows:
             return None
         return [row[:count] for row, count in zip(logits, counts, strict=True)]
 
-    def given(self, port: Port) -> Array:
+    def given(self, port: Port, rows: slice) -> Array:
         """The array in `extra` for an input, row by row.
 
         It is read-only and the same in all calls while the order of rows is: backends need not
         copy it again.
         """
-        order = self.origin.tobytes()
+        origin = self.origin[rows]
+        order = origin.tobytes()
         held = self._given.get(port.name)
         if held is None or held[0] != order:
             array = self.extra[port.name]
             if port.shape[:1] == (self.row_dim,):  # an entry per row
-                array = array[self.origin]
+                array = array[origin]
             array = array.reshape(array.shape + (1,) * (len(port.shape) - array.ndim))
             array = np.array(converted(port, array), order="C")
             array.flags.writeable = False
@@ -236,16 +327,33 @@ class Rows:
 
 
 class _Call:
-    """One call: the tokens of every row, padded to the longest, and what follows from them."""
+    """One call: the tokens of its rows, padded to the longest, and what follows from them."""
 
-    def __init__(self, rows: Rows, tokens: Sequence[Sequence[int]], least: int, total: int) -> None:
-        self.rows, self.total = rows, total
-        counts = [len(row_tokens) for row_tokens in tokens]
-        width = -(-max(*counts, least) // rows.multiple) * rows.multiple
+    def __init__(
+        self,
+        batch: Rows,
+        tokens: Tokens,
+        first: int = 0,
+        least: int = 0,
+        total: int = 0,
+        every: bool = False,
+    ) -> None:
+        self.batch, self.total, self.every = batch, total, every
+        self.rows = slice(first, first + len(tokens))
+        self.past = batch.past[self.rows]
+        counts = [*map(len, tokens)]
+        width = -(-max(*counts, least) // batch.multiple) * batch.multiple
         self.counts, self.width = np.array(counts, np.int32), width
-        self.ids = np.zeros((len(tokens), width), np.int64)
-        for row, row_tokens in enumerate(tokens):
-            self.ids[row, : len(row_tokens)] = row_tokens
+        self.is_padded = min(counts) < width
+        try:
+            self.ids = np.zeros((len(tokens), width), numpy_dtype(batch.ids.dtype))
+            for row, row_tokens in enumerate(tokens if self.is_padded else ()):
+                self.ids[row, : len(row_tokens)] = row_tokens
+            if not self.is_padded:
+                self.ids[:] = tokens
+        except OverflowError:
+            raise Error(f"a token is outside the range of {batch.ids.dtype}") from None
+        self.key = *self.ids.shape, every  # calls of one key have inputs of the same shapes
 
     @cached_property
     def valid(self) -> Array:
@@ -255,46 +363,62 @@ class _Call:
     @cached_property
     def mask(self) -> Array:
         """[rows, past + width]: `valid` behind that of the calls before."""
-        return np.concatenate([self.rows.mask, self.valid], 1)
+        return np.concatenate([self.batch.mask, self.valid], 1)
 
     def positions(self) -> Array:
-        """[rows, width]; see `Rows.next_tokens` for those of padding."""
-        past, count = self.rows.past[:, None], self.ids.shape[1]
-        at = past + np.arange(count, dtype=np.int32)
-        if self.counts.min() == count:
+        """[rows, width].
+
+        The position of padding is the last of the row, or of the `total` tokens of its prompt,
+        because a rope may depend on the largest position (dynamic, longrope).
+        """
+        past = self.past[:, None]
+        if self.width == 1 and not self.is_padded:
+            return past
+        at = past + np.arange(self.width, dtype=np.int32)
+        if not self.is_padded:
             return at
         end = np.maximum(past + self.counts[:, None], self.total)
         return np.where(self.valid, at, end - 1)
 
     def value(self, port: Port) -> Array:
         """The array for an input, by its name."""
-        given = self.rows.extra.get(port.name)
-        if given is not None and port.shape == self.rows.ids.shape and self.rows.packed:
-            rows = given[self.rows.origin].reshape(-1, 1)
+        batch = self.batch
+        make = batch.values.get(port.name)
+        if make is not None:
+            array = make(self, port)
+            return array if array.dtype == batch.kinds[port.name] else converted(port, array)
+        given = batch.extra[port.name]
+        if port.shape == batch.ids.shape and batch.packed:
+            rows = given[batch.origin[self.rows]].reshape(-1, 1)
             return converted(port, self.joined(rows.repeat(self.width, 1)))  # an entry per token
-        if given is not None:
-            return self.rows.given(port)
-        base = port.name.rstrip("0123456789").rstrip("_")
-        return converted(port, _VALUES[base](self, port))
+        return batch.given(port, self.rows)
 
     def joined(self, values: Array) -> Array:
         """[rows, width], or in the packed form the values of the tokens alone."""
-        if not self.rows.packed:
+        if not self.batch.packed:
             return values
         tokens = values[self.valid > 0]
-        return tokens[None] if len(self.rows.ids.shape) == 2 else tokens
+        return tokens[None] if len(self.batch.ids.shape) == 2 else tokens
+
+    def logit_positions(self) -> Array:
+        """[rows, 1 or width]: the tokens whose logits are computed."""
+        if self.every:
+            return np.tile(np.arange(self.width, dtype=np.int32), (len(self.counts), 1))
+        return np.maximum(self.counts[:, None] - 1, 0)
 
     def ends(self) -> Array:
         """[rows]: the number of tokens of this call up to the last of each row, or of its row."""
-        return np.cumsum(self.counts) if self.rows.packed else self.counts
+        return np.cumsum(self.counts) if self.batch.packed else self.counts
 
     def prompts(self) -> Array:
-        """The lengths of the prompts."""
-        return np.array([len(prompt) for prompt in self.rows.prompts])
+        """The lengths of the prompts, by default the tokens of the first call of a row."""
+        lengths = self.batch.prompt_lengths[self.rows]
+        lengths[lengths == 0] = self.counts[lengths == 0]
+        return lengths.copy()
 
     def whole(self, port: Port, value: int) -> Array:
         """An array of one value whose symbols are the rows, and the capacity behind them."""
-        sizes = (self.rows.slots if at else self.rows.count for at in range(len(port.shape)))
+        sizes = (self.batch.slots if at else len(self.counts) for at in range(len(port.shape)))
         pairs = zip(port.shape, sizes, strict=True)
         return np.full([dim if isinstance(dim, int) else size for dim, size in pairs], value)
 
@@ -303,11 +427,12 @@ class _Call:
 
         Values of a packed call are [rows, V], or those of all tokens, [T, V] or [1, T, V].
         """
-        if self.rows.packed:
+        if self.batch.packed:
             flat = values.reshape(-1, values.shape[-1])
             return flat if len(flat) == len(self.counts) else flat[self.ends() - 1]
-        at = np.zeros(len(values), np.int64) if values.shape[1] == 1 else self.counts - 1
-        return values[np.arange(len(values)), at]
+        if values.shape[1] == 1:
+            return values[:, 0]
+        return values[np.arange(len(values)), self.counts - 1]
 
 
 _Value: TypeAlias = Callable[[_Call, Port], Array]
@@ -316,17 +441,17 @@ _VALUES: dict[str, _Value] = {
     "position_ids": lambda call, port: call.joined(call.positions()),
     "positions": lambda call, port: call.positions(),
     "last_token_ids": lambda call, port: call.ends(),
-    "logit_positions": lambda call, port: np.maximum(call.counts[:, None] - 1, 0),
-    "past_lengths": lambda call, port: call.rows.past,
+    "logit_positions": lambda call, port: call.logit_positions(),
+    "past_lengths": lambda call, port: call.past,
     "lengths": lambda call, port: call.counts,
-    "host_past_key_value_lengths": lambda call, port: call.rows.past,
-    "sequence_length": lambda call, port: call.rows.past + call.counts,
+    "host_past_key_value_lengths": lambda call, port: call.past,
+    "sequence_length": lambda call, port: call.past + call.counts,
     "context_lengths": lambda call, port: call.prompts(),
     "host_context_lengths": lambda call, port: call.prompts(),
-    "host_request_types": lambda call, port: call.whole(port, int(call.rows.past.any())),
-    _MASK: lambda call, port: call.mask if call.rows.growing else call.valid,
-    "host_max_attention_window_sizes": lambda call, port: call.whole(port, call.rows.slots),
-    "host_max_attention_window_size": lambda call, port: call.whole(port, call.rows.slots),
+    "host_request_types": lambda call, port: call.whole(port, int(call.past.any())),
+    _MASK: lambda call, port: call.mask if call.batch.growing else call.valid,
+    "host_max_attention_window_sizes": lambda call, port: call.whole(port, call.batch.slots),
+    "host_max_attention_window_size": lambda call, port: call.whole(port, call.batch.slots),
     "host_sink_token_length": lambda call, port: call.whole(port, 0),
     "host_runtime_perf_knobs": lambda call, port: call.whole(port, -1),
     "host_context_progress": lambda call, port: call.whole(port, 0),
@@ -334,6 +459,12 @@ _VALUES: dict[str, _Value] = {
     "all_reduce_workspace": lambda call, port: call.whole(port, 0),
     "tasks": lambda call, port: call.whole(port, 0),
 }
+
+
+def _by_length(module: Module, length: int) -> bool:
+    """Whether a rope of the module turns a sequence of this length otherwise than its pieces."""
+    ropes = [op for op in module.ops() if isinstance(op, Rope)]
+    return any(rope.by_length and rope.original_positions < length for rope in ropes)
 
 
 def row_dim(ids: Port, inputs: Sequence[Port]) -> tuple[bool, DimLike]:
@@ -345,18 +476,20 @@ def row_dim(ids: Port, inputs: Sequence[Port]) -> tuple[bool, DimLike]:
     return False, ids.shape[0]
 
 
+def _base(name: str) -> str:
+    """The name of an input without the number of its layer."""
+    return name.rstrip("0123456789").rstrip("_")
+
+
 def _check_names(ports: Sequence[Port], extra: Mapping[str, Array]) -> None:
     """An Error that names the inputs that neither the caller nor the runtime gives."""
     names = [port.name for port in ports]
-    unknown = [
-        name
-        for name in names
-        if name not in extra and name.rstrip("0123456789").rstrip("_") not in _VALUES
-    ]
+    unknown = [name for name in names if name not in extra and _base(name) not in _VALUES]
     if unknown:
         raise Error(
             f"generation has no value for {', '.join(unknown)}; use irc run, or give arrays by "
-            "name, as in Model.generate_batch(..., extra={...})"
+            "name, as in Model.completions(..., extra={...}); what an encoder returns comes from "
+            "irc generate --encoder DIR"
         )
 
 

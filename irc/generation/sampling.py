@@ -1,56 +1,18 @@
-"""Sampling: logits adjusted by penalties and constraints, and the token that is drawn from them."""
+"""Sampling: the tokens that may follow, their probabilities, and the one that is drawn."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+import math
 from typing import Any, TypeAlias
 
 import numpy as np
 
-from ..errors import Error
+from .rules import sound
+from .settings import GenerationSettings
 
 Array: TypeAlias = np.ndarray[Any, Any]
-Words: TypeAlias = Sequence[Sequence[int]]  # token sequences
-
-
-@dataclass(frozen=True)
-class Sampling:
-    """How the next token of one row is chosen.
-
-    `top_k` most likely tokens are kept, and of these the fewest whose probability reaches `top_p`;
-    0 means no limit, and the most likely token is taken where both are 0. `min_length` is the
-    fewest new tokens, an end token included. Penalties count the tokens of prompt and answer.
-    """
-
-    temperature: float = 1.0
-    top_k: int = 1
-    top_p: float = 0.0
-    min_length: int = 0
-    repetition_penalty: float = 1.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    no_repeat_ngram_size: int = 0
-
-    def __post_init__(self) -> None:
-        self._check("temperature", self.temperature > 0, "more than 0")
-        self._check("top_k", self.top_k >= 0, "0 (no limit) or more")
-        self._check("top_p", 0 <= self.top_p <= 1, "from 0 (no limit) to 1")
-        self._check("repetition_penalty", self.repetition_penalty > 0, "more than 0")
-        for name in ("min_length", "no_repeat_ngram_size"):
-            self._check(name, getattr(self, name) >= 0, "0 or more")
-
-    def _check(self, name: str, holds: bool, expected: str) -> None:
-        if not holds:
-            raise Error(f"{name} is {getattr(self, name)}; expected {expected}")
-
-    @property
-    def is_greedy(self) -> bool:
-        """Whether the most likely token is taken."""
-        return self.top_k == 1 or (self.top_k == 0 and self.top_p == 0)
-
-
-GREEDY = Sampling()
+_COLDEST = 1e-30  # smaller temperatures are 0 in f32
+_FEW = 256  # candidates that are sorted
 
 
 def random_of_row(seed: int, row: int) -> np.random.Generator:
@@ -58,46 +20,96 @@ def random_of_row(seed: int, row: int) -> np.random.Generator:
     return np.random.default_rng([seed % 2**64, row])
 
 
-def adjusted(
-    logits: Array,
-    sampling: Sampling,
-    tokens: Sequence[int],
-    prompt: int,
-    ends: Collection[int] = (),
-    bad: Words = (),
-) -> Array:
-    """f64 [V]: the logits of the token after `tokens`, of which the first `prompt` are the prompt.
+def draw(
+    scores: Array, settings: GenerationSettings, random: np.random.Generator, fallback: int = 0
+) -> int:
+    """The next token by its score [V], for one random number.
 
-    The last token of a sequence in `bad` that would be complete gets -inf, as do end tokens
-    before `min_length`, and tokens that would repeat an n-gram.
+    The smallest of equally likely ones where the most likely is taken; `fallback` where all scores
+    are -inf. NaN counts as the least likely.
     """
-    logits = logits.astype(np.float64) / sampling.temperature
-    seen, counts = np.unique(np.asarray(tokens, np.int64), return_counts=True)
-    seen, counts = seen[(in_vocabulary := seen < len(logits))], counts[in_vocabulary]
-    if sampling.repetition_penalty != 1:
-        chosen, penalty = logits[seen], sampling.repetition_penalty
-        logits[seen] = np.where(chosen > 0, chosen / penalty, chosen * penalty)
-    logits[seen] -= sampling.presence_penalty + sampling.frequency_penalty * counts
-    forbidden = {word[-1] for word in bad if word and _ends_with(tokens, word[:-1])}
-    if len(tokens) + 1 - prompt < sampling.min_length:
-        forbidden |= set(ends)
-    if sampling.no_repeat_ngram_size:
-        forbidden |= _repeats(tokens, sampling.no_repeat_ngram_size)
-    logits[[token for token in forbidden if 0 <= token < len(logits)]] = -np.inf
-    return logits
+    best = int(scores.argmax())  # the first NaN where there is one
+    if not np.isfinite(scores[best]):
+        if scores[best] == -np.inf:
+            return fallback
+        scores = sound(scores)
+        best = int(scores.argmax())
+        if scores[best] == np.inf:
+            return best
+    if settings.is_greedy:
+        return best
+    tokens, chances = candidates(scores, settings)
+    sums = np.cumsum(chances, dtype=np.float64)
+    place = int(np.searchsorted(sums, random.random() * float(sums[-1]), side="right"))
+    place = min(place, len(chances) - 1)
+    return place if tokens is None else int(tokens[place])
 
 
-def draw(logits: Array, sampling: Sampling, random: np.random.Generator) -> int:
-    """The next token; of equally likely ones the smallest is kept first."""
-    if sampling.is_greedy or not np.isfinite(logits.max()):
-        return int(logits.argmax())
-    order = np.argsort(-logits, kind="stable")[: sampling.top_k or None]
-    chances = np.exp(logits[order] - logits[order[0]])
-    chances /= chances.sum()
-    if 0 < sampling.top_p < 1:
-        before = np.cumsum(chances) - chances
-        chances = np.where(before < sampling.top_p, chances, 0)
-    return int(order[random.choice(len(order), p=chances / chances.sum())])
+def candidates(scores: Array, settings: GenerationSettings) -> tuple[Array | None, Array]:
+    """The tokens that may be drawn, ascending (None: all), and their probabilities, not of sum 1.
+
+    top-k keeps tokens as likely as the k-th, too. top-p (Holtzman et al., 2020), min-p (Nguyen et
+    al., 2024) and typical-p (Meister et al., 2023) look at what the ones before them left. The
+    whole vocabulary is never sorted.
+    """
+    tokens: Array | None = None
+    if scores.dtype.itemsize < 4:
+        scores = scores.astype(np.float32)
+    if 0 < settings.top_k < len(scores):
+        least = np.partition(scores, -settings.top_k)[-settings.top_k]
+        tokens = np.flatnonzero(scores >= least)
+        scores = scores[tokens]
+    shifted = (scores - scores.max()) / max(settings.temperature or 1, _COLDEST)
+    chances = np.exp(shifted)
+    for keep in (_top_p, _min_p, _typical_p):
+        places = keep(shifted, chances, settings)
+        if places is not None:
+            tokens = places if tokens is None else tokens[places]
+            shifted, chances = shifted[places], chances[places]
+    return tokens, chances
+
+
+def _top_p(shifted: Array, chances: Array, settings: GenerationSettings) -> Array | None:
+    if settings.top_p >= 1:
+        return None
+    # all tokens below this chance have less than 1 - top_p together
+    least = (1 - settings.top_p) * chances.sum(dtype=np.float64) / len(chances)
+    likely = np.flatnonzero(chances >= min(least, chances.max()))
+    wanted = settings.top_p * chances.sum(dtype=np.float64)
+    return likely[_fewest(-shifted[likely], chances[likely], wanted)]
+
+
+def _min_p(shifted: Array, chances: Array, settings: GenerationSettings) -> Array | None:
+    return np.flatnonzero(chances >= settings.min_p) if settings.min_p > 0 else None  # of 1
+
+
+def _typical_p(shifted: Array, chances: Array, settings: GenerationSettings) -> Array | None:
+    if settings.typical_p >= 1:
+        return None
+    total, has_chance = chances.sum(dtype=np.float64), chances > 0
+    surprise = np.log(total) - shifted
+    entropy = (chances[has_chance] * surprise[has_chance]).sum(dtype=np.float64) / total
+    return _fewest(np.abs(surprise - entropy), chances, settings.typical_p * total)
+
+
+def _fewest(keys: Array, chances: Array, wanted: float) -> Array:
+    """The places, ascending, of the smallest keys whose chances reach `wanted`, at least one.
+
+    The keys are halved by a partition until few are left to sort.
+    """
+    kept, rest = list[Array](), np.arange(len(keys))
+    while len(rest) > _FEW:
+        order = rest[np.argpartition(keys[rest], len(rest) // 2)]
+        first, rest = order[: len(rest) // 2], order[len(rest) // 2 :]
+        total = chances[first].sum(dtype=np.float64)
+        if total >= wanted:
+            rest = first
+        else:
+            kept.append(first)
+            wanted -= total
+    order = rest[np.argsort(keys[rest], kind="stable")]
+    before = np.cumsum(chances[order], dtype=np.float64) - chances[order]
+    return np.sort(np.concatenate([*kept, order[: max(1, np.count_nonzero(before < wanted))]]))
 
 
 def log_probabilities(logits: Array) -> Array:
@@ -106,17 +118,16 @@ def log_probabilities(logits: Array) -> Array:
     return shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))
 
 
-def ends_with_any(tokens: Sequence[int], words: Words) -> bool:
-    """Whether `tokens` end with one of the sequences."""
-    return any(len(word) > 0 and _ends_with(tokens, word) for word in words)
-
-
-def _ends_with(tokens: Sequence[int], word: Sequence[int]) -> bool:
-    return len(word) <= len(tokens) and list(tokens[len(tokens) - len(word) :]) == list(word)
-
-
-def _repeats(tokens: Sequence[int], size: int) -> set[int]:
-    """The tokens that would repeat an n-gram of `size` tokens."""
-    last = list(tokens[len(tokens) - size + 1 :]) if size > 1 else []
-    starts = range(len(tokens) - size + 1)
-    return {tokens[at + size - 1] for at in starts if list(tokens[at : at + size - 1]) == last}
+def log_probability_of(
+    logits: Array, token: int, best: int = 0
+) -> tuple[float, list[tuple[int, float]]]:
+    """The log-probability of a token by logits [V], and the `best` tokens with theirs."""
+    if not np.isfinite(top := logits.max()):
+        logits = sound(logits)
+        top = logits.max()
+    total = float(top) + math.log(np.exp(logits - top).sum(dtype=np.float64))
+    count = min(best, len(logits))
+    first = np.argpartition(logits, -count)[-count:] if count else np.zeros(0, np.int64)
+    first = first[np.lexsort((first, -logits[first]))]
+    chances = [(int(place), float(logits[place]) - total) for place in first]
+    return float(logits[token]) - total, chances

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from ..errors import Error
@@ -16,7 +17,11 @@ if TYPE_CHECKING:
     from ..source import Loc
     from ..weights import Ref
     from .attributes import Number
-    from .facts import Bound
+    from .facts import Bound, Reads
+
+
+# Where pairs of values (old, new) are added whenever one takes the place of the other.
+replacements: ContextVar[list[tuple[Value, Value]] | None] = ContextVar("irc_replacements")
 
 
 class Value:
@@ -44,6 +49,8 @@ class Value:
         """
         if new is self:
             return
+        if (log := replacements.get(None)) is not None:
+            log.append((self, new))
         if new.type is not self.type and isinstance(new.owner, Op) and not new.users:
             new.type = _recorded(new.type, self.type)
         for user, count in self.users.items():
@@ -110,6 +117,8 @@ class Op:
     is_view: ClassVar[bool] = False
     bounded: ClassVar[Bound] = "no"
     selects: ClassVar[str] = ""
+    reads: ClassVar[Reads] = ""
+    cheap: ClassVar[bool] = False
     in_place: ClassVar[str] = ""
     safe_values: ClassVar[Mapping[str, int]] = {}
     # the reduction that completes what a rank computes of its shard alone, or "any" collective
@@ -144,6 +153,11 @@ class Op:
         count = len(self.operands) - fixed - len(self.present)
         names += [self.operand_names[-1]] * count if self.variadic else []
         return zip([*names, *self.present], self.operands, strict=True)
+
+    def overwrites(self) -> dict[Value, Value]:
+        """The results that may overwrite an operand's memory, and these operands."""
+        names = self.in_place.split()
+        return {r: getattr(self, n) for r, n in zip(self.results[::-1], names[::-1], strict=False)}
 
     def infer(self) -> TensorType | tuple[TensorType, ...]:
         """Result types from the operands' dtypes and shapes, without sharding."""
@@ -446,6 +460,11 @@ class Module(Displayed):
         from ..analysis.graph import to_networkx
 
         return to_networkx(self)
+
+    def _drawing(self) -> str:
+        from ..page.notebook import drawing
+
+        return drawing(self) if self.functions else ""
 
     def __str__(self) -> str:
         from ..text.printer import print_module

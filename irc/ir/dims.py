@@ -127,6 +127,20 @@ def checked_ranges(dims: object, symbols: Collection[str]) -> dict[str, tuple[in
     return {name: _range(name, bounds) for name, bounds in given.items()}
 
 
+def checked_sizes(
+    dims: Mapping[str, tuple[int, int, int]], known: Mapping[str, tuple[int, int, int]]
+) -> dict[str, int]:
+    """The one size of each symbol; an Error where a module was not compiled for it."""
+    for name, (low, size, high) in checked_ranges(dims, known).items():
+        least, _, most = known[name]
+        if low != high or not least <= size <= most:
+            raise Error(
+                f"expected one size of {name} from {least} to {most}, found {low}:{size}:{high}; "
+                "give another, or compile with another --dims"
+            )
+    return {name: size for name, (_, size, _) in dims.items()}
+
+
 def _range(name: str, bounds: object) -> tuple[int, int, int]:
     """The range of a symbol; one number is minimum, typical and maximum."""
     listed = isinstance(bounds, (tuple, list))

@@ -13,4 +13,11 @@ class Displayed:
         if len(lines) > SHOWN:
             lines[SHOWN:] = [f"... {len(lines) - SHOWN} more lines: print() shows all"]
         text = escape("\n".join(lines))
-        return f"<details><summary>{escape(repr(self))}</summary><pre>{text}</pre></details>"
+        return (
+            f"<details><summary>{escape(repr(self))}</summary>{self._drawing()}"
+            f"<pre>{text}</pre></details>"
+        )
+
+    def _drawing(self) -> str:
+        """What a notebook shows above the text."""
+        return ""

@@ -12,6 +12,7 @@ from .core import Op
 from .sharding import parse_sums
 
 Bound: TypeAlias = Literal["no", "operands", "always"]
+Reads: TypeAlias = Literal["", "once", "many"]
 
 
 class Facts(TypedDict, total=False):
@@ -30,7 +31,9 @@ class Facts(TypedDict, total=False):
     * `bounded`: `"operands"`: finite operands give finite results; `"always"`: no operands give an
       infinity, though they may give NaN. An operation that moves data is bounded by its operands.
     * `selects`: the operand of which only the elements that the others choose are read.
-    * `in_place`: the operand whose memory the result may overwrite.
+    * `reads`: how often an element of the operands is read: `"once"` at most, or `"many"` times.
+    * `cheap`: computing the result again, where it is used, costs less than storing it.
+    * `in_place`: the operands whose memory the last results may overwrite, in their order.
     * `safe_values`: operands of which some numbers are errors or give NaN, and a number that never
       does: indices and divisors.
     """
@@ -44,6 +47,8 @@ class Facts(TypedDict, total=False):
     is_view: bool
     bounded: Bound
     selects: str
+    reads: Reads
+    cheap: bool
     in_place: str
     safe_values: Mapping[str, int]
 
@@ -55,10 +60,13 @@ def set_facts(cls: type[Op], declared: Facts) -> None:
     facts["addends"] = tuple(declared.get("addends", "").split())
     if facts["bounded"] not in get_args(Bound):
         raise ValueError(f"{cls.opname}: bounded is one of {get_args(Bound)}")
+    if facts["reads"] not in get_args(Reads):
+        raise ValueError(f"{cls.opname}: reads is one of {get_args(Reads)}")
     if facts["is_view"] and not facts["moves_data"]:
         raise ValueError(f"{cls.opname}: a view moves data; state moves_data as well")
     operands = {*cls.operand_names, *cls.optional_names}
-    named = {*facts["addends"], *facts["safe_values"], facts["selects"], facts["in_place"], ""}
+    named = {*facts["addends"], *facts["safe_values"], *facts["in_place"].split()}
+    named |= {facts["selects"], ""}
     for name in sorted(named.union(*facts["sums"]) - operands - {""}):
         raise ValueError(f"{cls.opname} has no operand {name!r}, which its facts name")
     if facts["moves_data"] and facts["bounded"] == "no":

@@ -12,8 +12,11 @@ from .convolution import *
 from .cyclic import *
 from .distributed import *
 from .elementwise import *
+from .experts import *
 from .functions import *
+from .fused_attention import *
 from .fused_collective import *
+from .fused_linear import *
 from .layout import *
 from .logic import *
 from .lookup import *
@@ -23,6 +26,7 @@ from .moe import *
 from .norm import *
 from .parts import *
 from .quant import *
+from .quantize_rows import *
 from .recurrent import *
 from .reduce import *
 from .rope import *

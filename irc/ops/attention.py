@@ -17,7 +17,7 @@ from .shapes import bool_operand, float_operand, index_operand, rule_text, same_
 Array: TypeAlias = Any  # a numpy array
 
 
-@operation("attention", safe_values={"past": 0})
+@operation("attention", safe_values={"past": 0}, reads="many")
 class Attention(Op):
     """softmax(scale * q kᵀ + bias) v, head by head, over the keys that are visible.
 
@@ -69,7 +69,7 @@ class Attention(Op):
     @property
     def score_scale(self) -> float:
         """What the products of q and k are multiplied by."""
-        return 1 / math.sqrt(self.head_dim) if self.scale is None else self.scale
+        return score_scale(self.head_dim, self.scale)
 
     def infer(self) -> TensorType:
         q = float_operand("attention", self.q)
@@ -112,7 +112,13 @@ class Attention(Op):
             else (["b", "t!", h], ["b", "t!", h])
         )
         scores = ("b", "h", s, "t!")
-        operands = [["b", s, "h"], k, v, _words(self.bias, scores), _words(self.mask, scores)]
+        operands = [
+            ["b", s, "h"],
+            k,
+            v,
+            scores_words(self.bias, scores),
+            scores_words(self.mask, scores),
+        ]
         return rule_text([*operands, ["b"], ["b"], ["h"]], [["b", s, "h"]])
 
     def localized(self, results: tuple[TensorType, ...]) -> dict[str, Any]:
@@ -159,6 +165,11 @@ class Attention(Op):
         values = np.where(np.any(seen, axis=(1, 2))[:, None, :, None], v, 0)
         done = np.matmul(weights, values).transpose(0, 2, 1, 3)
         return done.reshape(batch, tokens, q.shape[1] * v.shape[3])
+
+
+def score_scale(head_dim: int, scale: float | None) -> float:
+    """What the products of queries and keys are multiplied by."""
+    return 1 / math.sqrt(head_dim) if scale is None else scale
 
 
 def _by_head(x: Array, heads: int) -> Array:
@@ -232,7 +243,7 @@ def _keys(op: Attention, batch: DimLike) -> tuple[DimLike, DimLike]:
     return k[1], width
 
 
-def _words(value: Value | None, words: tuple[str, ...]) -> list[str]:
+def scores_words(value: Value | None, words: tuple[str, ...]) -> list[str]:
     """The words of a mask or bias, with `1` for a dimension that broadcasts."""
     if value is None:
         return []

@@ -414,7 +414,7 @@ class CollectiveScatter(Exchange):
         return np.split(shards[self.root], len(shards), axis=self.dim)
 
 
-@operation("rank")
+@operation("rank", cheap=True)
 class Rank(Collective):
     """This rank's position along the axis, from 0: i32[]. Only in the local view."""
 

@@ -30,7 +30,7 @@ class Return(Op):
         return ()
 
 
-@operation("constant")
+@operation("constant", cheap=True)
 class Constant(Op):
     """At most 16 numbers, in row-major order, as a tensor of `shape`."""
 
@@ -66,7 +66,7 @@ class Constant(Op):
         return values.astype(numpy_dtype(self.dtype)).reshape(self.shape)
 
 
-@operation("full")
+@operation("full", cheap=True)
 class Full(Op):
     """One number, repeated to fill `shape`."""
 
@@ -93,7 +93,7 @@ class Full(Op):
         return np.full(run_sizes(self.opname, self.shape), self.value, numpy_dtype(self.dtype))
 
 
-@operation("iota")
+@operation("iota", cheap=True)
 class Iota(Op):
     """0, 1, 2, ... up to `size - 1`, as a vector."""
 

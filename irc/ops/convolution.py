@@ -14,7 +14,7 @@ from ..ir.types import TensorType
 from .shapes import float_operand, not_above, rule_text, same_dtype, shape_text
 
 
-@operation("conv", sums="x bias | weight bias", addends="bias")
+@operation("conv", sums="x bias | weight bias", addends="bias", reads="many")
 class Conv(Op):
     """x [B, C, ...] with weight [O, C/groups, ...] moved over its positions, is [B, O, ...].
 

@@ -17,7 +17,7 @@ from ..ir.types import TensorType
 from .shapes import not_above, number_fits, position, positions, rule_along, run_sizes
 
 
-@operation("flip", sums="x", moves_data=True)
+@operation("flip", sums="x", moves_data=True, reads="once")
 class Flip(Op):
     """x with the elements along `dims` in reverse order."""
 
@@ -59,7 +59,7 @@ class Repeat(Op):
         return np.repeat(x, self.count, self.dim)
 
 
-@operation("pad", moves_data=True)
+@operation("pad", moves_data=True, reads="once")
 class Pad(Op):
     """x with `before[i]` and `after[i]` elements of `value` around dimension i."""
 

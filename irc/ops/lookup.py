@@ -132,7 +132,7 @@ _indices: Any = np.indices
 _COMBINE: dict[str, Any] = {"add": np.add, "mul": np.multiply, "max": np.maximum, "min": np.minimum}
 
 
-@operation("scatter_elements", safe_values={"indices": 0})
+@operation("scatter_elements", safe_values={"indices": 0}, reads="many")
 class ScatterElements(Op):
     """x with updates[place] put in at `indices[place]` along `dim`, for every place of indices.
 

@@ -13,7 +13,7 @@ from ..ir.types import TensorType
 from .shapes import broadcast, float_operand, number_operand, same_dtype, shape_text
 
 
-@operation("matmul", sharding="... m k, ... k n -> ... m n", sums="x | y")
+@operation("matmul", sharding="... m k, ... k n -> ... m n", sums="x | y", reads="many")
 class Matmul(Op):
     """x [..., M, K] times y [..., K, N] is [..., M, N]; leading dimensions broadcast."""
 
@@ -40,7 +40,13 @@ class Matmul(Op):
         return np.matmul(x, y)
 
 
-@operation("linear", sharding="... k, n k, n -> ... n", sums="x bias | weight bias", addends="bias")
+@operation(
+    "linear",
+    sharding="... k, n k, n -> ... n",
+    sums="x bias | weight bias",
+    addends="bias",
+    reads="many",
+)
 class Linear(Op):
     """x [..., K] times the transpose of weight [N, K], plus bias [N], is [..., N].
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, cast, get_args
 
-from ..ir.core import Op
+from ..errors import Error
+from ..ir.core import Op, Value
 from ..ir.declare import Operand, OptionalOperand, operation, optional
 from .activation import Gelu, QuickGelu, Relu, Sigmoid, Silu, SquaredRelu
 from .elementwise import Mul
@@ -31,12 +32,14 @@ class GatedMlp(Op):
     act: Act = "silu"
 
     def expand(self) -> Op:
+        if self.gate.type.shape != self.up.type.shape:
+            raise Error(f"gate is {self.gate.type} and up {self.up.type}; both are [N, K]")
         gate = Linear(self.x, self.gate, bias=self.gate_bias)
-        return Mul(_activation(self.act, gate), Linear(self.x, self.up, bias=self.up_bias))
+        return Mul(activation(self.act, gate), Linear(self.x, self.up, bias=self.up_bias))
 
 
-def _activation(act: Act, x: Op) -> Op:
-    """The operation behind the word."""
+def activation(act: Act, x: Value | Op) -> Op:
+    """The activation that a word names."""
     match act:
         case "silu":
             return Silu(x)
@@ -52,3 +55,10 @@ def _activation(act: Act, x: Op) -> Op:
             return SquaredRelu(x)
         case "sigmoid":
             return Sigmoid(x)
+
+
+def act_of(op: Op) -> Act | None:
+    """The word for an activation; None for other operations."""
+    is_tanh = isinstance(op, Gelu) and op.approximate == "tanh"
+    word = "gelu_tanh" if is_tanh else op.opname
+    return cast("Act", word) if word in get_args(Act) else None

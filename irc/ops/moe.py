@@ -115,7 +115,7 @@ def _check_first(op: str, first: Value | None) -> None:
         raise Error(f"{op}: first is the number of one expert, i32[], not {first.type}")
 
 
-@operation("moe_slots")
+@operation("moe_slots", reads="many")
 class MoeSlots(Routed):
     """The slot of every token at each expert that it chose, -1 where it is dropped: i32 [T, K].
 
@@ -159,7 +159,7 @@ class MoeSlots(Routed):
         return slots.reshape(chosen.shape)
 
 
-@operation("moe_dispatch", sums="x", safe_values={"slots": -1})
+@operation("moe_dispatch", sums="x", safe_values={"slots": -1}, reads="many")
 class MoeDispatch(Routed):
     """Every token in its slots of the experts, zeros in empty slots: [experts, parts*C, H].
 
@@ -211,7 +211,7 @@ class MoeDispatch(Routed):
         return buffer
 
 
-@operation("moe_combine", sums="buffer | weights", safe_values={"slots": -1})
+@operation("moe_combine", sums="buffer | weights", safe_values={"slots": -1}, reads="many")
 class MoeCombine(Routed):
     """Per token, the weighted sum of its experts' results: [T, H].
 

@@ -26,7 +26,7 @@ from .shapes import (
 )
 
 
-@operation("slice", sums="x", moves_data=True, selects="x")
+@operation("slice", sums="x", moves_data=True, selects="x", reads="once")
 class Slice(AlongDim):
     """Elements `start`, `start + step`, ... before `stop` of dimension `dim`.
 
@@ -69,7 +69,7 @@ class Slice(AlongDim):
         return x[(*before, slice(start, stop, self.step))]
 
 
-@operation("split", sums="x", moves_data=True, selects="x")
+@operation("split", sums="x", moves_data=True, selects="x", reads="once")
 class Split(AlongDim):
     """Consecutive parts of dimension `dim`, of the given sizes, which add up to it."""
 
@@ -98,7 +98,7 @@ class Split(AlongDim):
         return tuple(np.split(x, ends, self.dim))
 
 
-@operation("concat", sums="values", moves_data=True)
+@operation("concat", sums="values", moves_data=True, reads="once")
 class Concat(AlongDim):
     """The operands one after the other along dimension `dim`; all else is equal in them."""
 
@@ -121,7 +121,7 @@ class Concat(AlongDim):
         return np.concatenate(values, self.dim)
 
 
-@operation("stack", sums="values", moves_data=True)
+@operation("stack", sums="values", moves_data=True, reads="once")
 class Stack(Op):
     """The operands, all of one shape, along a new dimension, which is `dim` of the result."""
 

@@ -142,7 +142,7 @@ class QuantizedOp(Op):
         return tuple(parts)
 
 
-@operation("dequantize")
+@operation("dequantize", cheap=True)
 class Dequantize(QuantizedOp):
     """(x - zero) * scale, where each scale holds for a block of x; in `dtype`, that of scale if "".
 

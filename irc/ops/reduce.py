@@ -138,7 +138,7 @@ class Argmax(Op):
         return np.argmax(x, axis=self.dim, keepdims=self.keep).astype(np.int32)
 
 
-@operation("topk")
+@operation("topk", reads="many")
 class Topk(AlongDim):
     """The k largest elements along `dim`, largest first, and their positions as i32.
 

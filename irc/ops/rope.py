@@ -23,6 +23,7 @@ Kind: TypeAlias = Literal[
     "default", "linear", "dynamic", "llama3", "yarn", "longrope", "proportional"
 ]
 Array: TypeAlias = Any  # a numpy array
+BY_LENGTH = ("dynamic", "longrope")  # their frequencies depend on the length of the call
 _STRETCHED = ("dynamic", "llama3", "yarn", "longrope")
 _FAR = 1e6  # no model has a factor as large; keeps every formula within f32
 
@@ -79,7 +80,7 @@ class Rope(Op):
     @property
     def by_length(self) -> bool:
         """Whether the frequencies depend on the length of the call."""
-        return self.kind in ("dynamic", "longrope")
+        return self.kind in BY_LENGTH
 
     def infer(self) -> TensorType:
         x, positions = float_operand("rope", self.x), index_operand("rope", self.positions)

@@ -15,7 +15,7 @@ from .factors import reshape_rule
 from .shapes import dim_names, position, positions, rule_text, run_sizes, shape_text
 
 
-@operation("reshape", sums="x", moves_data=True, is_view=True)
+@operation("reshape", sums="x", moves_data=True, is_view=True, reads="once")
 class Reshape(Op):
     """The same elements in row-major order, in another shape of as many elements.
 
@@ -79,7 +79,7 @@ class Expand(Op):
         return np.broadcast_to(x, run_sizes(self.opname, self.shape))
 
 
-@operation("squeeze", sums="x", moves_data=True, is_view=True)
+@operation("squeeze", sums="x", moves_data=True, is_view=True, reads="once")
 class Squeeze(Op):
     """x without the dimensions `dims`, each of which has size 1."""
 
@@ -105,7 +105,7 @@ class Squeeze(Op):
         return np.squeeze(x, positions(self.opname, self.dims, np.ndim(x)))
 
 
-@operation("unsqueeze", sums="x", moves_data=True, is_view=True)
+@operation("unsqueeze", sums="x", moves_data=True, is_view=True, reads="once")
 class Unsqueeze(Op):
     """x with new dimensions of size 1, at the positions `dims` of the result."""
 
@@ -130,7 +130,7 @@ class Unsqueeze(Op):
         return np.expand_dims(x, self.dims)
 
 
-@operation("transpose", sums="x", moves_data=True)
+@operation("transpose", sums="x", moves_data=True, reads="once")
 class Transpose(Op):
     """x with its dimensions in another order: dimension i of the result is `order[i]` of x."""
 

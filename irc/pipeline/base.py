@@ -20,6 +20,8 @@ from .options import Kind, Option, default_of, kind_of, option, settings_of
 PASSES: dict[str, type[Pass]] = {}
 watch("pass", PASSES)
 
+RESERVED = ("default", "after", "before", "without")  # words of a pipeline's text
+
 PassClass = TypeVar("PassClass", bound="type[Pass]")
 
 
@@ -51,7 +53,8 @@ class Pass(ABC):
     `view`: the modules that it takes: any, those in the global view, or of these the unsharded
     ones. A compilation leaves the others out where a module is in the local view. Where an option
     of `irc.compile` asks for a pass that the backend's pipeline lacks, it comes behind those that
-    `behind` names; `flag` is the option that asks for the pass as such.
+    `behind` names; `flag` is the option that asks for the pass as such. `changes_numbers`: whether
+    the results change by design, beyond rounding to the dtypes of before.
     """
 
     name: ClassVar[str]
@@ -59,6 +62,7 @@ class Pass(ABC):
     view: ClassVar[Literal["any", "global", "unsharded"]] = "any"
     behind: ClassVar[tuple[str, ...]] = ("inline",)
     flag: ClassVar[Option | None] = None
+    changes_numbers: ClassVar[bool] = False
 
     @abstractmethod
     def run(self, module: Module, stats: Stats) -> None:
@@ -97,6 +101,8 @@ def register(name: str) -> Callable[[PassClass], PassClass]:
     """Register a class as the pass `name`, as a frozen dataclass of its annotated options."""
 
     def wrap(cls: PassClass) -> PassClass:
+        if name in RESERVED:
+            raise Error(f"{name} is a word of pipelines, not a name of a pass; choose another name")
         registered = PASSES.get(name)
         if registered is not None:
             raise Error(

@@ -11,10 +11,11 @@ import os
 import typing
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, Field, dataclass, field, fields, replace
+from math import inf
 from pathlib import Path
 from typing import Any
 
-from ..argument_checks import check_count, check_kind, check_path
+from ..argument_checks import check_count, check_kind, check_number, check_path
 from ..errors import Error, did_you_mean
 from ..ir.attributes import split_optional
 from ..text.printer import literal
@@ -105,8 +106,8 @@ class Option:
     takes: tuple[type, ...] = ()
     expects: str = ""
     choices: tuple[str, ...] = ()
-    least: int | None = None
-    most: int | None = None
+    least: float | None = None
+    most: float | None = None
     parse: Callable[[str], Any] | None = None
     join: Callable[[Any, Any], Any] | None = None
     both_forms: bool = False
@@ -116,6 +117,12 @@ class Option:
 def option(default: Any, help: str, **how: Any) -> Any:
     """The default of a field that a person can set; `how` are fields of Option."""
     return field(default=default, metadata={"option": Option(help, **how)})
+
+
+def target_option() -> Any:
+    """The option `target`, which several backends have."""
+    what = "cuda/sm_90, or library[-version][/sm_...], as in tensorrt-rtx-1.7/sm_89"
+    return option("", what, metavar="NAME")
 
 
 @dataclass(frozen=True)
@@ -162,10 +169,13 @@ class Setting:
         self._check_type(value)
         if how.choices and value not in how.choices:
             raise Error(f"{name} is {value!r}; it can be {' or '.join(how.choices)}")
-        if how.least is not None:
-            check_count(name, value, how.least, *(() if how.most is None else (how.most,)))
+        if self.type is float:
+            check_number(name, value, how.least, how.most)
+        elif how.least is not None:
+            check_count(name, value, int(how.least), inf if how.most is None else how.most)
         if self.is_list:
-            return typing.get_origin(self.type)(value)
+            sequence: Any = typing.get_origin(self.type)
+            return sequence(value)
         return Path(value) if self.type is Path else value
 
     def _check_type(self, value: Any) -> None:

@@ -1,21 +1,27 @@
-"""Parses pipelines: `shard{mesh="tp=4"}, fuse-gated-mlp, quantize{exclude=["lm_head"]}`."""
+"""Parses pipelines: `shard{mesh="tp=4"}, fuse-gated-mlp, quantize{exclude=["lm_head"]}`.
+
+Where a pipeline is the default of something, a text may begin with it and change it: `default,
+after fuse-qkv: my-pass{n=2}, before localize: other, without cse`.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import re
 import sys
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, TypeAlias
 
 from ..errors import Error, did_you_mean
 from ..extensions.entry_points import load_installed
-from ..text.cursor import Cursor
+from ..text.cursor import Cursor, tokenize
 from ..text.literals import WORDS
-from .base import PASSES, Pass
+from .base import PASSES, RESERVED, Pass
 from .options import convert, default_of
 
 GROUP = "irc.passes"  # the entry-point group of packages with passes
+Default: TypeAlias = Callable[[], Iterable[Pass]]
+DEFAULT, _AFTER, _, _WITHOUT = RESERVED
 _TOKEN = re.compile(
     r"""\s*(
       "(?:[^"\\\n]|\\.)*+"?                 # a string, also one without its end
@@ -52,9 +58,18 @@ class Pipeline:
             )
 
 
-def parse_pipeline(text: str) -> Pipeline:
-    """The passes that `text` names; a TextError points at the error."""
-    return _Reader(text, "<pipeline>", _TOKEN).pipeline()
+def parse_pipeline(text: str, default: Default | None = None) -> Pipeline:
+    """The passes that `text` names; a TextError points at the error.
+
+    `after NAME: PASS` puts a pass behind the last pass NAME of those before it in the text,
+    `before NAME: PASS` in front of the first one, and `without NAME` leaves all of them out.
+    """
+    return _Reader(text, "<pipeline>", _TOKEN).pipeline(default)
+
+
+def extends_default(text: str) -> bool:
+    """Whether a text begins with the word `default`."""
+    return tokenize(text, _TOKEN)[0] == DEFAULT
 
 
 class _Reader(Cursor):
@@ -67,13 +82,43 @@ class _Reader(Cursor):
         self.advance()
         return token
 
-    def pipeline(self) -> Pipeline:
+    def pipeline(self, default: Default | None) -> Pipeline:
         passes: list[Pass] = []
         while self.token:
-            passes.append(self.one())
+            if self.index == 0 and self.token == DEFAULT:
+                passes += self.default(default)
+            elif self.token in RESERVED[1:] and _NAME.fullmatch(self.ahead):
+                self.edit(passes)
+            else:
+                passes.append(self.one())
             if self.token and not self.accept(","):
                 self.fail(f"expected ',' or '{{' after the pass, found {self.shown}")
         return Pipeline(tuple(passes))
+
+    def default(self, default: Default | None) -> Iterable[Pass]:
+        if default is None:
+            what = "is the pipeline of a backend, for irc compile --pipeline"
+            self.fail(f"{DEFAULT} {what}; here, name the passes")
+        self.advance()
+        return default()
+
+    def edit(self, passes: list[Pass]) -> None:
+        """Read a change of the passes before it, and make it."""
+        kind = self.token
+        self.advance()
+        at = self.index
+        name = self.name("the name of a pass")
+        names = [pass_.name for pass_ in passes]
+        if name not in names:
+            listed = ", ".join(dict.fromkeys(names)) or "no pass"
+            near = did_you_mean(name, names)
+            self.fail(f"{kind} {name}: the pipeline has no such pass, but {listed}{near}", index=at)
+        if kind == _WITHOUT:
+            passes[:] = [pass_ for pass_ in passes if pass_.name != name]
+            return
+        self.expect(":")
+        behind = len(names) - names[::-1].index(name)
+        passes.insert(behind if kind == _AFTER else names.index(name), self.one())
 
     def one(self) -> Pass:
         at = self.index

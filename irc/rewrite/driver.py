@@ -36,6 +36,8 @@ def apply_rules(target: Module | Function, rules: Iterable[Rule]) -> Stats:
     stats = Stats()
     watch = current_watch()
     functions = target.functions.values() if isinstance(target, Module) else (target,)
+    if watch is not None:
+        watch.rules += chosen
     for function in functions:
         with collector_paused():
             _Driver(function, chosen, stats).run(watch)

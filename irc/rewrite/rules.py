@@ -31,7 +31,9 @@ class Rule:
         code = build.__code__
         self.pattern, self.build, self.bound = pattern, build, bound
         self.name = name or build.__name__
-        self.where = f"{os.path.basename(code.co_filename)}:{code.co_firstlineno}"
+        folder, file = os.path.split(code.co_filename)
+        named = f"{os.path.basename(folder)}/{file}" if file == "__init__.py" else file
+        self.where = f"{named}:{code.co_firstlineno}"
         self.variants = [self._root(v) for v in variants(pattern)]
         self.parameters = _parameters(self)
         self.matchers: list[tuple[type[Op], Matcher]] = [

@@ -6,8 +6,12 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from ..ir.core import Op
+
+if TYPE_CHECKING:
+    from .rules import Rule
 
 
 @dataclass
@@ -24,11 +28,22 @@ class MatchFailure:
 
 
 @dataclass
+class Rewrite:
+    """One rewrite while it happens: what made it, and the operation and the text it began with."""
+
+    rule: str
+    root: Op
+    before: str
+    where: str
+
+
+@dataclass
 class Watch:
     """Observes the rewrites of one pass.
 
     At most `limit` rewrites are permitted (None: any number); `made` counts them, and `last`
-    describes the last one. `failures` are collected if `collect` is set.
+    describes the last one, and `rules` are those that were tried. `rewrites` and `failures` are
+    collected if `collect` is set.
     """
 
     limit: int | None = None
@@ -36,6 +51,8 @@ class Watch:
     made: int = 0
     last: str = ""
     failures: list[MatchFailure] = field(default_factory=list[MatchFailure])
+    rewrites: list[Rewrite] = field(default_factory=list[Rewrite])
+    rules: list[Rule] = field(default_factory=list["Rule"])
     reason: str | None = None  # of the rule that declined last
     outer: Watch | None = None  # the enclosing watch, which must permit a rewrite too
 
@@ -47,6 +64,8 @@ class Watch:
             return False
         self.made += 1
         self.last = f"{place(op)}: {what}"
+        if self.collect:
+            self.rewrites.append(Rewrite(what, op, str(op), place(op)))
         return True
 
 

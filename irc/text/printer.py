@@ -38,9 +38,10 @@ def print_function(function: Function) -> str:
     return dedent("\n".join(out)) + "\n"
 
 
-def print_op(op: Op) -> str:
-    """One operation, with name hints in place of unique names."""
-    return _line(op, [f"%{r.name or '_'}" for r in op.results], {})
+def print_op(op: Op, names: Mapping[Value, str] | None = None) -> str:
+    """One operation, with the names of a function's text, or with name hints."""
+    known = names or {}
+    return _line(op, [known.get(r, f"%{r.name or '_'}") for r in op.results], known)
 
 
 def _line(op: Op, results: Sequence[str], names: Mapping[Value, str]) -> str:
@@ -51,13 +52,14 @@ def _line(op: Op, results: Sequence[str], names: Mapping[Value, str]) -> str:
     return f"{', '.join(results)} = {text} : {types}" if results else text
 
 
-def _in_scope(op: Op, scope: str) -> bool:
+def in_scope(op: Op, scope: str) -> bool:
+    """Whether the module path of an operation is `scope`, or below it."""
     path = op.loc.scope if op.loc is not None else ""
     return path == scope or path.startswith(scope + ".")
 
 
 def _used(module: Module, scope: str) -> list[Weight]:
-    chosen = [op for op in module.ops() if _in_scope(op, scope)]
+    chosen = [op for op in module.ops() if in_scope(op, scope)]
     used = {v for op in chosen for v in op.operands if isinstance(v, Weight)}
     return [w for w in module.weights.values() if w in used]
 
@@ -80,13 +82,13 @@ def _function(function: Function, out: list[str], locs: bool, scope: str | None)
     args = [f"{names[a]}: {a.type}" for a in function.args]
     results = f"({_results(function, names)})"
     if scope is not None:
-        used = {v for op in function if _in_scope(op, scope) for v in op.operands}
+        used = {v for op in function if in_scope(op, scope) for v in op.operands}
         args = [text for a, text in zip(function.args, args, strict=True) if a in used] + ["..."]
         results = "(...)"
     out.append(f"  func @{function.name}({', '.join(args)}) -> {results} {{")
     for op in function:
         text = _line(op, [names[r] for r in op.results], names)
-        if scope is not None and not _in_scope(op, scope):
+        if scope is not None and not in_scope(op, scope):
             continue
         out.append(f"    {text} {op.loc!r}" if locs and op.loc is not None else f"    {text}")
     out.append("  }")

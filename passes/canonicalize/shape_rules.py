@@ -54,7 +54,7 @@ def transpose_joined(x: Value, inner: Op, root: Op) -> Op | None:
     """A transpose that keeps the first dimension, which reshapes join of several and part again."""
     order, joined = _order(inner), inner.operands[0].type.shape
     more = x.type.ndim - len(joined)
-    if order[0] or more < 1 or x.type.shape[more + 1 :] != joined[1:]:
+    if not order or order[0] or more < 1 or x.type.shape[more + 1 :] != joined[1:]:
         return None
     moved = Transpose(x, order=(*range(more + 1), *(i + more for i in order[1:])))
     return fitting(moved, root) if unsharded(x, inner.result) else None

@@ -182,7 +182,9 @@ def _fuse_norms(function: Function, stats: Stats) -> None:
         if bias is not None:
             residual = insert_before(ops.Add(residual, bias), total).result
         new = ops.AllReduceRmsNorm(
-            *(reduced.x, residual, op.weight),
+            reduced.x,
+            residual,
+            weight=op.weight,
             axis=reduced.axis,
             eps=op.eps,
             offset=op.offset,

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import cast, get_args
+from typing import get_args
 
 from irc.ir.core import Module, Op, Value
 from irc.ops import GatedMlp
-from irc.ops.mlp import Act
+from irc.ops.mlp import Act, act_of
 from irc.pipeline import Pass, Stats, register
 from irc.rewrite import P, apply_rules, decline, rule
 
@@ -43,10 +43,9 @@ def gated_mlp(
     shapes = [f"[{', '.join(map(str, weight.type.shape))}]" for weight in (gate, up)]
     if shapes[0] != shapes[1]:
         return decline(f"the rule takes two weights of one shape, not {' and '.join(shapes)}")
-    act = activation.opname
-    if act == "gelu" and activation.attributes["approximate"] == "tanh":
-        act = "gelu_tanh"
-    return GatedMlp(x, gate, up, gate_bias=gate_bias, up_bias=up_bias, act=cast("Act", act))
+    act = act_of(activation)
+    assert act is not None
+    return GatedMlp(x, gate, up, gate_bias=gate_bias, up_bias=up_bias, act=act)
 
 
 def _difference(x: Value, y: Value) -> str:

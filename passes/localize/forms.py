@@ -8,8 +8,10 @@ from typing import TypeAlias
 from irc import ops
 from irc.errors import Error
 from irc.ir.core import Op, Value
+from irc.ir.declare import expanded_results, placeholder
 from irc.ir.dims import DimLike
 from irc.ir.dtypes import dtype as dtype_called
+from irc.ir.expansion import in_order
 from irc.ir.layouts import local_dim, local_shape, local_type
 from irc.ir.types import Axes, TensorType
 from irc.ops.collective import Exchange
@@ -154,15 +156,32 @@ def _call(builder: Builder, op: Op) -> tuple[Value, ...]:
     return builder.add_all(op.rebuilt(operands, callee=builder.localized[op.callee]))
 
 
-def _reduce_norm(builder: Builder, op: Op) -> tuple[Value, ...]:
-    """The same with its group_size; addition and norm alone where the group is one rank."""
-    assert isinstance(op, ops.AllReduceRmsNorm)
+def _fused_sum(builder: Builder, op: Op) -> tuple[Value, ...]:
+    """The same with its group_size; its expansion where the group is one rank."""
+    assert isinstance(op, ops.AllReduceAdd | ops.AllReduceRmsNorm)
     group_size = builder.mesh.group_size(op.axes)
     operands = [builder.local(value) for value in op.operands]
     if group_size > 1:
         return builder.add_all(op.rebuilt(operands, group_size=group_size))
     total = builder.add(ops.Add(operands[0], operands[1]))
+    if isinstance(op, ops.AllReduceAdd):
+        return (total,)
     return builder.add(ops.RmsNorm(total, operands[2], eps=op.eps, offset=op.offset)), total
+
+
+def _fused_linear(builder: Builder, op: Op) -> tuple[Value, ...]:
+    """By its rule; over mesh axes the parts of its expansion, each by its own form."""
+    assert isinstance(op, ops.FusedLinear)
+    if not op.axis:
+        return local_operation(builder, op)
+    operands = [(Value(builder.type(v), None, i), v) for i, v in enumerate(op.operands)]
+    builder.values |= {stand_in: builder.local(value) for stand_in, value in operands}
+    root = placeholder(op, tuple(stand_in for stand_in, _ in operands)).expand()
+    results: tuple[Value, ...] = ()
+    for part in in_order(expanded_results(root)):
+        results = form_of(part)(builder, part)
+        builder.values |= dict(zip(part.results, results, strict=True))
+    return results
 
 
 def _return(builder: Builder, op: Op) -> tuple[Value, ...]:
@@ -175,7 +194,9 @@ _FORMS: dict[str, Form] = {
     "sharded_max": _sharded_max,
     "embedding": embedding,
     "cyclic_embedding": cyclic_embedding,
-    "all_reduce_rms_norm": _reduce_norm,
+    "all_reduce_add": _fused_sum,
+    "all_reduce_rms_norm": _fused_sum,
+    "fused_linear": _fused_linear,
     "call": _call,
     "moe_combine": _moe_combine,
     "return": _return,

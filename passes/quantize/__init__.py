@@ -11,7 +11,7 @@ from typing import Any, cast
 
 from irc.errors import Error
 from irc.ir.core import Module, Value, Weight
-from irc.ops import Dequantize, Embedding, GatedMlp
+from irc.ops import Dequantize, Embedding, FusedLinear, GatedMlp
 from irc.pipeline import Compilation, Pass, Stats, option, register
 from irc.pipeline.options import PATHS, settings_of
 from irc.quantization.schemes import SCHEMES, scheme_called
@@ -58,6 +58,7 @@ class QuantizeModule(Pass):
 
     view = "unsharded"
     behind = ("inline", "canonicalize", "cse")
+    changes_numbers = True
 
     scheme: str = option(
         default="",
@@ -251,10 +252,11 @@ def _check_view(module: Module) -> None:
     for op in module.ops():
         if any(value.type.sharded for value in op.results):
             raise Error("the module is sharded already; quantize comes before shard")
-        if isinstance(op, GatedMlp) and isinstance(op.gate, Weight):
+        if isinstance(op, (GatedMlp, FusedLinear)) and isinstance(op.operands[1], Weight):
+            what = "gated feed-forwards" if isinstance(op, GatedMlp) else "linears"
             raise Error(
-                "the gated feed-forwards are fused already; compile the source anew, or put "
-                'expand{ops=["gated_mlp"]} before quantize'
+                f"the {what} are fused already; compile the source anew, or put "
+                f'expand{{ops=["{op.opname}"]}} before quantize'
             ).at(op)
 
 

@@ -71,8 +71,8 @@ class ShardModule(Pass):
         make_divisible(module, changes, self.sequence)
         for function in module.functions.values():
             Solver(module, function, placement, changes, self.sequence).run()
-        changes.notes = grouped(changes.notes)
         changes.summary = share_of_weights(plan)
+        changes.notes = grouped(changes.notes)
         stats.update(changes)
 
     def _check(self, module: Module) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 
-from irc.analysis.places import value_name
+from irc.analysis.places import REPLICATED, general, value_name
 from irc.analysis.stages import PIPELINE
 from irc.analysis.units import amount
 from irc.errors import Error, did_you_mean
@@ -194,6 +194,7 @@ def share_of_weights(plan: Plan) -> str:
             why = _NO_PRODUCT if plan.rest is Rest.CHOSEN else _UNNAMED
             key = general(plan.origin(name)), why if row is None else row.source
             rest[key] = rest.get(key, 0) + sizes[name]
+            plan.stats.explain(f"@{name} {REPLICATED} {key[1]}")
     if not total:
         return ""
     says = f"{1 - sum(rest.values()) / total:.1%} of the weights ({amount(total)}) are sharded"
@@ -222,8 +223,6 @@ def _bytes(weight: Weight) -> int:
 
 
 _NAME = re.compile(r"(?<![^\s(])(?:[@%]\w+(?:\.\w+)*|[A-Za-z_]\w*(?:\.\w+)+)")
-_PART = re.compile(r"(?<=\.)\d+(?=\.|$)")  # as in layers.3.mlp
-_END = re.compile(r"(?<=[A-Za-z_])\d+$")  # as in %k3
 
 
 def grouped(notes: list[str]) -> list[str]:
@@ -232,12 +231,6 @@ def grouped(notes: list[str]) -> list[str]:
     for note in notes:
         groups.setdefault(_NAME.sub(lambda match: general(match[0]), note), []).append(note)
     return [_told(pattern, same) for pattern, same in groups.items()]
-
-
-def general(name: str) -> str:
-    """A name with * for the numbers in it."""
-    name = _PART.sub("*", name)
-    return _END.sub("*", name) if name[0] in "@%" else name
 
 
 def _told(pattern: str, same: list[str]) -> str:

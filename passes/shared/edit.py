@@ -23,6 +23,12 @@ def insert_before(new: Made, op: Op) -> Made:
     return new
 
 
+def same_types(new: Op, replaced: Sequence[Value]) -> bool:
+    """Whether the results of a new operation have the types of those that it replaces."""
+    pairs = zip(new.results, replaced, strict=False)
+    return all(result.type is value.type for result, value in pairs)
+
+
 def known_before(value: Value, op: Op) -> bool:
     """Whether a value is defined before an operation, at whose position it will be used."""
     later = op.next

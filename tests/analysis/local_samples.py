@@ -17,8 +17,9 @@ from irc.ir.dims import bind
 from irc.ir.dtypes import numpy_dtype
 from irc.ir.mesh import Mesh
 from irc.pipeline import run_pipeline
+from irc.testing.wanted import Arrays, Wanted
 from irc.text import parse_module
-from tests.matrix.checking import Arrays, Case, Wanted
+from tests.matrix.checking import Case
 from tests.matrix.test_passes import SCHEMES, case_of, finite
 
 assert irc.passes  # importing it registers the passes
@@ -130,14 +131,14 @@ def block_sample(seed: int) -> Sample:
     names = [str(arg.name) for arg in parse_module(text).main.args]
     inputs = {name: numbers.standard_normal((12, 12), "f4") for name in names}
     inputs["ids"] = numbers.integers(0, 36, 12).astype("i4")
-    return Sample(f"blocks {seed}", text, inputs, Wanted.of(Case(text, inputs, dtype="f32")))
+    return Sample(f"blocks {seed}", text, inputs, Case(text, inputs, dtype="f32").wanted())
 
 
 def matrix_sample(seed: int, folder: Path) -> Sample | None:
     """A random module of the matrix after `localize`; None where a pass refuses it, and where
     rounding, or infinities that meet zeros in partial sums, leave nothing to compare."""
     case = case_of(seed)
-    wanted, module = Wanted.of(case), case.module()
+    wanted, module = case.wanted(), case.module()
     if not (wanted.stable and finite(case)):
         return None
     scheme = random.Random(seed).choice(SCHEMES)
@@ -159,7 +160,7 @@ def decoder_sample(seed: int) -> Sample:
         inputs[str(arg.name)] = np.zeros(shape, numpy_dtype(arg.type.dtype))
     inputs["input_ids"][:] = np.random.default_rng(seed).integers(0, 30, (2, 8))
     inputs["positions"][:] = inputs["logit_positions"][:] = np.arange(8)
-    wanted = Wanted.of(Case(str(module), inputs, dtype="f32"))
+    wanted = Case(str(module), inputs, dtype="f32").wanted()
     mesh = rng.choice(("tp=2", "dp=2,tp=2", "ep=2,tp=2", "tp=4", "dp=2,ep=2,tp=2"))
     options = f'mesh="{mesh}"' + rng.choice(("", ", sequence=true"))
     passes = f"inline, canonicalize, cse, shard{{{options}}}, localize, fuse-collectives, dce"

@@ -6,8 +6,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+import irc.passes
 from irc.analysis.cost import FREE, Cost, cost_of, operations, total
-from irc.analysis.memory import weight_bytes
+from irc.analysis.memory import peak_bytes, weight_bytes
 from irc.analysis.sizes import LocalSizes, typical_sizes
 from irc.analysis.topology_file import default_topology
 from irc.analysis.units import amount
@@ -16,8 +17,10 @@ from irc.frontends.huggingface import model_of
 from irc.ir.core import Module, Op
 from irc.ir.mesh import Mesh
 from irc.ops.attention import Attention, visible
+from irc.pipeline import run_pipeline
 from irc.text import parse_module
 
+assert irc.passes
 MESH = Mesh.parse("tp=3")
 
 
@@ -56,6 +59,17 @@ def test_products_read_codes(codes: str, blocks: int, used: str, nbytes: int, ki
     *before, product = list(module.main)[:-1]
     assert [cost_of(op, sizes).kernels for op in before] == [1, int(used == "%x"), 0]
     assert cost_of(product, sizes) == Cost(2 * 3 * 32 * 64, nbytes + 3 * 32 * 2, 1, kind)
+
+
+def test_products_read_codes_of_quantize_rows() -> None:
+    text = QUANTIZED.replace(", %t: f32[3, 1]", "").replace("CODES", "f8e4m3")
+    text = text.replace("%q =", "%t = dynamic_scale %x : f32[3, 1] %q =")
+    apart, fused = (parse_module(text.replace("BLOCKS", "1").replace("USED", "%v")) for _ in "ab")
+    run_pipeline(fused, "fuse-quantize")
+    sizes, ops = LocalSizes(fused.mesh, {}), [list(module.main) for module in (apart, fused)]
+    assert cost_of(ops[1][0], sizes).bytes == 3 * 64 * 2 + 3 * 64 + 3 * 4
+    assert cost_of(ops[1][-2], sizes) == cost_of(ops[0][-2], sizes)
+    assert peak_bytes(fused.main, sizes) == peak_bytes(apart.main, sizes)
 
 
 @pytest.mark.parametrize(

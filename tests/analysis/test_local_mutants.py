@@ -23,11 +23,11 @@ from irc.ir.core import Module, Op, Value
 from irc.ir.dims import exact_divide
 from irc.ir.types import TensorType
 from irc.ir.verify import verify
+from irc.testing.wanted import Wanted
 from irc.text import parse_module
 from irc.weights import Cyclic, Shard, Slice
 from tests.analysis.local_samples import Sample, block_sample, decoder_sample, matrix_sample
 from tests.fresh import fresh, session_seed
-from tests.matrix.checking import Wanted
 from tests.passes.embedding_lab import Lab, distinct, drawn, localized, looked_up
 
 COUNT = 8  # modules of the matrix, and of blocks, in a session

@@ -14,8 +14,8 @@ from irc.backends.reference.weights import Weights
 from irc.frontends.huggingface import load
 from irc.ir.core import Function, Op, Value
 from irc.pipeline import run_pipeline
+from irc.testing.draw import random_graph
 from irc.text import parse_module
-from tests.matrix.draw import random_graph
 from tests.tiny_checkpoint import write_checkpoint
 
 

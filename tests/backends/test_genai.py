@@ -12,6 +12,7 @@ import pytest
 import irc
 from tests.cli.runner import works
 from tests.fresh import fresh
+from tests.models.runners import continued
 from tests.tiny_checkpoint import write_checkpoint
 
 PROMPTS = [[5, 17, 33, 80, 2], [9, 8, 7, 6, 5]]
@@ -70,7 +71,7 @@ def test_genai_generates_the_same_tokens(artifact: irc.Artifact) -> None:
     while not generator.is_done():
         generator.generate_next_token()
     for row, prompt in enumerate(PROMPTS):
-        tokens = artifact.model.generate_ids(prompt, 12).tokens
+        tokens = continued(artifact, prompt, 12)
         assert [*generator.get_sequence(row)] == [*prompt, *tokens]
 
 

@@ -33,7 +33,7 @@ Decoders: TypeAlias = Callable[..., Decoder]
 
 def caches_of(stream: OnnxRuntimeStream) -> list[dict[str, np.ndarray]]:
     """The caches of every rank, by name."""
-    return [dict(each._memory) for each in stream.ranks.values()]
+    return [dict(each.memory) for each in stream.ranks.values()]
 
 
 @pytest.mark.parametrize(
@@ -145,7 +145,7 @@ def test_caches_grow_as_they_fill(decoder: Decoders) -> None:
         at += tokens
         capacities.append(own.capacity)
     assert capacities == [64, 64, 64, 128, 192, 192, 300, 300] and at == 300
-    assert own.held("k0").shape == (1, 2, 300, 8)
+    assert own.memory["k0"].shape == (1, 2, 300, 8)
     with pytest.raises(Error, match=r"up to position 301, but they have room for 300.*larger C"):
         streams[0].step(call(ids[:, :1], np.array([300])))
 

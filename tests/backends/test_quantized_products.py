@@ -174,35 +174,37 @@ def test_a_product_rounds_its_inputs(
     assert error < CLOSE
 
 
-def narrow(kind: str, dtype: str) -> Module:
-    """x [B, K] in `dtype` times a weight with blocks of 32, and that weight w in f32."""
+def narrow(kind: str, dtype: str, other: str = "i8") -> Module:
+    """x [B, K] in `dtype` times a weight with blocks of 32, and that weight w in f32; and another
+    weight of the dtype `other`."""
     return irc.parse(f"""module @m dims(B=1:2:{ROWS}) {{
+      weight @o : {other}[2, 2] = random("o", 1, {LARGEST[other]})
       weight @w : {kind}[{N}, {K}] = random("w", 1, {LARGEST[kind]})
       weight @s : f32[{N}, {K // 32}] = random("s", 1, 0.01)
-      func @forward(%x: {dtype}[B, {K}]) -> (y: f32[B, {N}], w: f32[{N}, {K}]) {{
+      func @forward(%x: {dtype}[B, {K}]) -> (y: f32[B, {N}], w: f32[{N}, {K}], o: {other}[2, 2]) {{
         %w = dequantize @w, @s {{dtype="{dtype}"}} : {dtype}[{N}, {K}]
         %wide = dequantize @w, @s {{dtype="f32"}} : f32[{N}, {K}]
         %l = linear %x, %w : {dtype}[B, {N}]
         %y = cast %l {{dtype="f32"}} : f32[B, {N}]
-        return %y, %wide
+        return %y, %wide, @o
       }} }}""")
 
 
 @pytest.mark.parametrize("dtype", ["f32", "f16", "bf16"])
-@pytest.mark.parametrize("kind", ["i4", "i8"])
+@pytest.mark.parametrize(("kind", "other"), [("i4", "i8"), ("i8", "i8"), ("i8", "i4")])
 def test_inputs_in_bf16_have_8_bits_beside_weights_of_4(
-    kind: str, dtype: str, tmp_path: Path
+    kind: str, other: str, dtype: str, tmp_path: Path
 ) -> None:
     """An element is off by half a step of 1/127 of the largest one of its block, where it is one
     part; by 1/127 of that where it is two."""
     x = fresh(3).standard_normal((ROWS, K))
     x[:, 3] *= 50  # an outlier channel
     x = x.astype(numpy_dtype(dtype)).astype(np.float32)
-    found = irc.compile(narrow(kind, dtype), tmp_path, pipeline="inline").run({"x": x})
+    found = irc.compile(narrow(kind, dtype, other), tmp_path, pipeline="inline").run({"x": x})
     w = found["w"].astype(np.float64)
     largest = np.abs(x).reshape(ROWS, -1, 32).max(-1).repeat(32, axis=-1)
     error = np.abs(found["y"] - x @ w.T) / (largest / 254 @ np.abs(w).T)
-    if (kind, dtype) == ("i4", "bf16"):
+    if "i4" in (kind, other) and dtype == "bf16":
         assert 0.05 < error.max() < 1.001
     else:
         assert error.max() < 0.01

@@ -10,7 +10,7 @@ import onnx
 import pytest
 from onnx.onnx_ml_pb2 import ModelProto
 
-from irc.backends.onnxruntime.execution import run_parts
+from irc.backends.onnxruntime.execution import States, run_parts
 from irc.backends.onnxruntime.segments import Collective, Segment, divide, model_of, types_of
 from irc.backends.onnxruntime.session import Part, Parts
 from irc.backends.ranks.threads import ThreadWorld
@@ -113,7 +113,9 @@ def test_places_name_the_line_of_the_script(tmp_path: Path) -> None:
 def test_values_are_freed_after_their_last_use(tmp_path: Path) -> None:
     models, inputs = loaded(TWICE, tmp_path).models, {"x": np.ones((3, 4), np.float32)}
     assert models[0].parts.unused == ((), ("a",), ("x",), ("wide",), ("d", "e"))
-    for left in ThreadWorld(2, 100).run(lambda c: run_parts(models[c.rank].parts, inputs, {}, c)):
+    for left in ThreadWorld(2, 100).run(
+        lambda c: run_parts(models[c.rank].parts, inputs, States(), c)
+    ):
         assert set(left) == {"result0", "result1", "result2"}
 
 

@@ -48,17 +48,17 @@ def test_clear_deletes_engines_and_nothing_else(cache: Cache) -> None:
     assert "0 engines, 0 B of" in works("cache", "--cache", cache.folder).out
 
 
-def test_kernels_and_choices_of_cuda(cache: Cache) -> None:
+def test_kernels_of_cuda(cache: Cache) -> None:
     folder = cache.folder / "kernels"
     folder.mkdir()
-    for name in (f"{'a' * 64}.cubin", f"{'b' * 64}.cubin", "choices.json", "mine.cubin"):
+    for name in (f"{'a' * 64}.cubin", f"{'b' * 64}.cubin", "mine.cubin"):
         (folder / name).write_bytes(bytes(1000))
-    line = f"{folder}: 3 kernels and choices of the backend cuda, 3.0 kB"
+    line = f"{folder}: 2 kernels of the backend cuda, 2.0 kB"
     assert works("cache", "--cache", cache.folder).out.splitlines()[0] == line
     found = works("cache", "size", "--json", "--cache", cache.folder).json["kernels"]
-    assert found == {"folder": str(folder), "files": 3, "size": 3000}
+    assert found == {"folder": str(folder), "files": 2, "size": 2000}
     out = works("cache", "clear", "--cache", cache.folder).out
-    assert line.replace(": 3", ": deleted 3") in out
+    assert line.replace(": 2", ": deleted 2") in out
     assert [path.name for path in folder.iterdir()] == ["mine.cubin"]
 
 

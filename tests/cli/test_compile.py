@@ -18,6 +18,7 @@ import onnxruntime
 import pytest
 
 from irc.driver import load
+from irc.pipeline import parse_pipeline
 from irc.weights.safetensors import read_header
 from tests.cli.runner import PROGRAM, entries, refused, shell, works
 from tests.layout import ROOT
@@ -34,8 +35,8 @@ def manifest(folder: Path) -> dict[str, Any]:
 
 
 def test_a_checkpoint_folder(artifact: Path, checkpoint: Path) -> None:
-    files = ["config.json", "module.irc", "rank0.onnx", "report.html", "tokenizer.json"]
-    assert entries(artifact) == files
+    written = ["config.json", "input.irc", "module.irc", "rank0.onnx", "report.html"]
+    assert entries(artifact) == [*written, "tokenizer.json"]
     facts, weights = manifest(artifact), checkpoint / WEIGHTS
     assert list(facts["weights"]) == [str(weights)]
     assert facts["weights"][str(weights)]["size"] == weights.stat().st_size
@@ -73,17 +74,23 @@ def test_what_a_checkpoint_has_and_irc_ignores_is_said(tmp_path: Path, source: s
     (folder / "adapter_config.json").write_text("{}")
     config = json.loads((folder / "config.json").read_text()) | {"auto_map": {"AutoConfig": "a.B"}}
     (folder / "config.json").write_text(json.dumps(config))
-    config = {"do_sample": True, "num_beams": 1, "repetition_penalty": 1.1, "temperature": 0.6}
+    config = {"do_sample": True, "num_beams": 1, "guidance_scale": 1.5, "eta_cutoff": 0.1}
     (folder / "generation_config.json").write_text(json.dumps(config))
     said = works(*words, "--dims", "C=1:96:500").out
     assert "C=500 is beyond max_position_embeddings=96 of config.json" in said
     (line,) = (line for line in said.splitlines() if "ignored" in line)
     assert line.endswith(
-        f"ignored in {folder}: do_sample, repetition_penalty (irc generate chooses greedily); the "
-        "chat template (irc generate continues a prompt as it is); adapter_config.json (give "
-        f"--adapter {folder} to merge the adapter); pytorch_model.bin (weights are those of "
+        f"ignored in {folder}: guidance_scale, eta_cutoff of generation_config.json (irc generate "
+        "has no such setting); the chat template without irc generate --chat; adapter_config.json "
+        f"(give --adapter {folder} to merge the adapter); pytorch_model.bin (weights are those of "
         "*.safetensors); auto_map of config.json (irc runs no code of checkpoints)"
     )
+
+
+def test_settings_of_generation_in_another_file_are_named(tmp_path: Path) -> None:
+    folder = write_checkpoint(tmp_path / "model", do_sample=True, num_beams=4, min_length=0)
+    said = works("compile", "--dry-run", str(folder)).out
+    assert "do_sample, num_beams of config.json (put them into generation_config.json)" in said
 
 
 def test_tensors_of_parts_that_irc_does_not_compute_are_named(
@@ -167,6 +174,25 @@ def test_dims_and_the_pipeline_are_replaced(checkpoint: Path, tmp_path: Path) ->
     assert entries(tmp_path / "dumps") == ["000-input.irc", "001-dce.irc"]
     dims = manifest(tmp_path / "out")["dims"]
     assert (dims["B"], dims["C"]) == ([1, 1, 1], [1, 32, 64])
+
+
+def test_a_pass_is_put_into_the_default_pipeline(checkpoint: Path, tmp_path: Path) -> None:
+    words = ["compile", checkpoint, "-o", tmp_path / "out", "--quantize", "w8a16", "--mesh", "tp=2"]
+    changed = [
+        "--pipeline",
+        "default, after quantize: expand{ops=[gated_mlp]}, without fuse-gated-mlp",
+    ]
+    works(*words)
+    plain = parse_pipeline(manifest(tmp_path / "out")["pipeline"])
+    works(*words, *changed)
+    made = manifest(tmp_path / "out")["pipeline"]
+    rest = [step for step in plain if step.name != "fuse-gated-mlp"]
+    assert len(rest) < len(plain) and 'expand{ops=["gated_mlp"]}' in made
+    assert [step for step in parse_pipeline(made) if step.name != "expand"] == rest
+    at = [step.name for step in parse_pipeline(made)].index("expand")
+    assert str(list(rest)[at - 1]) == 'quantize{scheme="w8a16"}'
+    assert "has no such pass, but inline" in refused(*words, "--pipeline", "default, without x")
+    assert "so --quantize has no effect" in refused(*words, "--pipeline", "cse, after cse: dce")
 
 
 def test_a_path_that_is_not_utf_8_is_refused(checkpoint: Path, tmp_path: Path) -> None:

@@ -79,7 +79,7 @@ def test_a_machine_without_a_driver(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_valid_artifact(artifact: Path) -> None:
     found = findings(artifact)
     assert found["artifact"][1].startswith(f"{artifact}: backend onnx, dtype f32")
-    assert found["files"] == (True, "as compiled: 4 in the folder, 1 with weights elsewhere")
+    assert found["files"] == (True, "as compiled: 5 in the folder, 1 with weights elsewhere")
 
 
 def test_a_damaged_artifact(checkpoint: Path, tmp_path: Path) -> None:

@@ -217,8 +217,10 @@ def test_a_prompt_from_standard_input(artifact: Path) -> None:
 def test_the_summary(artifact: Path) -> None:
     words = ["--prompt", "the", "--max-new-tokens", "4", "--json"]
     found = works("generate", artifact, *words).json
-    assert (found["prompt"], found["stop"], len(found["tokens"])) == ("the", "count", 4)
-    assert found["text"] == load(artifact).generate("the", 4)
+    (entry,) = found["prompts"]
+    (answer,) = entry["answers"]
+    assert (entry["prompt"], answer["finish"], len(answer["tokens"])) == ("the", "length", 4)
+    assert answer["text"] == load(artifact).generate("the", 4)
     assert found["decode_rate"] > 0
     words = ["--prompt", "1 2 3", "--raw-ids", "--max-new-tokens", "500"]
     answer = works("generate", artifact, *words)
@@ -252,10 +254,10 @@ def test_ctrl_c_ends_the_line(artifact: Path, monkeypatch: pytest.MonkeyPatch) -
     step = OnnxRuntimeStream.step
     left = iter(range(3))
 
-    def interrupted(self: OnnxRuntimeStream, inputs: Any) -> Any:
+    def interrupted(self: OnnxRuntimeStream, *inputs: Any) -> Any:
         if next(left, None) is None:
             raise KeyboardInterrupt
-        return step(self, inputs)
+        return step(self, *inputs)
 
     monkeypatch.setattr(OnnxRuntimeStream, "step", interrupted)
     answer = irc("generate", artifact, "--raw-ids", "--prompt", "1 2", "--max-new-tokens", "50")

@@ -165,11 +165,13 @@ def test_show_writes_a_page(folder: Path) -> None:
     path = folder / "m.html"
     assert works("show", "m.irc", "--html", path).out == ""
     text = path.read_text()
-    assert text.startswith("<!doctype html>") and "layers.0.mlp" in text
-    assert "http" not in text, "the page has no links"
+    assert text.startswith("<!doctype html>") and "layers.*.mlp" in text
+    addresses = set(re.findall(r"https?:[^'\"`\s]*", text))
+    namespaces = {"http://www.w3.org/2000/svg", "http://www.w3.org/1999/xhtml"}
+    assert addresses <= namespaces, "the page has no links"
     (folder / "m.irc").write_text(MODULE.replace("layers.0.mlp", "<script>alert(1)</script>"))
     works("show", "m.irc", "--html", path)
-    assert "<script>" not in path.read_text()
+    assert "<script>alert" not in path.read_text()
 
 
 # ------------------------------------------------------------------ opt
@@ -197,6 +199,38 @@ def test_passes_are_checked() -> None:
         assert "weight @v is filed under the name 'w'" in err
         assert "the module was valid before the pass test-broken" in err
         works(*words, "--no-verify")
+
+
+def test_the_tolerance_of_numerics() -> None:
+    words = ["opt", "m.irc", "--load", "mine.py", "--passes", "test-wrong", "--check-numerics"]
+    assert "largest number, where 0.0001 is allowed" in refused(*words)
+    assert "where 0.01 is allowed" in refused(*words, "--tolerance", "1e-2")
+    works(*words, "--tolerance", "10")
+    assert works("opt", "m.irc", "--check-numerics", "--tolerance", "0").out
+    for number in ("-1", "nan", "inf", "a"):
+        assert "--tolerance" in refused(*words, "--tolerance", number, status=2)
+    assert "--tolerance is for --check" in refused("opt", "m.irc", "--tolerance", "1", status=2)
+
+
+def test_a_module_is_written_to_a_file(folder: Path) -> None:
+    assert works("opt", "m.irc", "--passes", "cse", "-o", "new.irc").out == ""
+    assert (folder / "new.irc").read_text() == works("opt", "m.irc", "--passes", "cse").out
+    (folder / "home").mkdir()
+    (folder / "home" / "b.irc").write_text(BESIDE)
+    write_safetensors(folder / "home" / "w.safetensors", {"a": np.ones((2, 4), np.float32)})
+    works("opt", "home/b.irc", "-o", "moved.irc")
+    works("opt", "moved.irc", "--passes", "dce", "--check-numerics")
+    assert '@w = "home/w.safetensors"' in (folder / "moved.irc").read_text()
+    works("compile", "home/b.irc", "-o", "made")
+    kept = entries(folder)
+    for source, output in (("m.irc", "./m.irc"), ("made", "made/module.irc"), ("m.irc", "made")):
+        assert f"-o {output} would" in (said := refused("opt", source, "-o", output)) or (
+            "in a folder that exists" in said
+        )
+    assert "in a folder that exists" in refused("opt", "m.irc", "-o", "none/m.irc")
+    words = ["opt", "m.irc", "--load", "mine.py", "--passes", "test-broken", "-o", "out.irc"]
+    assert "filed under" in refused(*words)
+    assert entries(folder) == kept
 
 
 def commands(text: str) -> list[list[str]]:
@@ -355,7 +389,7 @@ def test_ops_lists_every_operation() -> None:
     support = {name: words[:5] for name, *words in rows}
     assert set(support) == {name for name in REGISTRY if "test" not in name}
     assert support["add"] == support["all_to_all"] == ["yes"] * 5
-    assert support["gated_mlp"] == ["expanded"] * 5
+    assert support["gated_mlp"] == ["expanded"] * 2 + ["yes"] + ["expanded"] * 2
     assert support["all_reduce_rms_norm"] == ["expanded"] * 3 + ["yes"] * 2
     assert support["shard_slice"] == ["yes"] + ["no"] * 4
     facts = works("ops", "linear", "--json").json

@@ -192,7 +192,7 @@ def test_links_of_a_tokenizer(secret: Path, tmp_path: Path) -> None:
 
 def test_caches_of_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("irc.backends.cuda.execute.compile.nvrtc_version", lambda: (13, 0))
-    place, file = tmp_path / "kernels", tmp_path / "kernels" / "choices.json"
+    place, file = tmp_path / "kernels", tmp_path / "kernels" / "a.cubin"
     assert not sharing_problem(place)
     place.mkdir()
     file.write_text("{}")

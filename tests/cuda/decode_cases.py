@@ -1,4 +1,4 @@
-"""Modules with one attention of new tokens over caches, and random arrays for them."""
+"""Modules with one attention, mostly of new tokens over caches, and random arrays for them."""
 
 from __future__ import annotations
 
@@ -8,11 +8,13 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from irc.backends.cuda.plan.regime import Regime
+from irc.backends.cuda.plan.template import Launcher, Template
 from irc.backends.reference import evaluate
-from irc.ir.core import Module, Value
+from irc.ir.core import Module, Op, Value
 from irc.ir.dtypes import numpy_dtype
-from irc.ops import Attention
 from irc.text.parser import parse_module
+from tests.cuda.regimes import regime_of
 
 Array: TypeAlias = np.ndarray[Any, Any]
 
@@ -47,78 +49,51 @@ class Case:
         return {"B": self.batch, "S": self.tokens, "C": self.capacity}
 
     def module(self) -> Module:
-        """The module; its last function result is that of the attention."""
+        """The module, with a fused_attention where caches are updated; its result is the first."""
         return parse_module(self.text())
+
+    def regime(self, module: Module) -> Regime:
+        """The regime of the sizes; only the caches are written during a step."""
+        regime = regime_of(self.sizes)
+        regime.constants = [arg for arg in module.main.args if arg.name not in ("k0", "v0")]
+        return regime
 
     def text(self) -> str:
         """The module as text."""
         kind, d = self.dtype, self.size
         wide, narrow = self.heads * d, self.key_heads * d
-        cache = f"{kind}[B, {self.key_heads}, C, {d}]"
-        tokens = f"{kind}[B, C, {narrow}]"
-        held = tokens if self.form == "tokens" else cache
         q, row = f"{kind}[B, S, {wide}]", f"{kind}[B, S, {narrow}]"
-        lines: list[str] = []
-        inputs = [f"%x: {q}"]
-        names = ["x", "y", "z"]
+        cache = f"{kind}[B, {self.key_heads}, C, {d}]"
+        held = f"{kind}[B, C, {narrow}]" if self.form == "tokens" else cache
+        inputs, lines = [f"%x: {q}"], list[str]()
         if self.form == "joined":
             inputs = [f"%qkv: {kind}[B, S, {wide + 2 * narrow}]"]
             parts = f"{{dim=2, sizes=[{wide}, {narrow}, {narrow}]}}"
             lines += [f"%x, %y, %z = split %qkv {parts} : {q}, {row}, {row}"]
         elif self.form == "apart":
             inputs += [f"%y: {row}", f"%z: {row}"]
+        named = {"positions": f"{self.index}[B, S]"} if self.rope is not None else {}
         if self.norm is not None:
-            inputs += [f"%gq: {kind}[{d}]", f"%gk: {kind}[{d}]"]
-            both = [("x", "gq", self.heads), ("y", "gk", self.key_heads)]
-            for name, gain, count in both[: 1 + self.updates]:
-                whole, apart = f"[B, S, {count * d}]", f"[B, S, {count}, {d}]"
-                options = f"{{eps=0.01{self.norm}}}"
-                lines += [
-                    f"%{name}1 = reshape %{name} {{shape={apart}}} : {kind}{apart}",
-                    f"%{name}2 = rms_norm %{name}1, %{gain} {options} : {kind}{apart}",
-                    f"%{name}3 = reshape %{name}2 {{shape={whole}}} : {kind}{whole}",
-                ]
-            names = ["x3", "y3", "z"]
-        if self.rope is not None:
-            turned = f"{{head_dim={d}{self.rope}}}"
-            lines += [f"%q = rope %{names[0]}, %positions {turned} : {q}"]
-            lines += [f"%k = rope %{names[1]}, %positions {turned} : {row}"] if self.updates else []
-            names = ["q", "k", "z"]
-        keys, values = "k0", "v0"
-        if self.updates:
-            lines += [f"%k1 = cache_update %k0, %{names[1]}, %past : {cache}"]
-            lines += [f"%v1 = cache_update %v0, %{names[2]}, %past : {cache}"]
-            keys, values = "k1", "v1"
-        lengths = ", lengths=%lengths" if self.lengths else ""
-        past = ", past=%past" if self.past else ""
-        sinks = ", sinks=%sinks" if self.sinks else ""
-        lines += [
-            f"%mixed = attention %{names[0]}, %{keys}, %{values}{past}{lengths}{sinks} "
-            f"{{head_dim={d}{self.options}}} : {q}",
-            f"return %mixed{', %k1, %v1' if self.updates else ''}",
-        ]
-        inputs += [f"%positions: {self.index}[B, S]"] if self.rope is not None else []
-        inputs += [f"%past: {self.index}[B]"] if self.past else []
-        inputs += [f"%lengths: {self.index}[B]"] if self.lengths else []
-        inputs += [f"%sinks: {self.sinks}[{self.heads}]"] if self.sinks else []
+            named |= {"q_norm": f"{kind}[{d}]", "k_norm": f"{kind}[{d}]"}
+        named |= {name: f"{self.index}[B]" for name in ("past", "lengths") if getattr(self, name)}
+        named |= {"sinks": f"{self.sinks}[{self.heads}]"} if self.sinks else {}
+        inputs += [f"%{name}: {type}" for name, type in named.items()]
         inputs += [f"%k0: {held}", f"%v0: {held}"]
+        options = f"head_dim={d}{self.options}{self.rope or ''}"
+        options += f", eps=0.01{self.norm}" if self.norm is not None else ""
         results = [f"mixed: {q}"]
+        given = "".join(f", {n}=%{n}" for n in named if n != "past" or not self.updates)
         if self.updates:
-            results += [f"k0: {cache} aliases %k0", f"v0: {cache} aliases %v0"]
+            results += [f"{name}: {cache} aliases %{name}" for name in ("k0", "v0")]
+            call = f"%mixed, %k1, %v1 = fused_attention %x, %y, %z, %k0, %v0, %past{given}"
+            lines += [f"{call} {{{options}}} : {q}, {cache}, {cache}", "return %mixed, %k1, %v1"]
+        else:
+            call = f"%mixed = attention %x, %k0, %v0{given}"
+            lines += [f"{call} {{{options}}} : {q}", "return %mixed"]
         body = "\n    ".join(lines)
         head = f"func @main({', '.join(inputs)}) -> ({', '.join(results)})"
         dims = "dims(B=1:1:64, S=1:1:64, C=1:64:131072)"
         return f"module @m {dims} {{\n  {head} {{\n    {body}\n  }}\n}}\n"
-
-    @property
-    def result_shape(self) -> tuple[int, int, int]:
-        """The shape of the attention's result."""
-        return self.batch, self.tokens, self.heads * self.size
-
-    @property
-    def numpy(self) -> Any:
-        """The dtype of q, k and v in numpy."""
-        return numpy_dtype(self.dtype)
 
     @property
     def updates(self) -> bool:
@@ -126,15 +101,21 @@ class Case:
         return self.form in ("joined", "apart")
 
 
-def attention_of(module: Module) -> Attention:
-    """The attention of a module."""
-    (found,) = (op for op in module.main if isinstance(op, Attention))
-    return found
+def operations_of(module: Module) -> list[Op]:
+    """The operations of a module that may have launches of their own."""
+    return [op for op in module.main if op.opname not in ("split", "return")]
+
+
+def made_by(maker: Launcher, op: Op, regime: Regime) -> list[Template]:
+    """The launches that a maker has for an operation."""
+    made = maker(op, regime)
+    assert made is not None and not isinstance(made, str), made
+    return [each for each in made if isinstance(each, Template)]
 
 
 def arrays_of(case: Case, module: Module, random: np.random.Generator) -> Mapping[Value, Array]:
-    """Random arguments: scores of a few units, and NaN in caches where no query looks."""
-    found: dict[Value, Array] = {}
+    """Random arguments: scores of a few units, and NaN in rows of caches that no step wrote."""
+    arrays: dict[Value, Array] = {}
     for value in module.main.args:
         shape = tuple(case.sizes.get(str(n), n) for n in value.type.shape)
         name = value.name or ""
@@ -143,24 +124,23 @@ def arrays_of(case: Case, module: Module, random: np.random.Generator) -> Mappin
             chosen = np.resize(numbers[name] or random.integers(0, 99, case.batch), case.batch)
             if name == "positions":
                 chosen = chosen[:, None] + np.arange(case.tokens)
-            found[value] = chosen.astype(numpy_dtype(case.index))
+            arrays[value] = chosen.astype(numpy_dtype(case.index))
             continue
         array = random.uniform(-1, 1, shape).astype(np.float32)
         if name in ("qkv", "x"):
             array[..., : case.heads * case.size] *= 6
         if name in ("k0", "v0") and case.updates:
             for row, past in enumerate(np.resize(case.past, case.batch)):
-                array[row, :, int(past) + case.tokens :] = np.nan
-        found[value] = array.astype(numpy_dtype(value.type.dtype))
-    return found
+                array[row, :, int(past) :] = np.nan
+        arrays[value] = array.astype(numpy_dtype(value.type.dtype))
+    return arrays
 
 
 def check_results(
     case: Case, module: Module, inputs: Mapping[Value, Array], got: Mapping[Value, Array]
 ) -> None:
     """Compare the results with the reference: rows of caches that nothing writes are the same."""
-    by_name = {str(value.name): array for value, array in inputs.items()}
-    wanted = evaluate(module, by_name)
+    wanted = evaluate(module, {str(value.name): array for value, array in inputs.items()})
     mixed, *caches = module.main.returned
     near(got[mixed], wanted["mixed"], 0.03)
     for name, value in zip(("k0", "v0"), caches, strict=False):

@@ -25,17 +25,16 @@ _BY_ROWS = ((17, 31), (18, 32))  # attributes of a description: the scales, and 
 
 
 class FakeCublasLt:
-    """`offered`: how many algorithms there are; `failing`: those that cannot run;
-    `computes`: whether products read and write memory.
+    """`offered`: how many algorithms there are; `failing`: those that cannot run.
 
     `used` are the algorithms of the products so far, by number; `alignments` are those of the
-    operands in the last question for algorithms. `objects` are the descriptions that exist.
+    operands in the last of `questions` for algorithms. `objects` are the descriptions that exist.
     """
 
-    def __init__(self, offered: int = 3, computes: bool = True) -> None:
-        self.offered, self.computes = offered, computes
-        self.failing: set[int] = set()
+    def __init__(self, offered: int = 3) -> None:
+        self.offered, self.failing = offered, set[int]()
         self.used: list[int] = []
+        self.questions = 0
         self.alignments: set[int] = set()
         self.objects: dict[int, dict[Any, Any]] = {}
         self._next = 0
@@ -81,6 +80,7 @@ class FakeCublasLt:
         if any(told.get(mode) == 3 and pointer not in told for pointer, mode in _BY_ROWS):
             return UNSUPPORTED
         asked = self.objects[preference.value]
+        self.questions += 1
         assert asked[1] > 0
         self.alignments = {asked[attribute] for attribute in (5, 6, 7, 8)}
         count._obj.value = min(most, self.offered)
@@ -99,8 +99,6 @@ class FakeCublasLt:
         if number in self.failing:
             return UNSUPPORTED
         self.used.append(number)
-        if not self.computes:
-            return OK
         told = self.objects[desc.value]
         left, right = self._matrices(a, a_layout), self._matrices(b, b_layout)
         if told.get(3):

@@ -5,17 +5,19 @@ Ranks are threads, and one kernel runs at a time: kernels share the variables of
 
 from __future__ import annotations
 
+import gc
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from irc.backends.cuda.execute.cublaslt import key_of
 from irc.backends.cuda.execute.launch import Enqueue
 from irc.backends.cuda.execute.load import CudaGpu, CudaProgram, program_of
-from irc.backends.cuda.execute.rank import CudaRank
 from irc.backends.cuda.execute.steps import Products
 from irc.backends.cuda.plan import Kernel, Launch, LibraryCall
 from irc.backends.cuda.plan.product import Product
+from irc.backends.cuda.plan.regime import Target
 from irc.backends.ranks.communicator import Communicator
 from irc.ir.core import Module
 from tests.cuda.emulate import Memory, prepare, run_kernel
@@ -28,7 +30,7 @@ _ONE_KERNEL = threading.Lock()
 
 
 class Pointer(Memory):
-    """The memory of a fake GPU from an address on; empty arrays lie nowhere."""
+    """The memory of a fake GPU from an address on, which is not guarded."""
 
     def __init__(self, driver: FakeDriver, address: int) -> None:
         self._place = driver.memory.view(address, 1).ctypes.data
@@ -36,9 +38,6 @@ class Pointer(Memory):
     @property
     def address(self) -> int:
         return self._place
-
-    def check(self, what: str) -> None:
-        """Writes beyond allocated memory are not seen here."""
 
 
 class EmulatedKernels:
@@ -68,7 +67,11 @@ class EmulatedKernels:
                 for given, value in zip(launch.arguments, values, strict=True)
             ]
             with _ONE_KERNEL:
-                run_kernel(kernel, launch.grid, arguments, launch.shared)
+                gc.disable()  # a stream that is collected waits for kernels
+                try:
+                    run_kernel(kernel, launch.grid, arguments, launch.shared)
+                finally:
+                    gc.enable()
 
         def enqueue(stream: int) -> None:
             self.launches.append((launch, early))
@@ -76,18 +79,27 @@ class EmulatedKernels:
 
         return enqueue
 
+    def close(self) -> None:
+        self._loaded.clear()
+
 
 class EmulatedProducts:
-    """See Products: cuBLASLt in numpy. `prepared` has the calls that were prepared."""
+    """See Products: cuBLASLt in numpy, which offers two algorithms. `bound` are the calls that
+    were bound, with their algorithms."""
 
     def __init__(self, driver: FakeDriver) -> None:
-        self._memory, self.prepared = driver.memory, list[LibraryCall]()
+        self._memory, self.bound = driver.memory, list[tuple[LibraryCall, str]]()
+        self.algorithms: dict[str, str] = {}
 
-    def prepare(self, calls: Sequence[LibraryCall]) -> None:
-        self.prepared += calls
+    def choose(self, algorithms: Mapping[str, str]) -> None:
+        self.algorithms |= algorithms
+
+    def offered(self, call: LibraryCall) -> tuple[str, list[str]]:
+        return key_of(Product.of(call.settings)), ["01" * 64, "02" * 64]
 
     def bind(self, call: LibraryCall, addresses: Sequence[int]) -> Enqueue:
-        assert call in self.prepared
+        key, (first, _) = self.offered(call)
+        self.bound.append((call, self.algorithms.get(key, first)))
         product = Product.of(call.settings)
         operands = product.operands()
 
@@ -115,11 +127,16 @@ class FakeCuda(CudaGpu):
     def __init__(self, nccl: FakeNccl, rank: int) -> None:
         super().__init__(FakeDriver(rank), SOON, nccl)
         self.kernels = self.emulated = EmulatedKernels(self.driver)
+        self.target = Target()
         self.called = EmulatedProducts(self.driver)
         self.calls = self.driver.calls
 
-    def products(self, rank: CudaRank, host: Communicator | None) -> Products:
+    def products(self, algorithms: Mapping[str, str], locked: bool) -> Products:
+        self.called.choose(algorithms)
         return self.called
+
+    def versions(self) -> dict[str, str]:
+        return {"irc": "1", "NVRTC": "2", "cuBLASLt": "3"}
 
 
 class World(fake_nccl.World[CudaProgram, FakeCuda]):

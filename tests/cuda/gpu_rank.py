@@ -1,7 +1,7 @@
 """One rank of a tiny model on a real GPU: a process of its own, which `benchmarks.process` starts.
 
 The arguments are a folder, the name of a model and its mesh; the logits of a conversation go into
-FOLDER/logits{RANK}.npy.
+FOLDER/logits{RANK}.npy, and those of rows into FOLDER/rows{RANK}.npy.
 """
 
 from __future__ import annotations
@@ -15,7 +15,9 @@ import numpy as np
 from irc.backends.base import Program
 from irc.backends.cuda.execute.load import program_of
 from irc.backends.ranks.communicator import Communicator
+from irc.generation.rows import Rows
 from tests.cuda.test_program import compiled
+from tests.models.runners import talks
 from tests.tensorrt.test_runtime import step_of
 
 ROWS, STEPS = 2, 4
@@ -24,7 +26,13 @@ ROWS, STEPS = 2, 4
 def conversation(program: Program) -> Any:
     """The logits of some steps, of which the last are run as a graph."""
     stream = program.open({"B": ROWS, "B_dp": ROWS // 2, "C": 32})
-    return np.stack([stream.step(step_of(ROWS, n, 3 + n))["logits"] for n in range(STEPS)])
+    return np.stack([stream.step(step_of(ROWS, n, 1 + n))["logits"] for n in range(STEPS)])
+
+
+def rows_conversation(program: Program) -> Any:
+    """The logits of rows that are stepped apart, moved and cleared."""
+    rows = Rows.empty(program, {}, 4, 32)
+    return np.concatenate([logits for logits, _ in talks(rows, 37)])
 
 
 def run(host: Communicator, arguments: Sequence[str]) -> None:
@@ -33,4 +41,6 @@ def run(host: Communicator, arguments: Sequence[str]) -> None:
     module = compiled(name, mesh)
     program = program_of(module, folder, communicator=host)
     np.save(folder / f"logits{host.rank}.npy", conversation(program))
+    if "dp" not in mesh:
+        np.save(folder / f"rows{host.rank}.npy", rows_conversation(program))
     program.close()

@@ -3,43 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import reduce
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
 
 from irc.backends.cuda.codegen.kernels import number
-from irc.backends.cuda.plan import Argument, Buffer, Launch, LibraryCall, Plan
+from irc.backends.cuda.plan import Argument, Launch, LibraryCall, Plan
 from irc.backends.cuda.plan.build import Planner
 from irc.backends.cuda.plan.product import Product
+from irc.backends.cuda.plan.regime import Target
+from irc.backends.cuda.tuning import device_of
+from irc.backends.ranks.communicator import CollectiveCall
 from irc.backends.reference.inputs import Input, bind_sizes
 from irc.backends.reference.weights import Weights
 from irc.ir.core import Module
 from irc.ir.dtypes import dtype, numpy_dtype, packed, unpacked
 from irc.ir.layouts import join_arrays, split_array
 from irc.ir.types import TensorType
-from irc.ops.collective import REDUCTIONS
-from tests.cuda.emulate import Memory, prepare, run_kernel
+from tests.cuda.emulate import Access, Memory, prepare, run_kernel
 from tests.cuda.library_calls import product_of
 from tests.cuda.verify_plan import verify_plan
+from tests.ranks.collectives import meant
 
 Array: TypeAlias = np.ndarray[Any, Any]
-
-
-class View(Memory):
-    """Bytes of other memory."""
-
-    def __init__(self, memory: Memory, offset: int, nbytes: int) -> None:
-        self.memory, self.offset = memory, offset
-        self.bytes = memory.bytes[offset : offset + nbytes]
-
-    @property
-    def address(self) -> int:
-        return self.memory.address + self.offset
-
-    def check(self, what: str) -> None:
-        self.memory.check(what)
 
 
 class HostRank:
@@ -52,7 +39,8 @@ class HostRank:
         self.memory: dict[str, Memory] = {}
         for name, buffer in plan.buffers.items():
             if buffer.place == "arena":
-                self.memory[name] = View(arena, buffer.offset, buffer.nbytes)
+                self.memory[name] = Memory(0)
+                self.memory[name].bytes = arena.bytes[buffer.offset :][: buffer.nbytes]
                 continue
             self.memory[name] = Memory(buffer.nbytes)
             if buffer.place == "zeros":
@@ -69,25 +57,26 @@ class HostRank:
 
     def get(self, name: str) -> Array:
         """The elements of a buffer."""
-        return elements(self.memory[name].bytes, self.plan.buffers[name])
-
-    def at(self, argument: Argument) -> Memory:
-        """The memory of a pointer argument."""
-        return self.memory[argument.buffer]
+        data, buffer = self.memory[name].bytes, self.plan.buffers[name]
+        if dtype(buffer.dtype).bits == 4:
+            count = int(np.prod(buffer.shape, dtype=np.int64))
+            return unpacked(data, buffer.dtype)[:count].reshape(buffer.shape)
+        return data.copy().view(numpy_dtype(buffer.dtype)).reshape(buffer.shape)
 
     def launch(self, step: Launch) -> None:
-        """One launch; memory of constant arguments must stay as it is."""
-        arguments = [self.at(a) if isinstance(a, Argument) else a for a in step.arguments]
+        """One launch, which uses its arguments as the plan says."""
+        given = [each for each in step.arguments if isinstance(each, Argument)]
+        names = [f"{self.plan.buffers[each.buffer].place} {each.buffer}" for each in given]
+        access = Access(
+            names,
+            step.early if step.early or step.programmatic else None,
+            [i for i, each in enumerate(given) if not each.written],
+        )
+        arguments = [
+            self.memory[a.buffer] if isinstance(a, Argument) else a for a in step.arguments
+        ]
         kernel = self.plan.kernels[step.kernel]
-        run_kernel(kernel, step.grid, arguments, step.shared)
-
-
-def elements(data: Array, buffer: Buffer) -> Array:
-    """Bytes of a buffer as an array."""
-    if dtype(buffer.dtype).bits == 4:
-        count = int(np.prod(buffer.shape, dtype=np.int64))
-        return unpacked(data, buffer.dtype)[:count].reshape(buffer.shape)
-    return data.copy().view(numpy_dtype(buffer.dtype)).reshape(buffer.shape)
+        run_kernel(kernel, step.grid, arguments, step.shared, access=access)
 
 
 def run_steps(ranks: Sequence[HostRank], module: Module) -> None:
@@ -110,60 +99,44 @@ def run_steps(ranks: Sequence[HostRank], module: Module) -> None:
 def _memory_call(rank: HostRank, step: LibraryCall) -> None:
     assert step.library == "memory", f"{step.library} does not run on the host"
     count = int(str(step.settings["nbytes"]))
-    target = rank.at(step.arguments[-1]).bytes
-    if step.function == "zero":
-        target[:count] = 0
-    else:
-        target[:count] = rank.at(step.arguments[0]).bytes[:count]
+    first, target = (rank.memory[step.arguments[i].buffer].bytes for i in (0, -1))
+    target[:count] = 0 if step.function == "zero" else first[:count]
 
 
 def _library_call(rank: HostRank, step: LibraryCall) -> None:
     *read, y = step.arguments
-    buffers = rank.plan.buffers
-    arrays = [elements(rank.at(a).bytes, buffers[a.buffer]) for a in read]
-    found = product_of(Product.of(step.settings), arrays)
-    rank.at(y).bytes[: found.nbytes] = found.reshape(-1).view(np.uint8)
+    found = product_of(Product.of(step.settings), [rank.get(each.buffer) for each in read])
+    rank.memory[y.buffer].bytes[: found.nbytes] = found.reshape(-1).view(np.uint8)
 
 
 def _collective(ranks: Sequence[HostRank], steps: Sequence[LibraryCall], module: Module) -> None:
-    settings = steps[0].settings
-    axes = tuple(str(settings["axis"]).split("."))
-    for group in module.mesh.groups(axes):
+    function, settings = steps[0].function, steps[0].settings
+    for group in module.mesh.groups(tuple(str(settings["axis"]).split("."))):
+        call = CollectiveCall(
+            function, str(settings["op"]), tuple(group), int(str(settings["root"] or 0))
+        )
         sources = [ranks[r].get(steps[r].arguments[0].buffer).reshape(-1) for r in group]
-        with np.errstate(invalid="ignore"):  # infinities of both signs
-            found = _combined(steps[0].function, sources, str(settings["op"]), settings["root"])
-        for r, array in zip(group, found, strict=True):
+        for r, array in zip(group, meant(call, sources), strict=True):
             name = steps[r].arguments[1].buffer
             ranks[r].set(name, array.reshape(ranks[r].plan.buffers[name].shape))
-
-
-def _combined(function: str, parts: Sequence[Array], op: str, root: Any) -> Sequence[Array]:
-    count = len(parts)
-    if function in ("all_reduce", "reduce", "reduce_scatter"):
-        total = reduce(REDUCTIONS[op], parts).astype(parts[0].dtype)
-        if function == "reduce_scatter":
-            return np.split(total, count)
-        return [total if function == "all_reduce" or i == root else 0 * total for i in range(count)]
-    if function in ("all_gather", "gather"):
-        joined = np.concatenate(parts)
-        keep = function == "all_gather"
-        return [joined if keep or i == root else np.zeros_like(joined) for i in range(count)]
-    if function == "broadcast":
-        return [parts[root]] * count
-    if function == "scatter":
-        return np.split(parts[root], count)
-    assert function == "all_to_all", function
-    pieces = [np.split(part, count) for part in parts]
-    return [np.concatenate(arrived) for arrived in zip(*pieces, strict=True)]
 
 
 class HostProgram:
     """Plans of a module's main function, one per rank, on the host."""
 
-    def __init__(self, module: Module, base: Path | str | None = None, fused: bool = False) -> None:
+    def __init__(
+        self,
+        module: Module,
+        base: Path | str | None = None,
+        fused: bool = False,
+        target: Target | None = None,
+    ) -> None:
         self.module, self.weights = module, Weights(module, base)
         count = module.mesh.ranks if module.local else 1
-        self.planners = [Planner(module, rank=rank, fused=fused) for rank in range(count)]
+        self.planners = [
+            Planner(module, rank=rank, fused=fused, device=device_of(target))
+            for rank in range(count)
+        ]
 
     def run(self, inputs: Mapping[str, Any], **sizes: int) -> dict[str, Array]:
         """All results by name, with global shapes, as `evaluate` gives them."""

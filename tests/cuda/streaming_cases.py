@@ -7,13 +7,13 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from irc.backends.cuda.codegen.streaming import products
-from irc.backends.cuda.plan.template import Fused
+import irc.passes
 from irc.ir.core import Module, Value
 from irc.ir.dtypes import numpy_dtype
-from irc.ops import Add, Linear, Mul
+from irc.pipeline import run_pipeline
 from irc.text import parse_module
 
+assert irc.passes  # importing it registers the passes
 Array: TypeAlias = np.ndarray[Any, Any]
 # name -> (dtype of codes, columns of a scale: 0 for none and -1 for a row, zero points)
 SCHEMES = {
@@ -50,21 +50,13 @@ class Case:
         return word in self.form.split()
 
     def module(self) -> Module:
-        """The module, whose main function has the product alone."""
-        x, n = self.dtype, self.n
-        weights, body = ["file @c = 'c'".replace("'", '"')], list[str]()
-        arguments, source, bias = [f"%x: {x}[B, {self.k}]"], "%x", ""
+        """The module, whose main function has the product alone; weights are arguments."""
+        x, n, rows = self.dtype, self.n, f"{self.dtype}[B, {self.n}]"
+        arguments, body, source, bias = [f"%x: {x}[B, {self.k}]"], list[str](), "%x", ""
 
         def weight(name: str, kind: str, *shape: int) -> str:
-            weights.append(f'weight @{name} : {kind}[{", ".join(map(str, shape))}] = @c["{name}"]')
-            return f"@{name}"
-
-        if self.has("norm"):
-            gain = weight("gain", x, self.k)
-            body.append(f"%h = rms_norm %x, {gain} {{eps=1e-05}} : {x}[B, {self.k}]")
-            source = "%h"
-        if self.has("bias"):
-            bias = f", bias={weight('bias', x, n)}"
+            arguments.append(f"%{name}: {kind}{list(shape)}")
+            return f"%{name}"
 
         def linear(name: str) -> None:
             codes, group, zero = SCHEMES[self.scheme]
@@ -75,42 +67,35 @@ class Case:
                 parts = [matrix, weight(f"w{name}_scale", scales, n, blocks)]
                 if zero:
                     parts.append(f"zero={weight(f'w{name}_zero', codes, n, blocks)}")
-                matrix = f"%w{name}"
+                matrix = f"%d{name}"
                 to = f'{{dtype="{x}"}} ' if scales == "f8e8m0" else ""
                 body.append(f"{matrix} = dequantize {', '.join(parts)} {to}: {x}[{n}, {self.k}]")
-            body.append(f"%{name} = linear {source}, {matrix}{bias} : {x}[B, {n}]")
+            body.append(f"%{name} = linear {source}, {matrix}{bias} : {rows}")
 
+        if self.has("norm"):
+            gain = weight("gain", x, self.k)
+            body.append(f"%h = rms_norm %x, {gain} {{eps=1e-05}} : {x}[B, {self.k}]")
+            source = "%h"
+        if self.has("bias"):
+            bias = f", bias={weight('bias', x, n)}"
         linear("a")
         result = "%a"
         if self.has("gated"):
             linear("b")
-            body += [f"%s = silu %a : {x}[B, {n}]", f"%m = mul %s, %b : {x}[B, {n}]"]
+            body += [f"%s = silu %a : {rows}", f"%m = mul %s, %b : {rows}"]
             result = "%m"
         if self.has("residual"):
-            arguments.append(f"%r: {x}[B, {n}]")
-            body.append(f"%t = add {result}, %r : {x}[B, {n}]")
+            arguments.append(f"%r: {rows}")
+            body.append(f"%t = add {result}, %r : {rows}")
             result = "%t"
-        head = f"func @main({', '.join(arguments)}) -> ({x}[B, {n}]) {{"
-        lines = [*weights, head, *body, f"return {result}", "}"]
-        return parse_module("module @m dims(B=1:1:64) {\n" + "\n".join(lines) + "\n}", "m")
+        head = f"module @m dims(B=1:1:64) {{ func @main({', '.join(arguments)}) -> ({rows}) {{"
+        module = parse_module("\n".join([head, *body, f"return {result} }} }}"]), "m")
+        run_pipeline(module, "fuse-gated-mlp{merged=false}, fuse-linear-epilogue")
+        return module
 
-    def product(self) -> products.Product:
-        """The whole function as one product."""
-        op = self.module().main.returned[0].producer
-        match op:
-            case Mul():
-                found = products.gated(op)
-            case Add():
-                found = products.with_residual(op)
-            case _:
-                assert isinstance(op, Linear)
-                found = products.product_of(op)
-        assert isinstance(found, products.Product), found
-        return found
-
-    def inputs(self, values: tuple[Value, ...], rng: np.random.Generator) -> dict[Value, Array]:
+    def inputs(self, rng: np.random.Generator) -> dict[str, Array]:
         """Random operands, so that results are about 1."""
-        return {value: self._random(value, rng) for value in values}
+        return {str(value.name): self._random(value, rng) for value in self.module().main.args}
 
     def _random(self, value: Value, rng: np.random.Generator) -> Array:
         kind, name = value.type.dtype, str(value.name)
@@ -126,11 +111,10 @@ class Case:
             numbers /= np.sqrt(self.k)
         return numbers.astype(numpy_dtype(kind))
 
-    def expected(self, inputs: dict[Value, Array]) -> Array:
+    def expected(self, given: dict[str, Array]) -> Array:
         """The result in f32, of x normalised and rounded."""
-        given = {str(value.name): array for value, array in inputs.items()}
-        x = given["x" if "x" in given else "h"].astype(np.float32)
-        if self.has("norm") and "x" in given:
+        x = given["x"].astype(np.float32)
+        if self.has("norm"):
             x = x / np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + 1e-5)
             x = (x * given["gain"].astype(np.float32)).astype(given["x"].dtype).astype(np.float32)
         result = self._linear(x, "a", given)
@@ -154,19 +138,3 @@ class Case:
         allowed = 4 * unit * (np.abs(wanted) + np.sqrt(np.mean(wanted * wanted)) + 0.05)
         away = np.abs(got.astype(np.float32) - wanted)
         return float(np.max(np.where(np.isnan(away), np.inf, away) / allowed, initial=0.0))
-
-
-def fused(case: Case) -> Fused | str:
-    """The fusion of the operation that gives the result, as a planner finds it."""
-    from irc.backends.cuda.plan.template import FUSIONS
-
-    op = case.module().main.returned[0].producer
-    assert op is not None
-    said = "no fusion"
-    rules = [rule for rule in FUSIONS.get(type(op), ()) if "streaming" in rule.__module__]
-    for rule in rules:
-        found = rule(op, {"B": case.rows})
-        if isinstance(found, Fused):
-            return found
-        said = found or said
-    return said

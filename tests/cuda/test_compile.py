@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from irc.backends.cuda.execute import compile as module
+from irc.backends.cuda.execute import launch as launch_module
 from irc.backends.cuda.execute.compile import Compiler, compile_kernel, default_folder, key_of
-from irc.backends.cuda.plan import Kernel
+from irc.backends.cuda.execute.launch import CudaKernels
+from irc.backends.cuda.plan import Kernel, Launch
 from irc.errors import Error
+from tests.cuda.fake_api import Images
 
 ONE = Kernel("one", 'extern "C" __global__ void one(f32* x) { store<f32>(x, 0, SCALE); }')
 
@@ -96,3 +100,32 @@ def test_nvrtc() -> None:
 def test_an_error_of_the_compiler_has_its_line() -> None:
     with pytest.raises(Error, match=r"kernel one does not compile for sm_90: one\.cu.*error"):
         compile_kernel(scaled("nothing"), "sm_90")
+
+
+@pytest.mark.parametrize(
+    ("static", "dynamic", "asked"),
+    [
+        (0, [48 << 10], []),
+        (16, [48 << 10], [48 << 10]),
+        (40 << 10, [8 << 10, 9 << 10, 9 << 10], [9 << 10]),
+        (0, [50 << 10, 49 << 10, 60 << 10], [50 << 10, 60 << 10]),
+    ],
+)
+def test_more_than_48_kb_of_shared_memory_are_asked_for(
+    static: int, dynamic: list[int], asked: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Static and dynamic ones together."""
+    limits: list[int] = []
+
+    def call(function: str, *arguments: Any) -> int:
+        if function == "cuFuncSetAttribute":
+            limits.append(arguments[2])
+        return static if function == "cuFuncGetAttribute" else 0
+
+    monkeypatch.setattr(launch_module, "call_driver", call)
+    images: Any = Images()
+    kernels = CudaKernels(90, images)
+    kernels.load([ONE])
+    for nbytes in dynamic:
+        kernels.bind(Launch("one", (1, 1, 1), 32, (), nbytes), ONE, (), False)
+    assert limits == asked

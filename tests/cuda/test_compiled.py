@@ -7,28 +7,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from irc.backends.cuda.codegen.body import ELEMENTS
-from irc.backends.cuda.codegen.kernels import elementwise
 from irc.backends.cuda.execute.compile import compile_kernel
-from irc.backends.cuda.plan import KERNELS, Kernel, Template
-from irc.backends.cuda.plan.prepare import load_tables
+from irc.backends.cuda.plan import Kernel
+from irc.backends.cuda.plan.build import Planner
 from irc.errors import Error
-from irc.ir.core import Op
 from irc.ir.dtypes import DTYPES
-from tests.ops.example import Example, module_of, operation
+from tests.ops.example import Example, module_of
 from tests.ops.examples import EXAMPLES
-
-load_tables()
-
-
-def kernels_of(op: Op) -> list[Kernel]:
-    """The kernels of an operation whose operands are in memory."""
-    if type(op) in KERNELS:
-        made = KERNELS[type(op)](op, [*op.operands, *op.results])
-        return [each.kernel for each in made if isinstance(each, Template)]
-    if type(op) in ELEMENTS:
-        return [elementwise([value], op.operands).kernel for value in op.results]
-    return []
 
 
 def renamed(kernel: Kernel, name: str) -> str:
@@ -53,10 +38,12 @@ def some_kernels(rng: np.random.Generator) -> dict[str, Kernel]:
 
 
 def _kernels(example: Example, dtype: str) -> list[Kernel]:
+    """Those of a plan, with kernels of composite operations and memory that ranks share."""
     try:
-        return kernels_of(operation(module_of(example, dtype)))
+        planner = Planner(module_of(example, dtype))
     except Error:
         return []  # not for this dtype
+    return list(planner.plan(example.sizes).kernels.values())
 
 
 @pytest.mark.usefixtures("nvrtc")

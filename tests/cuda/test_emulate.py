@@ -8,34 +8,40 @@ import pytest
 
 from irc.backends.cuda.plan import Kernel
 from irc.ir.types import TensorType
-from tests.cuda.emulate import array_of, empty_memory, memory_of, run_kernel
+from tests.cuda.emulate import Memory, array_of, empty_memory, memory_of, run_kernel
 
-COPY = 'extern "C" __global__ void copy(const {0}* x, {0}* y, int n) {{ {1} }}'
+F32 = TensorType("f32", (7,))
+
+
+def run(body: str, x: Memory, type: TensorType = F32, grid: int = 1) -> Memory:
+    """What a kernel writes, which has `x`, `y` and the number `n` of their elements."""
+    arguments = f"const {type.dtype}* x, {type.dtype}* y, int n"
+    kernel = Kernel("copy", f'extern "C" __global__ void copy({arguments}) {{ {body} }}')
+    out = empty_memory(type, {})
+    run_kernel(kernel, (grid, 1, 1), [x, out, int(type.shape[0])])
+    return out
 
 
 def test_elements_of_four_bits_lie_in_pairs() -> None:
-    codes = np.arange(-4, 5).astype(ml_dtypes.int4)
-    body = "for (int i = 0; i < (n + 1) / 2; ++i) y[i] = x[i];"
-    source = COPY.format("i4", body)
-    type = TensorType("i4", (9,))
-    out = empty_memory(type, {})
-    run_kernel(Kernel("copy", source), (1, 1, 1), [memory_of(codes), out, 9])
+    codes, type = np.arange(-4, 5).astype(ml_dtypes.int4), TensorType("i4", (9,))
+    out = run("for (int i = 0; i < (n + 1) / 2; ++i) y[i] = x[i];", memory_of(codes), type)
     assert out.bytes.size == 5
     assert np.array_equal(array_of(out, type, {}), codes)
 
 
 def test_every_block_runs() -> None:
-    source = COPY.format("f32", "store<f32>(y, blockIdx.x, load<f32>(x, n - 1 - blockIdx.x));")
     x = np.arange(7, dtype=np.float32)
-    type = TensorType("f32", (7,))
-    out = empty_memory(type, {})
-    run_kernel(Kernel("copy", source), (7, 1, 1), [memory_of(x), out, 7])
-    assert np.array_equal(array_of(out, type, {}), x[::-1])
+    body = "store<f32>(y, blockIdx.x, load<f32>(x, n - 1 - blockIdx.x));"
+    assert np.array_equal(array_of(run(body, memory_of(x), grid=7), F32, {}), x[::-1])
 
 
-@pytest.mark.parametrize("place", [-1, 7])
-def test_a_write_beyond_the_memory_is_seen(place: int) -> None:
-    source = COPY.format("f32", f"store<f32>(y, {place}, 1.0f);")
-    out = empty_memory(TensorType("f32", (7,)), {})
-    with pytest.raises(AssertionError, match="beyond"):
-        run_kernel(Kernel("copy", source), (1, 1, 1), [out, out, 7])
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        *((f"store<f32>(y, {index}, 1.0f);", "argument 1") for index in (-1, 7, 8)),
+        ("store<f32>(y, 0, load<f32>(x, n + 1));", "byte 32 of the 32 of argument 0"),
+    ],
+)
+def test_an_access_beyond_the_memory_is_seen(body: str, words: str) -> None:
+    with pytest.raises(AssertionError, match=words):
+        run(body, memory_of(np.zeros(8, np.float32)))

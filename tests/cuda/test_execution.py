@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -36,56 +37,41 @@ ADD = Kernel(
 
 def plan_of(n: int, *more: Step) -> Plan:
     """t = x * w; s += t; y = s, then `more`; the second result is the argument x."""
-    places: dict[str, tuple[str, int, Any]] = {
-        "%x": ("f32", n, "input"),
-        "%s": ("f32", n, "state"),
-        "%t": ("f32", n, "arena"),
-        "%z": ("i32", 1, "zeros"),
-        "@w": ("f32", 1, "weight"),
-        "result.y": ("f32", n, "output"),
-    }
-    buffers = {
-        name: Buffer(name, dtype, (size,), place) for name, (dtype, size, place) in places.items()
-    }
-
-    def pointers(*names: str) -> tuple[Argument, ...]:
-        return tuple(Argument(name) for name in names)
-
     one = (1, 1, 1)
+    buffers = [
+        Buffer("%x", "f32", (n,), "input"),
+        Buffer("%s", "f32", (n,), "state"),
+        Buffer("%t", "f32", (n,), "arena"),
+        Buffer("%z", "i32", (1,), "zeros"),
+        Buffer("@w", "f32", (1,), "weight"),
+        Buffer("result.y", "f32", (n,), "output"),
+    ]
+    x, s, t, z, w, y = (Argument(buffer.name) for buffer in buffers)
+    facts: Any = {"operations": ("%y", "%s.1"), "source": "model.py:7"}
     steps = (
-        Launch("scale", one, 1, (*pointers("%x", "@w", "%t"), n), programmatic=True),
-        Launch(
-            "add",
-            one,
-            1,
-            (*pointers("%t", "%s", "result.y", "%z"), n),
-            programmatic=True,
-            operations=("%y", "%s.1"),
-            source="model.py:7",
-        ),
+        Launch("scale", one, 1, (x, w, t, n), programmatic=True),
+        Launch("add", one, 1, (t, s, y, z, n), programmatic=True, **facts),
         *more,
     )
+    by_name = {buffer.name: buffer for buffer in buffers}
     kernels = {"scale": SCALE, "add": ADD}
-    return Plan("f", {"N": n}, buffers, kernels, steps, ("result.y", "%x", "%s"))
+    return Plan("f", {"N": n}, by_name, kernels, steps, ("result.y", "%x", "%s"))
 
 
 class Machine:
     """A GPU with the weight w = 3 and a state."""
 
-    def __init__(self, size: int, **settings: Any) -> None:
+    def __init__(self, size: int, early: bool = True, **settings: Any) -> None:
+        def none(*arguments: Any) -> Any:
+            raise AssertionError
+
         self.driver = FakeDriver()
         self.stream, self.kernels = self.driver.stream(), EmulatedKernels(self.driver)
         self.memory = Memory(self.driver, self.stream)
         self.weights = {"@w": self.placed(np.full(1, 3, np.float32)).address}
         self.state = self.placed(np.zeros(size, np.float32))
         self.settings = settings
-        self.steps = self.bound(True)
-
-    def bound(self, early: bool) -> Steps:
-        def none(*arguments: Any) -> Any:
-            raise AssertionError
-
-        return Steps(self.driver, self.stream, self.kernels, none, none, early)
+        self.steps = Steps(self.driver, self.stream, self.kernels, none, none, early)
 
     def placed(self, array: Array) -> DeviceArray:
         address = self.driver.allocate(array.nbytes)
@@ -95,16 +81,8 @@ class Machine:
 
     def execution(self, plan: Plan) -> PlanExecution:
         self.kernels.load(plan.kernels.values())
-        return PlanExecution(
-            plan,
-            ("y", "x", "s"),
-            self.driver,
-            self.stream,
-            self.memory,
-            self.steps,
-            self.weights,
-            **self.settings,
-        )
+        parts = self.driver, self.stream, self.memory, self.steps, self.weights
+        return PlanExecution(plan, ("y", "x", "s"), *parts, **self.settings)
 
     def run(self, execution: PlanExecution, x: Array) -> tuple[Array, Array]:
         """The results y and x."""
@@ -128,8 +106,9 @@ def numbers(n: int) -> Array:
     return fresh().integers(-9, 9, n).astype(np.float32)
 
 
-def test_repeated_runs_become_one_graph() -> None:
-    machine = Machine(5)
+@pytest.mark.parametrize("graphs", [True, False])
+def test_repeated_runs_become_one_graph(graphs: bool) -> None:
+    machine = Machine(5, graphs=graphs)
     execution = machine.execution(plan_of(5))
     total = np.zeros(5, np.float32)
     for _ in range(4):
@@ -137,16 +116,8 @@ def test_repeated_runs_become_one_graph() -> None:
         total += 3 * x
         y, same = machine.run(execution, x)
         assert np.array_equal(y, total) and np.array_equal(same, x)
-    assert (machine.count("capture"), machine.count("launch")) == (1, 3)
-    assert machine.count("kernel") == 4  # enqueued once, captured once
-
-
-def test_without_graphs() -> None:
-    machine = Machine(5, graphs=False)
-    execution = machine.execution(plan_of(5))
-    for _ in range(3):
-        machine.run(execution, numbers(5))
-    assert (machine.count("capture"), machine.count("kernel")) == (0, 6)
+    counts = [machine.count(call) for call in ("capture", "launch", "kernel")]
+    assert counts == ([1, 3, 4] if graphs else [0, 0, 8])  # enqueued once, captured once
 
 
 def test_memory_that_grows_gives_new_addresses() -> None:
@@ -173,31 +144,16 @@ def test_only_some_graphs_are_kept() -> None:
     assert machine.driver.memory.used == used - 256  # the memory that has to be zero
 
 
-def early(machine: Machine) -> list[bool]:
-    machine.run(machine.execution(plan_of(4, copying(), *plan_of(4).steps)), numbers(4))
-    return [each for _, each in machine.kernels.launches]
-
-
-def copying() -> LibraryCall:
-    pointers = Argument("@w"), Argument("%t", written=True)
-    return LibraryCall("memory", "copy", pointers, {"nbytes": 4})
-
-
-def test_kernels_start_early_behind_kernels_only() -> None:
-    assert early(Machine(4)) == [False, True, False, True]
-
-
-def test_no_kernel_starts_early_without_programmatic_launches() -> None:
-    machine = Machine(4)
-    machine.steps = machine.bound(False)
-    assert not any(early(machine))
-
-
-def test_copies_within_a_plan() -> None:
-    copy = LibraryCall("memory", "copy", (Argument("@w"), Argument("result.y")), {"nbytes": 4})
-    machine = Machine(4)
-    y, _ = machine.run(machine.execution(plan_of(4, copy)), numbers(4))
+@pytest.mark.parametrize("early", [True, False])
+def test_kernels_start_early_behind_kernels_only(early: bool) -> None:
+    """Not behind copies, nor without programmatic launches."""
+    machine = Machine(4, early)
+    pointers = Argument("@w"), Argument("result.y", written=True)
+    copy = LibraryCall("memory", "copy", pointers, {"nbytes": 4})
+    plan = plan_of(4, copy, *plan_of(4, copy).steps)
+    y, _ = machine.run(machine.execution(plan), numbers(4))
     assert y[0] == 3
+    assert [started for _, started in machine.kernels.launches] == [False, early] * 2
 
 
 @pytest.mark.parametrize("stepwise", [False, True])
@@ -223,11 +179,7 @@ def test_an_error_names_the_kernel(stepwise: bool) -> None:
 
 
 def test_a_buffer_that_is_no_argument() -> None:
-    machine = Machine(4)
-    plan = plan_of(4)
-    odd = Buffer("%q", "f32", (4,), "input")
-    execution = machine.execution(
-        Plan("f", {}, {**plan.buffers, "%q": odd}, plan.kernels, plan.steps, plan.results)
-    )
+    machine, plan = Machine(4), plan_of(4)
+    buffers = {**plan.buffers, "%q": Buffer("%q", "f32", (4,), "input")}
     with pytest.raises(Error, match=r"@f has the buffer %q .* not an argument; expected x, s"):
-        machine.run(execution, numbers(4))
+        machine.run(machine.execution(replace(plan, buffers=buffers)), numbers(4))

@@ -66,5 +66,5 @@ def test_inputs_are_quantized_in_one_launch(tmp_path: Path) -> None:
     module = prepare(
         tmp_path, backend="cuda", random_weights=1, quantize="fp8_rowwise", next_tokens=True
     ).module
-    layer = ["dynamic_scale", *LAYER[:2], *3 * ["dynamic_scale", "linear_rows"]]
+    layer = ["quantize_rows", *LAYER[:2], *3 * ["quantize_rows", "linear_rows"]]
     assert launches(module, 3)[1:-3] == 3 * layer

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -14,7 +14,7 @@ from irc.backends.cuda.plan.build import Planner
 from irc.backends.cuda.plan.prepare import load_tables
 from irc.backends.reference import evaluate
 from irc.ir.core import Module, Value
-from irc.ir.dtypes import DTYPES, dtype, is_float, numpy_dtype
+from irc.ir.dtypes import DTYPES, dtype, dtype_of, is_float, numpy_dtype
 from irc.text import parse_module
 from tests.cuda.emulate import prepare, run_templates
 from tests.ops.compare import assert_close
@@ -69,47 +69,41 @@ def test_casts_of_all_numbers(old: str, rng: np.random.Generator) -> None:
         )
 
 
+BOTH = ("add", "sub", "mul", "floor_div", "mod", "minimum", "maximum")
+ONE = ("neg", "abs", "sign")
+
+
+def check_each(
+    x: Array, y: Array, one: Iterable[str], both: Iterable[str], compared: Iterable[str] = ()
+) -> None:
+    """Compare operations on x alone and on both with the reference."""
+    type, bools = f"{dtype_of(x)}[{x.size}]", f"bool[{x.size}]"
+    kinds = {**dict.fromkeys((*both, *one), type), **dict.fromkeys(compared, bools)}
+    rest = dict.fromkeys(one, "") | {"clip": " {low=-1, high=2}"}
+    lines = [f"%{op} = {op} %x{rest.get(op, ', %y')} : {kind}" for op, kind in kinds.items()]
+    body = f"{' '.join(lines)} return {', '.join('%' + op for op in kinds)}"
+    module, inputs = module_of(body, ", ".join(kinds.values()), x=type, y=type), {"x": x, "y": y}
+    wanted = evaluate(module, inputs).values()
+    for op, got, want in zip(kinds, computed(module, inputs), wanted, strict=True):
+        assert_close(got, want, f"{op} of {dtype_of(x)}")
+
+
 @pytest.mark.parametrize("name", INTEGERS)
 def test_integers_wrap_around(name: str, rng: np.random.Generator) -> None:
     numbers_of = numbers(name, rng)
     x, y = (rng.choice(numbers_of, 3000) for _ in "xy")
     x[:8], y[:4] = numbers_of.min(), numbers_of.max()
     y[4:8] = np.array(-1).astype(numpy_dtype(name))
-    divisor = np.where(y == 0, np.ones_like(y), y)
-    type = f"{name}[3000]"
-    both = ("add", "sub", "mul", "floor_div", "mod", "minimum", "maximum")
-    lines = [f"%{op} = {op} %x, %y : {type}" for op in both]
-    lines += [f"%{op} = {op} %x : {type}" for op in ("neg", "abs", "sign")]
-    names = [*both, "neg", "abs", "sign"]
-    body = f"{' '.join(lines)} return {', '.join('%' + n for n in names)}"
-    module = module_of(body, ", ".join([type] * len(names)), x=type, y=type)
-    inputs = {"x": x, "y": divisor}
-    wanted = evaluate(module, inputs).values()
-    for op, got, want in zip(names, computed(module, inputs), wanted, strict=True):
-        assert np.array_equal(got, want), f"{op} of {name}"
+    check_each(x, np.where(y == 0, np.ones_like(y), y), ONE, BOTH)
 
 
 @pytest.mark.parametrize("name", ["f64", "f32", "f16", "bf16"])
-def test_infinities_and_nan(name: str, rng: np.random.Generator) -> None:
+def test_infinities_and_nan(name: str) -> None:
     edges = [np.nan, np.inf, -np.inf, 0.0, -0.0, 1.0, -1.0, 0.5, -2.5, 3.0]
     x, y = (a.reshape(-1).astype(numpy_dtype(name)) for a in np.meshgrid(edges, edges))
-    type = f"{name}[{x.size}]"
-    both = ["add", "sub", "mul", "div", "floor_div", "mod", "pow", "minimum", "maximum"]
-    one = ["neg", "abs", "sign", "sqrt", "rsqrt", "reciprocal", "exp", "log", "erf", "round"]
-    one += ["floor", "ceil", "sigmoid", "tanh", "relu", "softplus", "silu", "quick_gelu"]
-    one += ["squared_relu", "gelu"]
-    lines = [f"%{op} = {op} %x, %y : {type}" for op in both]
-    lines += [f"%{op} = {op} %x : {type}" for op in one]
-    lines += [f"%{op} = {op} %x, %y : bool[{x.size}]" for op in ("eq", "ne", "lt", "ge")]
-    lines += [f"%clip = clip %x {{low=-1, high=2}} : {type}"]
-    names = [*both, *one, "clip", "eq", "ne", "lt", "ge"]
-    types = [type] * (len(names) - 4) + [f"bool[{x.size}]"] * 4
-    body = f"{' '.join(lines)} return {', '.join('%' + n for n in names)}"
-    module = module_of(body, ", ".join(types), x=type, y=type)
-    inputs = {"x": x, "y": y}
-    wanted = evaluate(module, inputs).values()
-    for op, got, want in zip(names, computed(module, inputs), wanted, strict=True):
-        assert_close(got, want, f"{op} of {name}")
+    one = "sqrt rsqrt reciprocal exp log erf round floor ceil sigmoid tanh relu softplus silu"
+    one += " quick_gelu squared_relu gelu clip"
+    check_each(x, y, (*ONE, *one.split()), (*BOTH, "div", "pow"), ("eq", "ne", "lt", "ge"))
 
 
 CHAIN = """

@@ -8,8 +8,11 @@ import numpy as np
 import pytest
 
 from irc.backends.cuda.backend import backend
-from irc.backends.cuda.plan.prepare import covers
+from irc.backends.cuda.plan.prepare import covers, load_tables
+from irc.backends.cuda.plan.regime import Target
+from irc.backends.cuda.plan.template import LAUNCHES
 from irc.backends.reference import evaluate, evaluate_ranks
+from irc.ir.core import Module
 from irc.ir.declare import REGISTRY, op_class
 from tests.cuda.cases import compare, dtypes_taken, odd_sizes
 from tests.cuda.emulate import prepare
@@ -17,10 +20,16 @@ from tests.cuda.run_plan import HostProgram
 from tests.ops.example import Example, inputs_of, module_of
 from tests.ops.examples import EXAMPLES
 
+load_tables()
 # localize writes them in other operations
 GLOBAL_VIEW = {"shard_slice", "sharded_topk", "sharded_max", "cyclic_embedding"}
 
-CAPPED = {"attention", "cache_update"}  # refuse positions beyond the capacity of caches
+CAPPED = {
+    "attention",
+    "cache_update",
+    "fused_attention",
+    "rope_and_cache",
+}  # refuse positions beyond the capacity of caches
 LENGTHS = "lengths"  # an operand that refuses numbers beyond the tokens
 
 
@@ -50,17 +59,31 @@ def dtypes_of(example: Example, rng: np.random.Generator) -> set[str]:
     return found
 
 
+def _program(module: Module, fused: bool) -> HostProgram:
+    """The plans of ranks that share no memory, on a small GPU."""
+    program = HostProgram(module, fused=fused, target=Target(multiprocessors=4))
+    for planner in program.planners:
+        axes = (getattr(op, "axis", "") for op in module.ops())
+        planner.apart = dict.fromkeys(axes, "ranks on the host share no memory")
+    return program
+
+
 @pytest.mark.parametrize("op", [op for op in EXAMPLES if op not in GLOBAL_VIEW and examples_of(op)])
 def test_plans_agree(op: str, rng: np.random.Generator) -> None:
-    """Each example in up to two dtypes, at its sizes, at odd ones, and with an empty batch."""
+    """Each example in up to two dtypes, at its sizes, at odd ones, and with an empty batch.
+
+    With kernels of composite operations, and without.
+    """
+    fusing = (True, False) if op_class(op) in LAUNCHES else (True,)
     cases: list[tuple[Example, str, HostProgram]] = []
     for example in examples_of(op):
         for dtype in sorted(dtypes_of(example, rng)):
-            program = HostProgram(module_of(example, dtype))
             sizes = [example.sizes] if example.local else odd_sizes(example, rng)
             capped = op in CAPPED or any(arg.name == LENGTHS for arg in example.args)
             sizes = sizes[:: 2 if capped else 1]  # without odd ones
-            cases += [(replace(example, sizes=each), dtype, program) for each in sizes]
+            for fused in fusing:
+                program = _program(module_of(example, dtype), fused)
+                cases += [(replace(example, sizes=each), dtype, program) for each in sizes]
     prepare(
         kernel
         for example, _, program in cases

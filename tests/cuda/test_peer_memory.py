@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from functools import reduce
+from itertools import repeat
 from pathlib import Path
 from threading import Timer
 from types import SimpleNamespace
@@ -19,7 +19,7 @@ from irc.backends.cuda.codegen.peer_memory import LARGEST, MOST_BLOCKS, buffer_s
 from irc.backends.cuda.execute import peers
 from irc.backends.cuda.execute.compile import compile_kernel
 from irc.backends.cuda.execute.peers import Peers
-from irc.backends.cuda.plan import Kernel, Launch, LibraryCall, Plan
+from irc.backends.cuda.plan import Argument, Kernel, Launch, LibraryCall, Plan
 from irc.backends.cuda.plan.build import Planner
 from irc.backends.cuda.plan.core import PEERS
 from irc.backends.ranks.communicator import Communicator, PeerError
@@ -28,6 +28,7 @@ from irc.backends.ranks.watcher import RankProcess
 from irc.errors import Error
 from irc.ir.core import Module
 from irc.ir.dtypes import numpy_dtype
+from irc.pipeline import run_pipeline
 from irc.text import parse_module
 from tests.cuda.emulate import Memory, memory_of, prepare, run_kernel
 from tests.cuda.fake_cuda import FakeCuda, World
@@ -38,19 +39,26 @@ Array = np.ndarray[Any, Any]
 WIDTH = 7
 
 
-def module_of(ranks: int, kind: str, text: str, results: str = "y") -> Module:
+def parsed(ranks: int, arguments: str, results: str, body: str) -> Module:
+    """A module of ranks along tp."""
+    module = parse_module(f"""module @m local mesh(tp={ranks}) dims(B=1:2:999999) {{
+      func @forward({arguments}) -> ({results}) {{ {body} return %y }} }}""")
+    run_pipeline(module, "fuse-linear-epilogue")
+    return module
+
+
+def module_of(ranks: int, kind: str, text: str) -> Module:
     type = f"{kind}[B, {WIDTH}]"
-    own = f"{type}{{varies tp}}"
-    given = ", ".join(f"{name}: {type}" for name in results.split())
-    body = text.replace(OVER, f'{{axis="tp", group_size={ranks}')
-    lines = "\n".join(f"{line.strip()} : {type}" for line in body.splitlines())
-    return parse_module(f"""module @m local mesh(tp={ranks}) dims(B=1:2:999999) {{
-      func @forward(%x: {own}, %r: {type}) -> ({given}) {{
-        {lines}
-        return {", ".join(f"%{name}" for name in results.split())} }} }}""")
+    body = text.replace("{", f'{{axis="tp", group_size={ranks}').replace("\n", f" : {type}\n")
+    return parsed(ranks, f"%x: {type}{{varies tp}}, %r: {type}", f"y: {type}", f"{body} : {type}")
 
 
-OVER = "{"  # what module_of completes
+def gathered(ranks: int, kind: str, width: int) -> Module:
+    every = f"{kind}[{ranks}*B, {width}]"
+    body = f'%y = all_gather %x {{axis="tp", dim=0, group_size={ranks}}} : {every}'
+    return parsed(ranks, f"%x: {kind}[B, {width}]{{varies tp}}", f"y: {every}", body)
+
+
 ALONE = "%y = all_reduce %x {}"
 ADDED = "%a = all_reduce %x {}\n%y = add %r, %a"
 
@@ -60,9 +68,7 @@ class Ranks:
 
     def __init__(self, count: int) -> None:
         self.count = count
-        self.memory = [
-            np.full(buffer_size(count) // 4, 0xFFFFFFFF, np.uint32) for _ in range(count)
-        ]
+        self.memory = list(np.full((count, buffer_size(count) // 4), 0xFFFFFFFF, np.uint32))
         self.stop = np.zeros(1, np.uint32)
         ending = Timer(SOON, self.stop.fill, [1])  # where a rank waits in vain
         ending.daemon = True
@@ -75,33 +81,37 @@ class Ranks:
             self.tables.append(memory_of(words))
 
     def one(self, rank: int, plan: Plan, arrays: Sequence[Array]) -> Array:
-        """The result of one rank, whose kernel has variables of its own."""
-        (launch,) = plan.steps
-        assert isinstance(launch, Launch)
-        result = plan.buffers[plan.results[0]]
-        memory = [memory_of(each) for each in arrays] + [Memory(result.nbytes), self.tables[rank]]
-        numbers = [each for each in launch.arguments if isinstance(each, int)]
-        run_kernel(kernel_of(plan, rank), launch.grid, [*memory, *numbers])
-        return memory[-2].bytes.view(numpy_dtype(result.dtype)).reshape(result.shape)
+        """The result of one rank, whose kernels have variables of their own."""
+        buffers = plan.buffers
+        memory = {name: Memory(buffer.nbytes) for name, buffer in buffers.items()}
+        memory |= {name: self.tables[rank] for name in buffers if name.startswith("%peers")}
+        inputs = [name for name, buffer in buffers.items() if buffer.place == "input"]
+        memory |= dict(zip(inputs, map(memory_of, arrays), strict=False))
+        for step in plan.steps:
+            assert isinstance(step, Launch)
+            arguments = [memory[a.buffer] if isinstance(a, Argument) else a for a in step.arguments]
+            run_kernel(kernels_of(plan, rank)[step.kernel], step.grid, arguments, step.shared)
+        result = buffers[plan.results[0]]
+        found = memory[result.name].bytes[: result.nbytes]
+        return found.view(numpy_dtype(result.dtype)).reshape(result.shape)
 
     def all(self, module: Module, arrays: Sequence[Sequence[Array]]) -> list[Array]:
-        """The results of all ranks."""
-        return self.together(Planner(module).plan({"B": len(arrays[0][0])}), arrays)
-
-    def together(self, plan: Plan, arrays: Sequence[Sequence[Array]]) -> list[Array]:
-        """The same for a plan of one launch."""
+        """The results of all ranks, which leave the memory as it was."""
+        plan = Planner(module).plan({"B": len(arrays[0][0])})
         for rank in range(self.count):  # g++ once, not in every thread
-            prepare([kernel_of(plan, rank)])
+            prepare(kernels_of(plan, rank).values())
         with ThreadPoolExecutor(self.count) as pool:
-            return list(
-                pool.map(lambda rank: self.one(rank, plan, arrays[rank]), range(self.count))
-            )
+            found = [*pool.map(self.one, range(self.count), repeat(plan), arrays)]
+        assert all((each == 0xFFFFFFFF).all() for each in self.memory)
+        return found
 
 
-def kernel_of(plan: Plan, rank: int) -> Kernel:
-    """The kernel of a plan of one launch."""
-    (kernel,) = plan.kernels.values()
-    return Kernel(kernel.name, kernel.source, {**kernel.macros, "RANK": str(rank)})
+def kernels_of(plan: Plan, rank: int) -> dict[str, Kernel]:
+    """The kernels of a rank."""
+    return {
+        name: Kernel(kernel.name, kernel.source, {**kernel.macros, "RANK": str(rank)})
+        for name, kernel in plan.kernels.items()
+    }
 
 
 @pytest.mark.parametrize(
@@ -118,8 +128,7 @@ def test_sums(ranks: int, kind: str, text: str) -> None:
             [rng.standard_normal((rows, WIDTH)).astype(dtype) for _ in range(1 + text.count("%r"))]
             for _ in range(ranks)
         ]
-        for each in arrays:
-            each[1:] = arrays[0][1:]  # one residual
+        arrays = [[each[0], *arrays[0][1:]] for each in arrays]  # one residual
         arrays[-1][0][0, :2] = np.inf, np.nan
         arrays[0][0].view(f"u{dtype.itemsize}")[-1, -3:] = 2 ** (8 * dtype.itemsize) - 1  # NaN
         with np.errstate(invalid="ignore"):
@@ -129,26 +138,19 @@ def test_sums(ranks: int, kind: str, text: str) -> None:
         found = group.all(module_of(ranks, kind, text), arrays)
         for each in found:
             np.testing.assert_array_equal(each.astype("f4"), wanted.astype("f4"))
-    for each in group.memory:
-        assert (each == 0xFFFFFFFF).all()
 
 
 @pytest.mark.parametrize(("ranks", "kind", "width"), [(2, "i32", 3), (3, "bf16", 2), (2, "u8", 4)])
 def test_shards_of_all_ranks(ranks: int, kind: str, width: int) -> None:
     """Any bits, all ones too."""
     group, rng, dtype = Ranks(ranks), fresh(), numpy_dtype(kind)
-    module = parse_module(f"""module @m local mesh(tp={ranks}) dims(B=1:2:999999) {{
-      func @forward(%x: {kind}[B, {width}]{{varies tp}}) -> (y: {kind}[{ranks}*B, {width}]) {{
-        %y = all_gather %x {{axis="tp", dim=0, group_size={ranks}}} : {kind}[{ranks}*B, {width}]
-        return %y }} }}""")
+    module = gathered(ranks, kind, width)
     for rows in (1, int(rng.integers(2, 999)), LARGEST // 2 // width // dtype.itemsize, 2):
         bits = rng.integers(0, 256, (ranks, rows, width * dtype.itemsize)).astype(np.uint8)
         bits[0, -1] = 0xFF
         found = group.all(module, [[each.view(dtype)] for each in bits])
         for each in found:
             assert each.tobytes() == bits.tobytes()
-    for each in group.memory:
-        assert (each == 0xFFFFFFFF).all()
 
 
 def test_a_rank_may_be_a_call_ahead() -> None:
@@ -172,7 +174,7 @@ def test_a_rank_may_be_a_call_ahead() -> None:
 def test_a_kernel_ends_once_the_run_has_failed() -> None:
     group, x = Ranks(2), np.ones((5, WIDTH), np.float32)
     plan = Planner(module_of(2, "f32", ALONE)).plan({"B": 5})
-    prepare([kernel_of(plan, 0)])
+    prepare(kernels_of(plan, 0).values())
     with ThreadPoolExecutor(1) as pool:
         alone = pool.submit(group.one, 0, plan, [x])
         time.sleep(0.2)
@@ -183,64 +185,48 @@ def test_a_kernel_ends_once_the_run_has_failed() -> None:
 
 @pytest.mark.parametrize("rows", [1, 3])
 def test_products_are_added_before_they_are_rounded(rows: int) -> None:
-    module = parse_module("""module @m local mesh(tp=2) dims(B=1:2:99) {
-      func @forward(%x: bf16[B, 256]{varies tp}, %w: bf16[64, 256]{varies tp}, %r: bf16[B, 64])
-          -> (y: bf16[B, 64]) {
-        %p = linear %x, %w : bf16[B, 64]{varies tp}
+    module = parsed(
+        2,
+        "%x: bf16[B, 256]{varies tp}, %w: bf16[64, 256]{varies tp}, %r: bf16[B, 64]",
+        "y: bf16[B, 64]",
+        """%p = linear %x, %w : bf16[B, 64]{varies tp}
         %a = all_reduce %p {axis="tp", group_size=2} : bf16[B, 64]
-        %y = add %r, %a : bf16[B, 64]
-        return %y } }""")
-    plan = Planner(module).plan({"B": rows})
-    first, second = plan.steps
-    assert isinstance(first, Launch) and isinstance(second, Launch)
-    group, rng, dtype = Ranks(2), fresh(), numpy_dtype("bf16")
-    sums: list[Array] = []
-    for _ in range(2):
-        x, w = (rng.standard_normal((n, 256)).astype(dtype) for n in (rows, 64))
-        y = Memory(4 * rows * 64)
-        numbers = [each for each in first.arguments if isinstance(each, int)]
-        kernel = plan.kernels[first.kernel]
-        run_kernel(kernel, first.grid, [memory_of(x), memory_of(w), y, *numbers], first.shared)
-        sums.append(y.bytes.view(np.float32).reshape(rows, 64))
-        np.testing.assert_allclose(sums[-1], x.astype("f8") @ w.astype("f8").T, 1e-4, 1e-4)
-    residual = rng.standard_normal((rows, 64)).astype(dtype)
-    added = replace(plan, steps=(second,), kernels={second.kernel: plan.kernels[second.kernel]})
-    total = (sums[0] + sums[1]).astype(dtype).astype("f4")
-    wanted = (residual.astype("f4") + total).astype(dtype)
-    for found in group.together(added, [[each, residual] for each in sums]):
-        np.testing.assert_array_equal(found, wanted)
+        %y = add %r, %a : bf16[B, 64]""",
+    )
+    rng, kind = fresh(), numpy_dtype("bf16")
+    sizes = ((rows, 256), (64, 256), (rows, 64))
+    arrays = [[rng.standard_normal(size).astype(kind) for size in sizes] for _ in range(2)]
+    arrays[1][2] = residual = arrays[0][2]
+    total = sum(x.astype("f4") @ w.astype("f4").T for x, w, _ in arrays)
+    wanted = (residual.astype("f4") + np.asarray(total).astype(kind).astype("f4")).astype(kind)
+    for found in Ranks(2).all(module, arrays):
+        # a sum in another order is rounded to another neighbour now and then
+        assert np.mean(found != wanted) < 0.1
+        np.testing.assert_allclose(found.astype("f4"), wanted.astype("f4"), 0.01, 0.2)
 
 
 def test_nccl_computes_what_the_kernel_does_not() -> None:
-    cases = [
+    for kind, text, rows, why in (
         ("f32", ALONE, LARGEST // 4 // WIDTH + 1, "NCCL sends"),
         ("i32", ALONE, 2, "sums of floats"),
         ("f32", ALONE.replace("{", '{, op="max"'), 2, "no max"),
-    ]
-    for kind, text, rows, why in cases:
+    ):
         planner = Planner(module_of(2, kind, text))
         (call,) = planner.plan({"B": rows}).steps
         assert isinstance(call, LibraryCall)
-        ((_, found),) = planner.launches({"B": rows}).declined
+        ((_, found),) = planner.regime({"B": rows}).launches.declined
         assert why in found
 
 
-def test_a_sum_that_is_used_twice_is_kept(tmp_path: Path) -> None:
-    planner = Planner(module_of(2, "f32", "%y = all_reduce %x {}\n%z = add %y, %r", "y z"))
-    steps = planner.plan({"B": 3}).steps
-    assert [type(step) for step in steps] == [Launch, Launch]
-    assert [step.operations for step in steps] == [("%y",), ("%z",)]
+def refuse(*_: Any, **named: Any) -> Any:
+    raise Error("no peer access")
 
 
 def test_ranks_that_share_no_memory(tmp_path: Path) -> None:
-    module = module_of(2, "f32", ADDED)
-
     def apart(gpu: FakeCuda) -> None:
         gpu.driver.share = refuse
 
-    def refuse(address: int) -> bytes:
-        raise Error("no peer access")
-
+    module = module_of(2, "f32", ADDED)
     with pytest.warns(UserWarning, match="NCCL adds what ranks along tp have.*no peer access"):
         world = World(module, tmp_path, apart, fused=True)
     x, r = (fresh().standard_normal((3, WIDTH)).astype(np.float32) for _ in range(2))
@@ -255,16 +241,8 @@ def test_ranks_that_share_no_memory(tmp_path: Path) -> None:
 def test_kernels_compile_for_every_gpu(architecture: str) -> None:
     rng = fresh()
     ranks, kind = int(rng.integers(2, 9)), str(rng.choice(["bf16", "f16", "f32"]))
-    one, every = f"{kind}[B, 4]", f"{kind}[{ranks}*B, 4]"
-    module = parse_module(f"""module @m local mesh(tp={ranks}) dims(B=1:2:99) {{
-      func @forward(%x: {one}{{varies tp}}, %r: {one}) -> (y: {one}, z: {every}) {{
-        %a = all_reduce %x {{axis="tp", group_size={ranks}}} : {one}
-        %y = add %a, %r : {one}
-        %z = all_gather %y {{axis="tp", dim=0, group_size={ranks}}} : {every}
-        return %y, %z }} }}""")
-    kernels = Planner(module).plan({"B": 5}).kernels.values()
-    assert len(kernels) == 2
-    for kernel in kernels:
+    for module in (module_of(ranks, kind, ADDED), gathered(ranks, kind, 4)):
+        (kernel,) = Planner(module).plan({"B": 5}).kernels.values()
         assert compile_kernel(kernel, architecture)
 
 
@@ -281,7 +259,7 @@ def opened(prepare: Any = lambda driver: None) -> list[One]:
 
     def one(host: Communicator) -> One:
         driver = FakeDriver(host.rank)
-        group: Any = SimpleNamespace(rank=host.rank, stops=[])
+        group: Any = SimpleNamespace(rank=host.rank, stops=[], failure=None)
         prepare(driver)
         try:
             found = Peers(host, (0, 1), group, driver, driver.stream())
@@ -311,17 +289,22 @@ def test_memory_of_a_group() -> None:
         assert blocks[1 - rank][1 - rank][rank] == 7
 
 
+def test_a_rank_of_a_failed_group_closes_alone() -> None:
+    one = opened()[0]
+    assert isinstance(one.peers, Peers)
+    one.group.failure = "rank 1 was killed"
+    one.peers.close()
+    assert one.driver.memory.used == 0
+
+
 def test_why_ranks_share_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     def elsewhere(driver: FakeDriver) -> None:
         if driver.number:
             driver.open_shared = lambda handle: driver.allocate(buffer_size(2))
 
-    def refuse(driver: FakeDriver) -> None:
-        def open_shared(handle: bytes) -> int:
-            raise Error("no peer access")
-
+    def apart(driver: FakeDriver) -> None:
         if not driver.number:
-            driver.open_shared = open_shared
+            driver.open_shared = refuse
 
     def why(prepare: Any = lambda driver: None) -> str:
         first, second = opened(prepare)
@@ -329,7 +312,7 @@ def test_why_ranks_share_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
         return str(first.peers)
 
     assert "numbers of rank 1 do not arrive" in why(elsewhere)
-    assert "rank 0 cannot open that of rank 1: no peer access" in why(refuse)
+    assert "rank 0 cannot open that of rank 1: no peer access" in why(apart)
     hosts = iter("ab")
     monkeypatch.setattr(peers, "own_process", lambda: RankProcess(next(hosts), 1, "k"))
     assert "several hosts" in why()

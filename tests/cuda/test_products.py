@@ -2,29 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
-import irc.backends.cuda.codegen.attention
-import irc.backends.cuda.codegen.caches
-import irc.backends.cuda.codegen.layout
-import irc.backends.cuda.codegen.matmul  # noqa: F401
-from irc.backends.cuda.plan import KERNELS, Template
+from irc.backends.cuda.plan.prepare import load_tables
 from irc.backends.reference import evaluate
-from irc.ir.core import Module
 from irc.ir.dims import symbol
 from irc.ir.dtypes import numpy_dtype
-from irc.ops import CacheUpdate
 from irc.text import parse_module
-from tests.cuda.cases import dtypes_taken
+from tests.cuda.cases import Case, cases, launches, wide_launches
 from tests.cuda.emulate import prepare, run_templates
-from tests.ops.compare import assert_close, run
-from tests.ops.example import Arg, Example, inputs_of, module_of, operation
+from tests.ops.compare import assert_close
+from tests.ops.example import Arg, Example
 
+load_tables()
 B, S, T = symbol("B"), symbol("S"), symbol("T")
 HEADS = {"head_dim": 8}
 PAST = Arg((B,), "i32", low=0, high=60, name="past")
@@ -69,101 +62,41 @@ LARGER = [
 ]
 
 
-CASES = [
-    (example, dtype)
-    for example in LARGER
-    for dtype in ("f32", "bf16", "f64", "f4e2m1")
-    if dtype in dtypes_taken(example)
-]
-
-
-def _templates(module: Module) -> Sequence[Template]:
-    op = operation(module)
-    made = [t for t in KERNELS[type(op)](op, []) if isinstance(t, Template)]
-    assert made
-    return made
-
-
-@pytest.fixture(scope="module")
-def cases() -> dict[tuple[str, str], tuple[Module, Sequence[Template]]]:
-    """Every case with its launches, compiled at once."""
-    found: dict[tuple[str, str], tuple[Module, Sequence[Template]]] = {}
-    for example, dtype in CASES:
-        module = module_of(example, dtype)
-        found[str(example), dtype] = module, _templates(module)
-    prepare(t.kernel for _, templates in found.values() for t in templates)
-    return found
-
-
-def _emulated(
-    module: Module,
-    templates: Sequence[Template],
-    inputs: dict[str, Any],
-    sizes: dict[str, int],
-    threaded: bool = False,
-) -> list[Any]:
-    """The results of the operation, from its launches."""
-    function = module.functions["forward"]
-    arrays = {arg: inputs[arg.name or ""] for arg in function.args}
-    written = run_templates(templates, arrays, sizes, threaded)
-    return [written[value] for value in operation(module).results]
-
-
-# Sums of many narrow numbers may round to either neighbour, in whichever order they are made.
-# Per dtype: the largest distance between neighbours, relative and absolute.
-NEIGHBOUR = {"f4e2m1": (0.5, 0.5)}
-
-
-def _check(got: Any, want: Any, dtype: str) -> None:
-    if dtype not in NEIGHBOUR:
-        assert_close(got, want, dtype, factor=4.0)
-        return
-    a, b = got.astype(np.float64), want.astype(np.float64)
-    finite = np.isfinite(a) & np.isfinite(b)
-    assert np.array_equal(np.isnan(a), np.isnan(b))
-    relative, absolute = NEIGHBOUR[dtype]
-    assert np.all(np.abs(a - b)[finite] <= relative * np.abs(b)[finite] + absolute)
-
-
-@pytest.mark.parametrize(
-    ("example", "dtype"), [pytest.param(e, d, id=f"{d} {e}") for e, d in CASES]
-)
-def test_the_reference_is_met(
-    example: Example, dtype: str, cases: Any, rng: np.random.Generator
-) -> None:
-    module, templates = cases[str(example), dtype]
-    inputs = inputs_of(example, dtype, rng)
-    want = run(example, dtype, inputs)
-    for got, wanted in zip(_emulated(module, templates, inputs, example.sizes), want, strict=True):
-        _check(got, wanted, dtype)
-
-
+CASES = cases(LARGER, launches, ("f32", "bf16", "f64", "f4e2m1"))
 WHOLE = [example for example in LARGER if example.op != "cache_update"]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def compiled() -> None:
+    """All launches, compiled at once."""
+    prepare(each.kernel for case in CASES for each in case.templates)
+
+
+@pytest.mark.parametrize("case", [pytest.param(c, id=f"{c.dtype} {c.example}") for c in CASES])
+def test_the_reference_is_met(case: Case, rng: np.random.Generator) -> None:
+    case.check(rng, case.example.sizes)
 
 
 @pytest.mark.parametrize("example", WHOLE, ids=str)
 def test_all_threads_and_wide_indices(example: Example, rng: np.random.Generator) -> None:
-    module = module_of(example, "f32")
-    inputs = inputs_of(example, "f32", rng)
-    wide = [
-        replace(each, kernel=replace(each.kernel, macros={"ix": "long long"}))
-        for each in _templates(module)
-    ]
-    got = _emulated(module, wide, inputs, example.sizes, threaded=True)
-    for each, wanted in zip(got, run(example, "f32", inputs), strict=True):
-        _check(each, wanted, "f32")
+    (case,) = cases([example], wide_launches, ("f32",))
+    case.check(rng, example.sizes, threaded=True)
 
 
-def _of_text(text: str, inputs: dict[str, Any]) -> tuple[Any, Any]:
-    """(the result of the last operation from its launch, that of the reference), of a function."""
+def _of_text(text: str, inputs: dict[str, Any]) -> Any:
+    """The result of the last operation of a function, from its launch."""
     module = parse_module(f"module @m {{ func @forward{text} }}")
-    function = module.functions["forward"]
+    function = module.main
     op = function.returned[0].producer
     assert op is not None
     arrays = {arg: inputs[arg.name or ""] for arg in function.args}
-    templates = [t for t in KERNELS[type(op)](op, []) if isinstance(t, Template)]
-    got = run_templates(templates, arrays)[function.returned[0]]
-    return got, next(iter(evaluate(module, inputs).values()))
+    return run_templates(launches(op, *function.args), arrays)[function.returned[0]]
+
+
+def _check(text: str, inputs: dict[str, Any]) -> None:
+    (want,) = evaluate(parse_module(f"module @m {{ func @forward{text} }}"), inputs).values()
+    assert np.isfinite(want).all()
+    assert_close(_of_text(text, inputs), want, text, factor=4.0)
 
 
 def test_operands_are_computed_inside(rng: np.random.Generator) -> None:
@@ -178,7 +111,7 @@ def test_operands_are_computed_inside(rng: np.random.Generator) -> None:
         "w": rng.integers(-8, 8, (9, 64)).astype(numpy_dtype("i4")),
         "s": rng.uniform(0.1, 1.0, (9, 2)).astype(np.float32),
     }
-    _check(*_of_text(text, inputs), "f32")
+    _check(text, inputs)
 
 
 def test_keys_that_no_query_sees_may_hold_anything(rng: np.random.Generator) -> None:
@@ -192,9 +125,7 @@ def test_keys_that_no_query_sees_may_hold_anything(rng: np.random.Generator) -> 
     k[0, :, 9:], k[1, :, 31:], k[:, :, 4], mask[..., 4] = np.nan, np.nan, np.nan, False
     q = rng.standard_normal((2, 3, 8)).astype(np.float32)
     past = np.array([6, 28], np.int32)
-    got, want = _of_text(text, {"q": q, "k": k, "past": past, "mask": mask})
-    assert np.isfinite(want).all()
-    _check(got, want, "f32")
+    _check(text, {"q": q, "k": k, "past": past, "mask": mask})
 
 
 @pytest.mark.parametrize("past", [-2, 0, 3, 5, 2**31 - 2])
@@ -205,11 +136,7 @@ def test_tokens_beyond_the_capacity_are_not_written(past: int, rng: np.random.Ge
     }"""
     cache = rng.standard_normal((1, 2, 5, 3)).astype(np.float32)
     new = rng.standard_normal((1, 3, 6)).astype(np.float32)
-    module = parse_module(f"module @m {{ func @forward{text} }}")
-    op = operation(module)
-    arrays = dict(zip(op.operands, (cache, new, np.array([past], np.int32)), strict=True))
-    templates = [t for t in KERNELS[CacheUpdate](op, []) if isinstance(t, Template)]
-    got = run_templates(templates, arrays)[op.results[0]]
+    got = _of_text(text, {"c": cache, "n": new, "past": np.array([past], np.int32)})
     want = cache.copy()
     for token in range(3):
         if past >= 0 and past + token < 5:

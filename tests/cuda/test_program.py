@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import irc.passes
 from irc.backends.cuda.backend import backend
 from irc.backends.cuda.execute import gpu
 from irc.backends.cuda.execute.load import CudaProgram, CudaStream, load, program_of
+from irc.backends.recorder import Recorder
 from irc.backends.reference.program import ReferenceProgram
 from irc.errors import Error
 from irc.generation.greedy import greedy
@@ -20,6 +22,7 @@ from irc.ir.core import Module
 from irc.ir.mesh import Mesh
 from irc.pipeline import run_pipeline
 from irc.text import parse_module
+from irc.text.printer import names_of
 from tests.cuda.fake_cuda import FakeCuda, World
 from tests.fresh import fresh
 from tests.sharded.models import MODELS, mixtral
@@ -66,7 +69,7 @@ def test_conversations(name: str, mesh: str, tmp_path: Path) -> None:
     assert [gpu.driver.memory.used for gpu in world.gpus.values()] == [0] * world.ranks
 
 
-def test_products_are_chosen_before_they_run(tmp_path: Path) -> None:
+def test_products_of_few_sizes(tmp_path: Path) -> None:
     module = parse_module("""module @m dims(B=1:2:99) {
       weight @w : f32[24, 16] = random("w", 1, 0.5)
       func @forward(%x: f32[B, 16]) -> (y: f32[B, 24]) {
@@ -78,7 +81,7 @@ def test_products_are_chosen_before_they_run(tmp_path: Path) -> None:
         x = rng.standard_normal((rows, 16)).astype(np.float32)
         found, wanted = (each.run({"x": x})["y"] for each in (program, right))
         np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-5)
-    assert len(world.gpus[0].called.prepared) == 2
+    assert len({call.settings["rows"] for call, _ in world.gpus[0].called.bound}) == 2
     world.close()
 
 
@@ -91,6 +94,44 @@ def test_caches_are_refused_before_any_is_allocated(tmp_path: Path) -> None:
         world.programs[0].open({"B": 4, "C": 1 << 10})
     assert memory.used == used
     world.close()
+
+
+def test_conversations_share_memory_and_graphs(tmp_path: Path) -> None:
+    """One after the other at one address; in turn each with a graph of its own."""
+    world = World(compiled("gqa", ""), tmp_path)
+    (program,), driver = world.programs, world.gpus[0].driver
+    allocated: list[int] = []
+    raw = driver._allocate
+    driver._allocate = lambda size: allocated.append(size) or raw(size)
+
+    def talk(*streams: Any) -> None:
+        for turn in range(3):
+            for stream in streams:
+                stream.step(step_of(2, turn, 5))
+
+    def captures() -> int:
+        return sum(call[0] == "capture" for call in driver.calls)
+
+    for count in range(2):
+        before = len(allocated)
+        stream = program.open({"B": 2, "C": 32})
+        assert len(allocated) - before == 1 - count
+        talk(stream)
+        stream.close()
+        with pytest.raises(Error, match="found a closed one"):  # its memory is the next one's
+            talk(stream)
+    assert captures() == 1
+    streams = [program.open({"B": 2, "C": 32}) for _ in range(9)]
+    talk(*streams)
+    assert captures() == 9
+    talk(*streams)
+    assert captures() == 9 and not any(call[0] == "drop" for call in driver.calls)
+    for stream in streams:
+        stream.close()
+    driver.memory.total = driver.memory.used  # what is kept is enough
+    program.open({"B": 8, "C": 32}).close()
+    world.close()
+    assert driver.memory.used == 0
 
 
 def test_weights_are_refused_before_any_is_read(tmp_path: Path) -> None:
@@ -106,37 +147,29 @@ def test_weights_are_refused_before_any_is_read(tmp_path: Path) -> None:
     assert not any(call[0] == "upload" for call in gpus[0].calls)
 
 
-def test_options_are_checked(tmp_path: Path) -> None:
-    with pytest.raises(Error, match="no option graph; did you mean 'graphs'"):
-        load(tmp_path, {}, graph=False)
+DRIVERS = [
+    (None, 0, r"found no NVIDIA driver \(libcuda.so.1\); .* --backend onnx runs on CPU"),
+    (12080, 8, r"for CUDA 13\.0 or newer, found one for CUDA 12\.8: update the NVIDIA driver; "),
+    (13000, 0, r"finds no GPU here; .* --backend onnx runs on CPU"),
+    (13010, 3, "local rank 3 needs GPU 3, and this host has 3; start at most 3 ranks per host"),
+]
 
 
-@pytest.mark.parametrize(
-    ("version", "count", "words"),
-    [
-        (None, 0, r"found no NVIDIA driver \(libcuda.so.1\); .* --backend onnx runs on CPU"),
-        (
-            12080,
-            8,
-            r"for CUDA 13\.0 or newer, found one for CUDA 12\.8: update the NVIDIA driver; ",
-        ),
-        (13000, 0, r"finds no GPU here; .* --backend onnx runs on CPU"),
-        (13010, 3, "local rank 3 needs GPU 3, and this host has 3; start at most 3 ranks per host"),
-    ],
-)
+@pytest.mark.parametrize(("version", "count", "words"), DRIVERS)
 def test_gpus_that_cannot_be_used(
     version: int | None, count: int, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(gpu, "driver_version", lambda: version)
     monkeypatch.setattr(gpu, "device_count", lambda: count)
-    module = compiled("gqa", "")
     with pytest.raises(Error, match=words):
-        program_of(module, tmp_path, device=3)
+        program_of(compiled("gqa", ""), tmp_path, device=3)
 
 
 def test_an_artifact_runs(tmp_path: Path) -> None:
     module = compiled("tied", "")
     facts = backend.emit(module, tmp_path, base=tmp_path).facts
+    with pytest.raises(Error, match="no option graph; did you mean 'graphs'"):
+        load(tmp_path, facts, graph=False)
     program = load(tmp_path, facts, gpu=lambda rank: FakeCuda(FakeNccl(), rank), fused=False)
     summary = greedy(program, [3, 5, 7], 6, (), module.dims)
     wanted = greedy(ReferenceProgram(module), [3, 5, 7], 6, (), module.dims)
@@ -172,22 +205,33 @@ def test_tokens_are_fed_back_on_the_gpu(mesh: str, tmp_path: Path) -> None:
     world.close()
 
 
-def test_the_end_of_a_text_is_seen_a_step_late(tmp_path: Path) -> None:
+def test_steps_ahead_hold_their_caches(tmp_path: Path) -> None:
+    module = compiled("gqa", "", "next-tokens")
+    world, step = World(module, tmp_path), step_of(1, 0, 1)
+    program: Any = world.programs[0]
+    kept: list[int] = []
+    driver = world.gpus[0].driver
+    driver.keep = lambda address, size: kept.append(address)
+    steps = program.open({"B": 1, "C": 32}).follow(step, {}, (), 4)
+    next(steps)
+    assert not kept
+    steps.close()
+    del steps
+    gc.collect()
+    assert kept
+
+
+@pytest.mark.parametrize(("prompt", "stop"), [([3, 5], "end"), ([3] * 28, "capacity")])
+def test_steps_ahead_end_with_the_text(prompt: list[int], stop: str, tmp_path: Path) -> None:
+    """A step behind the end token, and where the caches are full."""
     module = compiled("gqa", "", "next-tokens")
     world, right = World(module, tmp_path), ReferenceProgram(module)
-    free = greedy(right, [3, 5], 8, (), module.dims).tokens
-    end = free[4]
+    wanted = greedy(right, prompt, 9, (), module.dims).tokens
+    ends = (wanted[4],) if stop == "end" else ()
     for program in (world.programs[0], right):
-        summary = greedy(program, [3, 5], 8, (end,), module.dims)
-        assert (summary.tokens, summary.stop) == (free[: free.index(end)], "end")
-    world.close()
-
-
-def test_caches_that_are_full_end_the_steps_ahead(tmp_path: Path) -> None:
-    module = compiled("gqa", "", "next-tokens")
-    world, right = World(module, tmp_path), ReferenceProgram(module)
-    found, wanted = (greedy(p, [3] * 28, 9, (), module.dims) for p in (world.programs[0], right))
-    assert (found.tokens, found.stop) == (wanted.tokens, "capacity")
+        summary = greedy(program, prompt, 9, ends, module.dims)
+        text = wanted[: wanted.index(ends[0])] if ends else wanted
+        assert (summary.tokens, summary.stop) == (text, stop)
     world.close()
 
 
@@ -207,22 +251,6 @@ def test_steps_ahead_say_what_is_wrong(tmp_path: Path) -> None:
             world.gpus[0].driver.broken = "the GPU failed"
         with pytest.raises(Error, match=words):
             list(tokens)
-
-
-def test_kernels_that_cannot_be_loaded_leave_no_weights(tmp_path: Path) -> None:
-    gpus: list[FakeCuda] = []
-
-    def refusing(gpu: FakeCuda) -> None:
-        def load(kernels: object) -> None:
-            assert gpu.driver.memory.used
-            raise Error("no kernel image is available")
-
-        gpus.append(gpu)
-        gpu.emulated.load = load  # type: ignore[method-assign]
-
-    with pytest.raises(Error, match="no kernel image"):
-        World(compiled("gqa", ""), tmp_path, refusing)
-    assert gpus[0].driver.memory.used == 0
 
 
 def test_a_gpu_that_fails_ends_all_ranks(tmp_path: Path) -> None:
@@ -262,4 +290,24 @@ def test_times_of_steps(tmp_path: Path) -> None:
     assert stream.times(step_of(1, 0, 3), 3) == [1.0] * 3  # of the fake events
     assert sum(call[0] == "launch" for call in world.gpus[0].calls) == 4
     stream.close()
+    world.close()
+
+
+@pytest.mark.parametrize("mesh", ["", "tp=2"])
+def test_a_recorder_gets_the_steps_of_graphs(mesh: str, tmp_path: Path) -> None:
+    module, recorder = compiled("gqa", mesh), Recorder()
+    world = World(module, tmp_path, recorder=recorder)
+
+    def work(program: Any) -> None:
+        stream = program.open({"B": 2, "C": 32})
+        for turn in range(4):  # the second one is captured
+            stream.step(step_of(2, turn, 5))
+
+    world.of_all(work)
+    events = recorder.finish()
+    assert {event.rank for event in events} == {*range(module.mesh.ranks)}
+    assert {event.value for event in events if event.value} <= {*names_of(module.main).values()}
+    assert {event.us for event in events} <= {1000.0, 2000.0}  # of each GPU
+    assert any(event.kernel.startswith("linear") for event in events)
+    assert ("nccl.all_reduce" in {event.kernel for event in events}) == bool(mesh)
     world.close()

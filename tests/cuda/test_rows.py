@@ -7,35 +7,23 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from irc.backends.cuda.codegen import moe, norms, rows, select
+from irc.backends.cuda.codegen import experts, norms, rows, select
 from irc.backends.cuda.plan import KERNELS, Template
 from irc.backends.cuda.plan.prepare import load_tables
 from irc.backends.reference import evaluate
-from irc.ir.core import Op, Value
+from irc.ir.core import Op
 from irc.ir.dims import symbol
 from irc.ops import Maximum
 from irc.text import parse_module
-from tests.cuda.cases import cases, drawn
+from tests.cuda.cases import cases, drawn, launches, wide_launches
 from tests.cuda.emulate import prepare, run_templates
 from tests.ops.compare import assert_close
 from tests.ops.example import Arg, Example, module_of, operation
 from tests.ops.examples import EXAMPLES
 
 load_tables()  # operands are computed by the elements of other files
-HERE = {module.__name__ for module in (moe, norms, rows, select)}
+HERE = {module.__name__ for module in (experts, norms, rows, select)}
 OPERATIONS = sorted(cls.opname for cls, maker in KERNELS.items() if maker.__module__ in HERE)
-
-
-def launches(op: Op, *more: Value) -> list[Template]:
-    """The launches of an operation; its operands are in memory, or instead `more` values."""
-    made = KERNELS[type(op)](op, [*(more or op.operands), *op.results])
-    return [each for each in made if isinstance(each, Template)]
-
-
-def wide_launches(op: Op) -> list[Template]:
-    """The launches of an operation on values of so many elements that indices have 64 bits."""
-    wide = {"ix": "long long"}
-    return [replace(each, kernel=replace(each.kernel, macros=wide)) for each in launches(op)]
 
 
 def launches_of_computed(op: Op) -> list[Template]:

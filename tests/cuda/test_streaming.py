@@ -2,39 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import get_args
 
 import numpy as np
 import pytest
 
-from irc.backends.cuda.codegen.norms import rms_norm
-from irc.backends.cuda.codegen.streaming.choices import (
-    H200,
-    Choice,
-    Target,
-    candidates,
-    one_row,
-    use,
-)
-from irc.backends.cuda.codegen.streaming.products import Product, chosen, product_of
+from irc.backends.cuda.codegen.streaming.choices import one_row
 from irc.backends.cuda.execute.compile import compile_kernel
-from irc.backends.cuda.plan import Kernel
+from irc.backends.cuda.execute.load import CudaProgram, program_of
+from irc.backends.cuda.plan import Launch
 from irc.backends.cuda.plan.build import Planner
-from irc.backends.cuda.plan.template import Fused, Template
-from irc.ops import Linear
+from irc.backends.cuda.plan.regime import Device, Target
+from irc.backends.reference import evaluate
+from irc.ops.mlp import Act
 from irc.text import parse_module
-from tests.cuda.emulate import prepare, run_templates
-from tests.cuda.streaming_cases import SCHEMES, Case, fused
+from tests.cuda.emulate import prepare
+from tests.cuda.run_plan import HostProgram
+from tests.cuda.streaming_cases import SCHEMES, Case
 from tests.fresh import fresh
 
-assert rms_norm
 SMALL = Target(multiprocessors=3)
 OLD = Target(80, 3, 163 << 10)
 NARROW = Target(89, 3, 99 << 10)
 ARCHITECTURES = {
     "sm_80": Target(80, 108, 163 << 10),
     "sm_89": Target(89, 142, 99 << 10),
-    "sm_90": H200,
+    "sm_90": Target(),
     "sm_100": Target(100, 148, 227 << 10),
     "sm_120": Target(120, 170, 99 << 10),
 }
@@ -50,177 +45,170 @@ CASES = [
     *((SMALL, Case(scheme, "f16", "gated bias", 5, 37, 512)) for scheme in SCHEMES),
     *((NARROW, Case(scheme, "bf16", "norm residual", 16, 70, 1536)) for scheme in SCHEMES),
     *((OLD, Case(scheme, "f16", "norm", 2, 70, 768)) for scheme in SCHEMES),
+    (SMALL, Case("int8", "bf16", "norm", 17, 37, 256)),
+    (SMALL, Case("fp8", "bf16", "norm gated bias", 23, 37, 256)),
+    (OLD, Case("uint4", "f16", "residual", 24, 21, 256)),
+    (NARROW, Case("int4 of 32", "bf16", "norm residual", 33, 18, 384)),
+    (SMALL, Case("mxfp4", "bf16", "bias", 64, 20, 256)),
 ]
 
 
-@pytest.fixture(autouse=True)
-def _target() -> Iterator[None]:  # pyright: ignore[reportUnusedFunction]
-    yield
-    use(H200)
+@cache
+def planned(case: Case, target: Target) -> tuple[HostProgram, Launch]:
+    """The program of a case, and its product, of which 16-bit weights may have a norm in front."""
+    program = HostProgram(case.module(), fused=True, target=target)
+    *norm, step = program.planners[0].plan({"B": case.rows}).steps
+    assert isinstance(step, Launch) and step.kernel.startswith("linear_rows")
+    assert len(norm) <= (case.has("norm") and case.scheme == "float")
+    return program, step
 
 
-def template_of(case: Case) -> Template:
-    found = fused(case)
-    assert isinstance(found, Fused), found
-    (template,) = found.templates
-    assert isinstance(template, Template)
-    return template
+def check(program: HostProgram | CudaProgram, case: Case) -> None:
+    """The result of a program is that of numpy."""
+    inputs = case.inputs(fresh())
+    (found,) = program.run(inputs).values()
+    assert case.error(found, case.expected(inputs)) <= 1
 
 
 @pytest.fixture(scope="module")
 def compiled() -> None:
     """All cases compiled at once, which is faster."""
-    kernels: list[Kernel] = []
-    for target, case in CASES:
-        use(target)
-        kernels.append(template_of(case).kernel)
-    prepare(kernels)
+    plans = [planned(case, of)[0].planners[0].plan({"B": case.rows}) for of, case in CASES]
+    prepare(kernel for plan in plans for kernel in plan.kernels.values())
 
 
 @pytest.mark.usefixtures("compiled")
 @pytest.mark.parametrize(("target", "case"), CASES, ids=[f"{t.capability} {c}" for t, c in CASES])
 def test_results_are_those_of_numpy(target: Target, case: Case) -> None:
-    use(target)
-    template = template_of(case)
-    inputs = case.inputs(template.reads, fresh())
-    found = run_templates([template], inputs, {"B": case.rows})[template.writes[0]]
-    assert case.error(found, case.expected(inputs)) <= 1, template.kernel.name
+    check(planned(case, target)[0], case)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_on_a_gpu(scheme: str, tmp_path: Path) -> None:
+    """Of real widths: launched, captured, and from a graph."""
+    for i, rows in enumerate([1, 2, 5, 8, 16, 17, 64][: 5 if scheme == "float" else 7]):
+        form = ("", "norm", "bias residual", "norm gated bias")[i % 4]
+        case = Case(scheme, ("bf16", "f16")[i % 2], form, rows, 1003, (4096, 1536, 14336)[i % 3])
+        program = program_of(case.module(), tmp_path)
+        for _ in range(3):
+            check(program, case)
+        program.close()
 
 
 def test_numbers_that_f16_cannot_hold_are_scaled() -> None:
-    use(SMALL)
     case = Case("int8", "bf16", "", 2, 33, 256)
-    template = template_of(case)
-    inputs = case.inputs(template.reads, fresh())
-    x = next(value for value in inputs if value.name == "x")
-    inputs[x] = (inputs[x] * np.array([[2.0**40], [2.0**-60]])).astype(inputs[x].dtype)
-    found = run_templates([template], inputs, {"B": 2})[template.writes[0]]
-    sizes = np.array([[2.0**40], [2.0**-60]], np.float32)
+    inputs, sizes = case.inputs(fresh()), np.array([[2.0**40], [2.0**-60]], np.float32)
+    inputs["x"] = (inputs["x"] * sizes).astype(inputs["x"].dtype)
+    (found,) = planned(case, SMALL)[0].run(inputs).values()
     assert case.error(found.astype(np.float32) / sizes, case.expected(inputs) / sizes) <= 1
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
-@pytest.mark.parametrize("rows", [1, 2, 8, 16])
 @pytest.mark.parametrize("target", ARCHITECTURES.values(), ids=ARCHITECTURES)
-def test_blocks_have_a_multiprocessor_of_their_own(scheme: str, rows: int, target: Target) -> None:
+def test_blocks_have_a_multiprocessor_of_their_own(scheme: str, target: Target) -> None:
     """With two blocks on some multiprocessors and none on others, a step takes a fifth longer."""
-    use(target)
     for form, n, k in (("norm gated", 14336, 4096), ("residual", 4096, 14336), ("", 128256, 2048)):
-        found = fused(Case(scheme, "bf16", form, rows, n, k))
-        assert isinstance(found, Fused)
-        (template,) = found.templates
-        assert isinstance(template, Template)
-        assert template.grid({}) == (target.multiprocessors, 1, 1)
+        rows = int(fresh().choice([1, 2, 8, 16]))
+        _, step = planned(Case(scheme, "bf16", form, rows, n, k), target)
+        assert step.grid == (target.multiprocessors, 1, 1)
         by_registers = scheme == "float" and rows > 4  # their operands take more than half of them
-        assert by_registers or target.shared / 2 < template.shared({}) <= target.shared
+        assert by_registers or target.shared / 2 < step.shared <= target.shared
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_candidates_give_the_same_results(scheme: str, rng: np.random.Generator) -> None:
     """For a number of rows that is drawn: one, of a gated product, or of the most."""
-    use(SMALL)
     rows = int(rng.choice([1, 3, 16]))
     case = Case(scheme, "bf16", "gated" if rows == 3 else "bias", rows, 37, 1024)
-    product = case.product()
-    found = candidates(37, 1024, len(product.matrices) == 2, product.codes, rows, SMALL)
-    templates = [product.template(each) for each in found if isinstance(each, Choice)]
-    assert len(templates) > 1
-    prepare([each.kernel for each in templates])
-    inputs = case.inputs(templates[0].reads, fresh())
-    for each in templates:
-        got = run_templates([each], inputs, {"B": rows})[each.writes[0]]
-        assert case.error(got, case.expected(inputs)) <= 1, each.kernel.name
+    programs: list[HostProgram] = []
+    ((key, names),) = planned(case, SMALL)[0].planners[0].plan({"B": rows}).candidates.items()
+    for name in names:
+        programs.append(HostProgram(case.module(), fused=True))
+        programs[-1].planners[0].device = Device(SMALL, {key: name})
+    plans = [each.planners[0].plan({"B": rows}) for each in programs]
+    prepare(kernel for plan in plans for kernel in plan.kernels.values())
+    assert len({name for plan in plans for name in plan.kernels}) == len(names) > 1
+    for program in programs:
+        check(program, case)
 
 
 def test_rings_have_two_stages_or_more() -> None:
     for k in range(1024, 40000, 128):
-        found = one_row(4096, k, False, H200)
-        assert isinstance(found, str) or found.constants["STAGES"] >= 2
+        choice = one_row(4096, k, False, Target())
+        assert isinstance(choice, str) or choice.constants["STAGES"] >= 2
 
 
 @pytest.mark.parametrize(
     ("case", "reason"),
     [
-        (Case("float", "bf16", "", 17, 64, 64), "17 rows are more than the 16"),
-        (Case("float", "bf16", "", 1, 64, 48), "rows of 48 weights of 16 bits cannot be cut"),
+        (Case("float", "bf16", "", 17, 64, 64), "at most 16 rows of 16-bit weights"),
+        (Case("int8", "bf16", "", 65, 64, 64), "at most 64 rows of 8-bit weights"),
         (Case("int8", "bf16", "", 1, 64, 48), "rows of 48 weights of 8 bits cannot be cut"),
         (Case("float", "bf16", "", 2, 64, 0), "bf16[64, 0] is empty"),
     ],
 )
 def test_reasons(case: Case, reason: str) -> None:
-    found = fused(case)
-    assert isinstance(found, str)
-    assert reason in found
+    declined = Planner(case.module()).regime({"B": case.rows}).launches.declined
+    assert any(reason in why for _, why in declined)
 
 
-MODEL = """module @m dims(B=1:1:64) {
-  file @c = "c"
-  weight @gain : bf16[1024] = @c["gain"]
-  weight @a : bf16[1024, 1024] = @c["a"]
-  weight @b : bf16[1024, 1024] = @c["b"]
-  weight @d : bf16[1024, 1024] = @c["d"]
-  func @main(%x: bf16[B, 1024]) -> (bf16[B, 1024]) {
-    %o = linear %x, @a : bf16[B, 1024]
-    %h, %t = add_rms_norm %o, %x, @gain {eps=1e-05} : bf16[B, 1024], bf16[B, 1024]
-    %g = linear %h, @b : bf16[B, 1024]
-    %u = linear %h, @d : bf16[B, 1024]
-    %s = silu %g : bf16[B, 1024]
-    %m = mul %s, %u : bf16[B, 1024]
-    %y = linear %m, @a : bf16[B, 1024]
-    %z = add %y, %t : bf16[B, 1024]
-    return %z
-  }
-}"""
-
-
-def test_a_decoder_layer_is_three_products() -> None:
-    """Nothing is left between them: norms are inside, and the norm of its own has no reader."""
-    launches = Planner(parse_module(MODEL, "m")).plan({"B": 1}).steps
-    names = [getattr(step, "kernel", "") for step in launches]
-    assert [name.startswith("linear_rows") for name in names] == [True] * 3
+def test_every_activation() -> None:
+    """Behind a linear, and of a gate."""
+    lines: list[str] = []
+    for act in get_args(Act):
+        for gate in ("", ", gate=@v, residual=%r"):
+            lines.append(f'%y{len(lines)} = fused_linear %x, @w{gate} {{act="{act}"}} : f16[B, 8]')
+    names = [line.split()[0] for line in lines]
+    body, types = "\n".join(lines), ", ".join("f16[B, 8]" for _ in names)
+    module = parse_module(f"""module @m dims(B=1:2:64) {{
+      weight @w : f16[8, 64] = random("w", 1, 0.3)
+      weight @v : f16[8, 64] = random("v", 1, 0.3)
+      func @main(%x: f16[B, 64], %r: f16[B, 8]) -> ({types}) {{
+        {body}
+        return {", ".join(names)} }} }}""")
+    program, rng = HostProgram(module, fused=True), fresh()
+    steps = program.planners[0].plan({"B": 3}).steps
+    assert all(isinstance(step, Launch) and "linear_rows" in step.kernel for step in steps)
+    assert len(steps) == len(names)
+    inputs = {"x": rng.standard_normal((3, 64)), "r": rng.standard_normal((3, 8))}
+    inputs = {name: array.astype(np.float16) for name, array in inputs.items()}
+    results, wanted = program.run(inputs), evaluate(module, inputs)
+    for name, array in wanted.items():
+        np.testing.assert_allclose(results[name], array, 4e-3, 4e-3, err_msg=name)
 
 
 COMPUTED = """module @m dims(B=1:1:64) {{
-  file @c = "c"
-  weight @w : i8[256, 1024] = @c["w"]
-  weight @scale : f32[256, 1] = @c["scale"]
-  weight @gain : f32[1024] = @c["gain"]
-  func @main(%x: bf16[B, 1024], %s: bf16[256, 1], %g: bf16[1024]) -> (bf16[B, 256]) {{
-    {computed}
-    %d = dequantize @w, {scale} : bf16[256, 1024]
-    %n = rms_norm %x, {gain} {{eps=1e-05}} : bf16[B, 1024]
-    %y = linear %n, %d : bf16[B, 256]
-    return %y
-  }}
-}}"""
+  func @main(%x: bf16[B, 1024], %w: i8[256, 1024], %s: bf16[256, 1], %g: bf16[1024])
+      -> (bf16[B, 256]) {{
+    {0}
+    %d = dequantize %w, {1} : bf16[256, 1024]
+    %h = neg %x : bf16[B, 1024]
+    %y = fused_linear %h, %d, norm={2} {{eps=1e-05}} : bf16[B, 256]
+    return %y }} }}"""
 
 
 @pytest.mark.parametrize(
-    ("computed", "scale", "gain"),
+    "words",
     [
         ("", "%s", "%g"),
-        ('%c = cast @scale {dtype="bf16"} : bf16[256, 1]', "%c", "%g"),
-        ('%c = cast @gain {dtype="bf16"} : bf16[1024]', "%s", "%c"),
+        ("%c = neg %s : bf16[256, 1]", "%c", "%g"),
+        ("%c = neg %g : bf16[1024]", "%s", "%c"),
     ],
 )
-def test_what_is_computed_is_waited_for(computed: str, scale: str, gain: str) -> None:
+def test_what_is_computed_is_waited_for(words: tuple[str, ...]) -> None:
     """The kernel reads weights at once, so no other kernel may be writing them."""
-    text = COMPUTED.format(computed=computed, scale=scale, gain=gain)
-    module = parse_module(text, "m")
-    op = module.main.returned[0].producer
-    assert isinstance(op, Linear)
-    found = product_of(op)
-    assert isinstance(found, Product)
-    choice = chosen(found, 1)
-    assert isinstance(choice, Choice)
-    assert found.template(choice).waits == (not computed)
+    *_, step = Planner(parse_module(COMPUTED.format(*words), "m")).plan({"B": 1}).steps
+    assert isinstance(step, Launch) and step.kernel.startswith("linear_rows")
+    assert (step.early, step.programmatic) == (((), False) if words[0] else ((1, 2, 3), True))
 
 
 @pytest.mark.usefixtures("nvrtc")
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_sources_compile(architecture: str) -> None:
-    use(ARCHITECTURES[architecture])
     schemes = {"float": 8, "int8": 1, "fp8": 16, "uint4": 8, "mxfp4": 1}
-    cases = [Case(s, "bf16", "norm gated bias", r, 512, 1024) for s, r in schemes.items()]
-    for case in (*cases, Case("float", "f16", "residual", 1, 512, 1024)):
-        assert compile_kernel(template_of(case).kernel, architecture)
+    cases = [Case(s, "bf16", "gated bias", r, 512, 1024) for s, r in schemes.items()]
+    for case in (*cases, Case("float", "f16", "norm residual", 1, 512, 1024)):
+        program, step = planned(case, ARCHITECTURES[architecture])
+        kernels = program.planners[0].plan({"B": case.rows}).kernels
+        assert compile_kernel(kernels[step.kernel], architecture)

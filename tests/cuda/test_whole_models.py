@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 import irc
 from irc.backends.base import ports_of, state_shape
-from irc.backends.cuda.backend import KERNELS, PLANS
+from irc.backends.cuda.facts import sizes_of
+from irc.backends.cuda.plan.build import Planner
 from irc.backends.cuda.plan.text import print_plan
+from irc.backends.cuda.plan_files import KERNELS, PLANS
+from irc.backends.cuda.tuning import read_choices
 from irc.backends.reference import evaluate
 from irc.driver.build import prepare
 from irc.ir.core import Module
@@ -23,15 +28,10 @@ from tests.ops.compare import Array, assert_close
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
-def compiled(folder: Path, **options: object) -> Module:
+def compiled(folder: Path, **options: Any) -> Module:
     """The example `llama.py` with its tiny checkpoint, as the backend writes it."""
-    irc.compile(
-        EXAMPLES / "llama.py",
-        folder,
-        checkpoint=EXAMPLES / "tiny_llama",
-        backend="cuda",
-        **options,  # type: ignore[arg-type]
-    )
+    example, checkpoint = EXAMPLES / "llama.py", EXAMPLES / "tiny_llama"
+    irc.compile(example, folder, checkpoint=checkpoint, backend="cuda", **options)
     return parse_module((folder / "module.irc").read_text(encoding="utf-8"))
 
 
@@ -77,6 +77,10 @@ def test_artifact_and_show(tmp_path: Path) -> None:
     plans = sorted(each.name for each in (tmp_path / "out" / PLANS).iterdir())
     assert plans == ["forward.least.txt", "forward.typical.txt"]
     text = (tmp_path / "out" / PLANS / plans[0]).read_text(encoding="utf-8")
+    device = read_choices(tmp_path / "out").device
+    assert text == print_plan(
+        Planner(module, device=device).plan(sizes_of(module, module.main)["least"])
+    )
     kernels = {each.stem for each in (tmp_path / "out" / KERNELS).iterdir()}
     assert kernels >= {line.split()[1] for line in text.splitlines() if " kernel " in line}
     shown = works("show", tmp_path / "out", "--plan", "--dims", "B=3,S=1,T=1").out
@@ -85,6 +89,9 @@ def test_artifact_and_show(tmp_path: Path) -> None:
     found = works("show", tmp_path / "out", "--plan", "--dims", "B=3,S=1,T=1", "--json").json
     ran = set(found["text"].split())
     assert ran >= {f"%{op.result.name}" for op in module.main if op.opname == "linear"}
+    compiled(tmp_path / "stages", mesh="pp=2")
+    names = {each.name for each in (tmp_path / "stages" / PLANS).iterdir()}
+    assert {"stage0.typical.txt", "stage1.typical.txt"} <= names
 
 
 CONFIG = {
@@ -128,19 +135,21 @@ FAMILIES: dict[str, dict[str, object]] = {
 }
 
 
+def decoder_of(
+    family: str, folder: Path, sizes: Mapping[str, object], seed: int = 1, **options: Any
+) -> Module:
+    """A model with random weights, as the backend gets it; `sizes` replaces those of CONFIG."""
+    config = {**CONFIG, **FAMILIES[family], **sizes, "architectures": [family]}
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    return prepare(folder, backend="cuda", random_weights=seed, **options).module
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_families(family: str, rng: np.random.Generator, tmp_path: Path) -> None:
     """Random models, on one rank or two, behind tokens that random caches hold."""
-    config = CONFIG | FAMILIES[family] | {"architectures": [family]}
-    (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
     mesh = str(rng.choice(["", "tp=2", *(["ep=2"] if family == "MixtralForCausalLM" else [])]))
-    module = prepare(
-        tmp_path,
-        backend="cuda",
-        random_weights=int(rng.integers(1 << 16)),
-        dims={"B": 2, "S": 4, "T": 1, "C": 16},
-        mesh=mesh,
-    ).module
+    dims = {"B": 2, "S": 4, "T": 1, "C": 16}
+    module = decoder_of(family, tmp_path, {}, int(rng.integers(1 << 16)), dims=dims, mesh=mesh)
     past = rng.integers(0, 12, 2).astype(np.int32)
     inputs = tokens(rng, past, 4, words=96) | {"lengths": rng.integers(1, 5, 2).astype(np.int32)}
     for port in ports_of(module.main).states:
@@ -151,9 +160,3 @@ def test_families(family: str, rng: np.random.Generator, tmp_path: Path) -> None
     wanted, found = evaluate(module, inputs), HostProgram(module).run(inputs)
     for name, want in wanted.items():
         assert_close(found[name], want, name, factor=50)
-
-
-def test_stages_have_plans(tmp_path: Path) -> None:
-    compiled(tmp_path / "out", mesh="pp=2")
-    names = {each.name for each in (tmp_path / "out" / PLANS).iterdir()}
-    assert {"stage0.typical.txt", "stage1.typical.txt"} <= names

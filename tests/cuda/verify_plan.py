@@ -6,7 +6,6 @@ from itertools import pairwise
 
 from irc.backends.cuda.plan.core import ALIGNMENT, Argument, Buffer, Launch, Plan, Step
 from irc.errors import Error
-from irc.ir.dtypes import dtype
 
 MOST_THREADS = 1024
 MOST_BLOCKS = (2**31 - 1, 65535, 65535)
@@ -32,7 +31,11 @@ def _where(plan: Plan, number: int) -> str:
 def _check(plan: Plan, number: int, step: Step) -> None:
     where = _where(plan, number)
     for each in _pointers(step):
-        _check_argument(plan.buffers[each.buffer], each, where)
+        buffer = plan.buffers[each.buffer]
+        if each.written and buffer.place in ("input", "weight"):
+            raise Error(f"{where}: it writes {buffer.name}, which is one of the {buffer.place}s")
+        if buffer.offset % ALIGNMENT:
+            raise Error(f"{where}: {buffer.name} is not aligned to {ALIGNMENT} bytes")
     if not isinstance(step, Launch):
         return
     if step.kernel not in plan.kernels:
@@ -48,8 +51,9 @@ def _check(plan: Plan, number: int, step: Step) -> None:
         )
     written = {a.buffer for each in plan.steps for a in _pointers(each) if a.written}
     pointers = _pointers(step)
-    for at in step.constant:
-        if pointers[at].buffer in written:
+    for at in step.early:
+        name = pointers[at].buffer
+        if name in written and plan.buffers[name].place != "state":
             raise Error(f"{where}: {pointers[at].buffer} is written, so it is not constant")
     if step.programmatic and (not number or not isinstance(plan.steps[number - 1], Launch)):
         raise Error(f"{where}: only a launch behind another one may start early")
@@ -57,14 +61,6 @@ def _check(plan: Plan, number: int, step: Step) -> None:
 
 def _pointers(step: Step) -> list[Argument]:
     return [each for each in step.arguments if isinstance(each, Argument)]
-
-
-def _check_argument(buffer: Buffer, argument: Argument, where: str) -> None:
-    if argument.written and buffer.place in ("input", "weight"):
-        raise Error(f"{where}: it writes {buffer.name}, which is one of the {buffer.place}s")
-    if buffer.offset % ALIGNMENT:
-        raise Error(f"{where}: {buffer.name} is not aligned to {ALIGNMENT} bytes")
-    dtype(buffer.dtype)
 
 
 def _lifetimes(plan: Plan) -> dict[str, tuple[int, int]]:

@@ -3,19 +3,29 @@
 struct alignas(16) uint4 { u32 x, y, z, w; };
 
 const std::size_t SHARED_MEMORY = 227 << 10;
+static std::size_t shared_used = 0;  // of what follows, by the kernels so far
 static std::vector<std::unique_ptr<unsigned char[]>> shared_memory;  // of the blocks of a cluster
+static void poison_shared_memory() {
+    std::memset(dynamic_shared, 0xff, launch->shared_bytes);
+    for (auto& memory : shared_memory) std::memset(memory.get(), 0xff, shared_used);
+}
 inline unsigned char* shared_of(unsigned rank) {
     while (shared_memory.size() <= rank) {
         shared_memory.emplace_back(new unsigned char[SHARED_MEMORY]);
-        std::memset(shared_memory.back().get(), 0xA5, SHARED_MEMORY);
+        std::memset(shared_memory.back().get(), 0xff, SHARED_MEMORY);
     }
     return shared_memory[rank].get();
 }
 inline unsigned rank_in_cluster() { return current / blockDim.x; }
-#define SHARED(type, name) type& name = *(type*)shared_of(rank_in_cluster())
+template <typename T> T& shared_object() {
+    shared_used = max(shared_used, sizeof(T));
+    return *(T*)shared_of(rank_in_cluster());
+}
+#define SHARED(type, name) type& name = shared_object<type>()
+#define wait_for_previous wait_for_kernel_in_front
 
-inline void cluster_arrive() { ++fibers[current].clusters; }
-inline void cluster_wait() { wait_for(&Fiber::clusters, 0, fibers.size()); }
+inline void cluster_arrive() { fibers[current].cluster_phase = arrive(cluster); }
+inline void cluster_wait() { wait_behind(cluster, fibers[current].cluster_phase); }
 typedef u64 Inbox;
 constexpr bool CLUSTERS = true;
 template <typename V> V& in_block(V* mine, u32 rank) {
@@ -23,13 +33,25 @@ template <typename V> V& in_block(V* mine, u32 rank) {
 }
 inline void expect(Inbox* inbox, u32 nbytes) { *inbox = nbytes; }
 template <typename V> void send(V* mine, Inbox* inbox, u32 rank, const V& value) {
-    in_block(mine, rank) = value;
-    in_block(inbox, rank) -= sizeof value;
+    Inbox& there = in_block(inbox, rank);
+    if (there >> 32) fail("a block sends to another one that does not expect it yet");
+    late_copies.emplace_back(&in_block(mine, rank), &value, sizeof value, &there);
+}
+// Waits until `is_over`, while copies that count on a barrier end one after the other.
+template <typename IsOver, typename Count>
+void wait_for_copies_on(void* barrier, IsOver is_over, Count count) {
+    while (!is_over()) {
+        u32 nbytes = 0;
+        auto matches = [&](const LateCopy& copy) {
+            return copy.barrier == barrier && (nbytes = copy.nbytes);
+        };
+        if (end_copy(late_copies, matches)) count(nbytes);
+        else yield();
+    }
+    ++moves;
 }
 inline void await(Inbox* inbox) {
-    cluster_arrive();
-    cluster_wait();
-    if (*inbox) std::abort();  // on a GPU, it would wait forever
+    wait_for_copies_on(inbox, [&] { return !*inbox; }, [&](u32 nbytes) { *inbox -= nbytes; });
 }
 
 inline float exp2_fast(float x) { return std::exp2(x); }
@@ -44,11 +66,11 @@ struct Words { u32 word[6]; };
 template <int N> struct Given {
     Words of[32];
     explicit Given(const u32 (&mine)[N]) {
-        std::memcpy(fibers[current].given, mine, sizeof mine);
+        const u32 turn = fibers[current].exchanges++ % 2, first = current - threadIdx.x % 32;
+        std::memcpy(fibers[current].given[turn], mine, sizeof mine);
         __syncwarp();
         for (unsigned lane = 0; lane < 32; ++lane)
-            std::memcpy(of[lane].word, fibers[current - threadIdx.x % 32 + lane].given, sizeof mine);
-        __syncwarp();
+            std::memcpy(of[lane].word, fibers[first + lane].given[turn], sizeof mine);
     }
 };
 template <typename T> void mma(float (&c)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {

@@ -149,14 +149,16 @@ def network() -> Any:
 
 KIND = quantization.QuantType
 FORM = quantization.QuantFormat
+# Without VNNI a processor adds pairs of u8 * i8 in 16 bits; weights of 7 bits do not overflow them.
+SAFE: dict[str, Any] = {"reduce_range": True}
 WRITTEN: dict[str, dict[str, Any]] = {
     "default QDQ": {},
     "i8 QDQ": {"activation_type": KIND.QInt8, "per_channel": True},
     "symmetric": {"activation_type": KIND.QInt8, "extra_options": {"ActivationSymmetric": True}},
     "i16 QDQ": {"activation_type": KIND.QInt16, "weight_type": KIND.QInt16},
-    "QOperator": {"quant_format": FORM.QOperator},
-    "QOperator per channel": {"quant_format": FORM.QOperator, "per_channel": True},
-    "dynamic": {},
+    "QOperator": {"quant_format": FORM.QOperator, **SAFE},
+    "QOperator per channel": {"quant_format": FORM.QOperator, "per_channel": True, **SAFE},
+    "dynamic": dict(SAFE),
     "dynamic u8": {"weight_type": KIND.QUInt8},
 }
 

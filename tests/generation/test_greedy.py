@@ -2,7 +2,7 @@
 
 import dataclasses
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import ml_dtypes
@@ -48,13 +48,19 @@ class Counting:
         self.sizes = sizes
         return self
 
-    def step(self, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    def step(self, inputs: Mapping[str, np.ndarray], first: int = 0) -> dict[str, np.ndarray]:
         self.steps.append({name: array.tolist() for name, array in inputs.items()})
         last = int(inputs["input_ids"][0, -1])
         count = inputs["logit_positions"].shape[1] if "logit_positions" in inputs else 1
         logits = np.zeros((1, count, VOCAB), np.float32)
         logits[:, -1, (last + 1) % VOCAB] = 1
         return {"logits": logits}
+
+    def copy_rows(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+        raise AssertionError("one row is not moved")
+
+    def clear_rows(self, rows: Sequence[int]) -> None:
+        raise AssertionError("rows are used once")
 
 
 def test_steps_and_their_tokens() -> None:
@@ -174,7 +180,7 @@ class ByThrees(Counting):
         split = [dataclasses.replace(port, shape=(B, 3 * S)) for port in (ids, positions)]
         super().__init__(dataclasses.replace(PORTS, inputs=(*split, *rest)))
 
-    def step(self, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    def step(self, inputs: Mapping[str, np.ndarray], first: int = 0) -> dict[str, np.ndarray]:
         assert inputs["input_ids"].shape[1] % 3 == 0
         assert inputs["positions"].shape == inputs["input_ids"].shape
         at = int(inputs["logit_positions"][0, 0])
@@ -199,7 +205,7 @@ class OfAll(Counting):
         ids = dataclasses.replace(PORTS.inputs[0], shape=(B, 3 * S))
         super().__init__(dataclasses.replace(PORTS, inputs=(ids,)))
 
-    def step(self, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    def step(self, inputs: Mapping[str, np.ndarray], first: int = 0) -> dict[str, np.ndarray]:
         return {"logits": np.eye(VOCAB, dtype=np.float32)[inputs["input_ids"] + 1]}
 
 
@@ -210,7 +216,7 @@ def test_logits_of_padding_are_left_out() -> None:
 class Choosing(Counting):
     """A model that chooses the next token itself and counts out-of-range tokens."""
 
-    def step(self, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    def step(self, inputs: Mapping[str, np.ndarray], first: int = 0) -> dict[str, np.ndarray]:
         logits = super().step(inputs)["logits"]
         outside = np.count_nonzero(inputs["input_ids"] >= VOCAB)
         return {
@@ -250,7 +256,7 @@ NETWORK = Ports(
 class Silent(Counting):
     """A network of TensorRT-LLM that chooses no token."""
 
-    def step(self, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    def step(self, inputs: Mapping[str, np.ndarray], first: int = 0) -> dict[str, np.ndarray]:
         self.steps.append({name: array.tolist() for name, array in inputs.items()})
         return {"logits": np.zeros((len(inputs["input_ids"]), 9), np.float32)}
 

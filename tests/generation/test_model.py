@@ -1,6 +1,6 @@
 """A model with a tokenizer: generated text, also where it ends inside a character."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,7 @@ import pytest
 import irc
 from irc.backends.base import Port, Ports
 from irc.generation.model import Model
-from irc.generation.sampling import Sampling
+from irc.generation.settings import GenerationSettings
 from irc.generation.tokenizer import Tokenizer
 from irc.ir.dims import symbol
 from tests.fresh import session_seed
@@ -38,10 +38,16 @@ class Reciting:
     def open(self, sizes: Mapping[str, int]) -> "Reciting":
         return self
 
-    def step(self, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    def step(self, inputs: Mapping[str, np.ndarray], first: int = 0) -> dict[str, np.ndarray]:
         logits = np.zeros((1, inputs["input_ids"].shape[1], VOCAB), np.float32)
         logits[0, -1, next(self.tokens)] = 1
         return {"logits": logits}
+
+    def copy_rows(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+        raise AssertionError("one row is not moved")
+
+    def clear_rows(self, rows: Sequence[int]) -> None:
+        raise AssertionError("rows are used once")
 
 
 @pytest.fixture(scope="module")
@@ -79,8 +85,11 @@ def test_states_that_the_model_created_are_not_returned(folder: Path) -> None:
     ("own", "other"),
     [
         ({}, {}),
-        ({"beams": 2}, {"num_beams": 2, "num_return_sequences": 2, "early_stopping": True}),
-        ({"sampling": Sampling(repetition_penalty=1.5)}, {"repetition_penalty": 1.5}),
+        (
+            {"num_beams": 2, "num_return_sequences": 2, "early_stopping": True},
+            {"num_beams": 2, "num_return_sequences": 2, "early_stopping": True},
+        ),
+        ({"repetition_penalty": 1.5}, {"repetition_penalty": 1.5}),
     ],
 )
 def test_batches_are_continued_as_by_transformers(
@@ -92,15 +101,16 @@ def test_batches_are_continued_as_by_transformers(
     oracle = transformers.AutoModelForCausalLM.from_pretrained(checkpoint)
     irc.compile(checkpoint, tmp_path / "model", backend="reference")
     prompts, end = [[5, 7, 2], [250], [11, 12, 13, 14]], 299
-    batch = irc.load(tmp_path / "model").model.generate_batch(prompts, 8, **own)
+    settings = GenerationSettings(max_new_tokens=8, **own)
+    batch = irc.load(tmp_path / "model").model.completions(prompts, settings)
     for prompt, results in zip(prompts, batch, strict=True):
         ids = torch.tensor([prompt])
         settings = {"max_new_tokens": 8, "do_sample": False, "pad_token_id": end, **other}
         rows = oracle.generate(ids, attention_mask=torch.ones_like(ids), **settings).tolist()
         for result, tokens in zip(results, rows, strict=True):
-            assert result.tokens == tokens[: len(result.tokens)]
-            assert {*tokens[len(result.tokens) :]} <= {end}
-            assert len(result.log_probs) == len(result.tokens) - len(prompt)
+            new = tokens[len(prompt) :]
+            assert result.tokens == new[: len(result.tokens)]
+            assert {*new[len(result.tokens) :]} <= {end}
 
 
 def test_hooks_of_a_batch(artifact: Path) -> None:
@@ -110,10 +120,8 @@ def test_hooks_of_a_batch(artifact: Path) -> None:
         seen.append(ids.tolist())
         return np.eye(VOCAB)[[step + 10] * len(logits)]
 
-    batch = model.generate_batch(
-        [[1], [2, 3]], 9, processor=processor, criteria=lambda step, ids, logits: step == 2
+    batch = model.completions(
+        [[1], [2, 3]], processor=processor, criteria=lambda step, ids, logits: step == 2
     )
-    assert [results[0].tokens for results in batch] == [[1, 10, 11, 12], [2, 3, 10, 11, 12]]
+    assert [results[0].tokens for results in batch] == [[10, 11, 12], [10, 11, 12]]
     assert seen[1] == [[1, 10, 0], [2, 3, 10]]
-    bad = model.generate_batch([[1]], 2, bad=[[10]], processor=processor)
-    assert 10 not in bad[0][0].tokens

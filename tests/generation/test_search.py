@@ -1,12 +1,14 @@
 """Beam search, compared with that of transformers on random models."""
 
+from itertools import chain
 from typing import Any
 
 import numpy as np
 import pytest
 
-from irc.generation.sampling import Sampling
-from irc.generation.search import Beams, DecodingRules, Sampled
+from irc.generation.rules import DecodingRules
+from irc.generation.search import Beams, Sampled
+from irc.generation.settings import GenerationSettings
 from tests.fresh import fresh, session_seed
 
 SIZE, END, WIDTH, LIMIT = 7, 6, 3, 6
@@ -26,19 +28,21 @@ class Random:
         return logits
 
 
-def searched(model: Random, penalty: float, early: bool) -> list[list[int]]:
+def searched(model: Random, **settings: Any) -> list[list[int]]:
     """The sequences that Beams finds, best first."""
-    beams = Beams(PROMPT, DecodingRules(Sampling(), LIMIT, (END,)), WIDTH, penalty, early)
+    chosen = GenerationSettings(num_beams=WIDTH, max_new_tokens=LIMIT, **settings)
+    beams = Beams(PROMPT, DecodingRules(chosen, LIMIT, (END,)))
     rows = [PROMPT] * WIDTH
     while not beams.done:
         order = beams.advance(np.stack([model.logits(row) for row in rows]))
         last = [tokens[-1] for tokens in beams.sequences]
         rows = [[*rows[at], token] for at, token in zip(order, last, strict=True)]
-        assert rows[: len(beams.running)] == [each.tokens for each in beams.running]
+        assert beams.done or beams.sequences[0] == rows[0]
+    assert {answer.finish for answer in beams.answers()} <= {"end", "length"}
     return [each.tokens for each in beams.results]
 
 
-def of_transformers(models: list[Random], penalty: float, early: bool) -> list[list[list[int]]]:
+def of_transformers(models: list[Random], **settings: Any) -> list[list[list[int]]]:
     """The sequences that transformers finds for each model."""
     torch: Any = pytest.importorskip("torch")
     transformers: Any = pytest.importorskip("transformers")
@@ -71,25 +75,82 @@ def of_transformers(models: list[Random], penalty: float, early: bool) -> list[l
             pad_token_id=SIZE,
             do_sample=False,
             use_cache=False,
-            early_stopping=early,
-            length_penalty=penalty,
+            **settings,
         )
         found.append([[token for token in row if token != SIZE] for row in rows.tolist()])
     return found
 
 
-@pytest.mark.parametrize("early", [True, False])
-@pytest.mark.parametrize("penalty", [0.0, 1.0, 2.0])
-def test_beams_are_those_of_transformers(penalty: float, early: bool) -> None:
+@pytest.mark.parametrize("early", [True, False, "never"])
+@pytest.mark.parametrize("penalty", [0.0, 1.0, 2.0, -1.0])
+def test_beams_are_those_of_transformers(penalty: float, early: bool | str) -> None:
     models = [Random(seed) for seed in range(12)]
-    wanted = of_transformers(models, penalty, early)
-    assert [searched(model, penalty, early) for model in models] == wanted
-    assert penalty or any(len(row) < len(PROMPT) + LIMIT for rows in wanted for row in rows)
+    settings = {"length_penalty": penalty, "early_stopping": early}
+    wanted = of_transformers(models, **settings)
+    assert [searched(model, **settings) for model in models] == wanted
+    assert penalty < 1 or any(len(row) < len(PROMPT) + LIMIT for rows in wanted for row in rows)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"repetition_penalty": 1.3, "early_stopping": True},
+        {"no_repeat_ngram_size": 2},
+        {"min_new_tokens": 4, "length_penalty": -2.0},
+    ],
+)
+def test_penalties_change_the_log_probabilities_of_beams(settings: dict[str, Any]) -> None:
+    models = [Random(seed) for seed in range(20, 26)]
+    sequences = [searched(model, **settings) for model in models]
+    assert sequences == of_transformers(models, **settings)
+    assert sequences != of_transformers(models)
+
+
+def diverse(model: Random, groups: int, penalty: float) -> list[list[int]]:
+    """Diverse beam search by the paper's Algorithm 1 with Hamming diversity, without end tokens.
+
+    Vijayakumar et al. (2016): at each step, group by group, log-probabilities lose `penalty` for
+    each beam of an earlier group with the same token at this step.
+    """
+    size = WIDTH // groups
+    beams: list[list[tuple[float, list[int]]]] = [[(0.0, PROMPT)] for _ in range(groups)]
+    for _ in range(LIMIT):
+        chosen = np.zeros(SIZE)
+        for at in range(groups):
+            every: list[tuple[float, list[int]]] = []
+            for score, tokens in beams[at]:
+                logits = model.logits(tokens)
+                chances = logits - np.log(np.exp(logits).sum()) - penalty * chosen
+                every += [(score + chances[i], [*tokens, i]) for i in range(SIZE)]
+            beams[at] = sorted(every, key=lambda beam: -beam[0])[:size]
+            for _, tokens in beams[at]:
+                chosen[tokens[-1]] += 1
+    return [tokens for _, tokens in sorted(chain(*beams), key=lambda beam: -beam[0])]
+
+
+@pytest.mark.parametrize(("groups", "penalty"), [(3, 1.5), (3, 0.2), (3, 0.0), (1, 0.0)])
+def test_groups_of_beams_are_those_of_the_paper(groups: int, penalty: float) -> None:
+    def endless(model: Random) -> Random:
+        logits = model.logits
+        model.logits = lambda tokens: np.where(np.arange(SIZE) == END, -40, logits(tokens))
+        return model
+
+    models = [endless(Random(seed)) for seed in range(40, 46)]
+    settings = {"num_beam_groups": groups, "diversity_penalty": penalty}
+    sequences = [searched(model, **settings) for model in models]
+    assert sequences == [diverse(model, groups, penalty) for model in models]
+    distinct = sum(len({tuple(row) for row in rows}) for rows in sequences)
+    every = len(models) * WIDTH
+    if penalty == 1.5 or groups == 1:
+        assert distinct > 0.8 * every  # beams of two groups may meet again
+    else:
+        assert distinct < every
 
 
 def test_stop_words_end_beams_and_bad_words_are_left_out() -> None:
-    rules = DecodingRules(Sampling(), LIMIT, (), stop=[[3], [4, 5]], bad=[[0]])
-    beams, model = Beams(PROMPT, rules, WIDTH), Random(99)
+    settings = GenerationSettings(num_beams=WIDTH)
+    rules = DecodingRules(settings, LIMIT, (), stop=[[3], [4, 5]], bad=[[0]])
+    beams, model = Beams(PROMPT, rules), Random(99)
     rows = [PROMPT] * WIDTH
     while not beams.done:
         order = beams.advance(np.stack([model.logits(row) for row in rows]))
@@ -104,9 +165,12 @@ def test_stop_words_end_beams_and_bad_words_are_left_out() -> None:
 def test_draws_stop_at_the_limit_or_at_an_end() -> None:
     model = Random(5)
     for limit in (0, 1, LIMIT):
-        draws = Sampled(PROMPT, DecodingRules(Sampling(top_k=0, top_p=1.0), limit, (END,)), fresh())
+        rules = DecodingRules(GenerationSettings(temperature=1.0), limit, (END,))
+        draws = Sampled(PROMPT, rules, fresh())
         while not draws.done:
+            assert draws.finish == ""
             assert draws.advance(model.logits(draws.results[0].tokens)[None]) == [0]
         new = draws.results[0].tokens[len(PROMPT) :]
+        assert draws.finish == ("end" if new[-1:] == [END] else "length")
         assert len(new) == limit or new[-1] == END
         assert END not in new[:-1] and len(draws.results[0].log_probs) == len(new)

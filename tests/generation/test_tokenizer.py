@@ -61,7 +61,7 @@ def test_streamed_pieces_are_complete_characters(tokenizer: Tokenizer) -> None:
 class Words:
     """A tokenizer like sentencepiece, which drops the leading space of the first word."""
 
-    def decode(self, ids: Sequence[int]) -> str:
+    def decode(self, ids: Sequence[int], special: bool = False) -> str:
         return " ".join(f"w{i}" for i in ids)
 
 
@@ -74,6 +74,31 @@ def test_special_tokens_are_not_decoded(tokenizer: Tokenizer) -> None:
     ids = tokenizer.encode("a<|end|>b")
     assert len(ids) == 3
     assert tokenizer.decode(ids) == "ab"
+    assert tokenizer.decode(ids, special=True) == "a<|end|>b"
+    stream = TextStream(tokenizer, special=True)
+    assert [stream.add(token) for token in ids] == ["a", "<|end|>", "b"]
+
+
+def test_text_ends_before_a_stop_string(tokenizer: Tokenizer) -> None:
+    """The text ends where the first complete stop string begins, and is never taken back."""
+    source = random.Random(session_seed())
+    for count in range(200):
+        text = "".join(source.choices("abé", k=count % 40))
+        stops = ["".join(source.choices("abé", k=source.randint(1, 5))) for _ in range(count % 4)]
+        ends = [(text.find(stop) + len(stop), -len(stop)) for stop in stops if stop in text]
+        end = sum(min(ends, default=(len(text), 0)))
+        stream = TextStream(tokenizer, stops=stops)
+        streamed = ""
+        for token in tokenizer.encode(text):
+            streamed += stream.add(token)
+            assert text[:end].startswith(streamed)
+            if stream.stopped:
+                break
+        assert stream.stopped == any(stop in text for stop in stops)
+        assert streamed + stream.finish() == text[:end]
+    stream = TextStream(tokenizer, stops=["abc", ""])  # only the begin of one waits
+    pieces = [stream.add(token) for token in tokenizer.encode("xababd")]
+    assert ("".join(pieces), pieces[0], pieces[-1], stream.stopped) == ("xababd", "x", "abd", False)
 
 
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:
@@ -94,6 +119,9 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text(json.dumps(facts))
     with pytest.raises(Error, match=r"tokenizer.json cannot encode this text: "):
         Tokenizer(tmp_path).encode("a" * 40 + "b")
+    (tmp_path / "tokenizer_config.json").write_text('{"added_tokens_decoder": {"x": {}}}')
+    with pytest.raises(Error, match=r"tokenizer_config.json has tokens that cannot be added: "):
+        Tokenizer(tmp_path)
     (tmp_path / "generation_config.json").write_text("{")
     with pytest.raises(Error, match=r"generation_config.json is not JSON"):
         end_tokens(tmp_path)
@@ -114,3 +142,76 @@ def test_the_end_of_text(tmp_path: Path, files: dict[str, object], ends: list[in
     for name, content in files.items():
         (tmp_path / name).write_text(json.dumps(content))
     assert end_tokens(tmp_path) == ends
+
+
+def write_folder(folder: Path, kind: str, config: dict[str, object]) -> Any:
+    """A folder with a tokenizer of a kind and its configuration; transformers' tokenizer of it."""
+    from tokenizers import Tokenizer as Engine
+    from tokenizers import decoders, models, pre_tokenizers, processors
+    from transformers import AutoTokenizer
+
+    write_tokenizer(folder)
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    words = ["<unk>", "<s>", "</s>", *"▁.?'", *"itsdonwvea", "we", "ve", "n't", "do", "it"]
+    engine: Any = None
+    if kind == "Unigram":
+        engine = Engine(models.Unigram([(word, -1.0) for word in words], 0))
+        engine.pre_tokenizer, engine.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
+        engine.post_processor = processors.TemplateProcessing(
+            single="<s> $A </s>", special_tokens=[("<s>", 1), ("</s>", 2)]
+        )
+    elif kind == "WordPiece":
+        pieces = [*words, *(f"##{word}" for word in words[7:])]
+        engine = Engine(models.WordPiece({w: i for i, w in enumerate(pieces)}, unk_token="<unk>"))
+        engine.pre_tokenizer = pre_tokenizers.Whitespace()
+        engine.decoder = decoders.WordPiece(cleanup=False)
+    if engine is not None:
+        engine.save(str(folder / "tokenizer.json"))
+    return cast("Any", AutoTokenizer).from_pretrained(str(folder))
+
+
+def token(content: str, **flags: bool) -> dict[str, object]:
+    names = ("special", "single_word", "lstrip", "rstrip", "normalized")
+    return {"content": content, **dict.fromkeys(names, False), **flags}
+
+
+CONFIGS: dict[str, dict[str, object]] = {
+    "plain": {"clean_up_tokenization_spaces": False},
+    "spaces": {"clean_up_tokenization_spaces": True, "add_bos_token": False},
+    "added": {
+        "added_tokens_decoder": {
+            "9001": token("<far>", special=True, rstrip=True),
+            "9000": token("<tool>", lstrip=True),
+            "1": token("<s>", special=True),
+        },
+        "add_eos_token": True,
+        "bos_token": "<s>",
+        "pad_token": "<pad>",
+        "additional_special_tokens": ["<tool>", "<extra>"],
+    },
+}
+
+
+@pytest.mark.parametrize("config", CONFIGS)
+@pytest.mark.parametrize("kind", ["BPE", "Unigram", "WordPiece"])
+def test_ids_and_texts_are_those_of_transformers(kind: str, config: str, tmp_path: Path) -> None:
+    peer = write_folder(tmp_path, kind, CONFIGS[config])
+    ours, source = Tokenizer(tmp_path), random.Random(session_seed())
+    words = ["it", " 's", "do n't", "' ", " ", ".", " ?", "we 've", "<tool>", "<far>", "<pad>"]
+    for size in range(60):
+        text = "".join(source.choices([*words, "<extra>", "<s>", "a"], k=size))
+        ids = ours.encode(text, special=False)
+        assert ids == peer.encode(text, add_special_tokens=False)
+        assert ours.encode(text) == peer.encode(text)
+        ids = source.choices(range(len(peer)), k=20) + ids
+        for special in (False, True):
+            whole = peer.decode(ids, skip_special_tokens=not special)
+            assert ours.decode(ids, special) == whole
+            stream = TextStream(ours, special=special)
+            streamed = "".join(stream.add(i) for i in ids) + stream.finish()
+            if kind == "BPE":  # whose ids drawn at random are no characters
+                continue
+            if config == "spaces":  # around a mark of several tokens they stay in a stream
+                assert "".join(streamed.split()) == "".join(whole.split())
+            else:
+                assert streamed == whole

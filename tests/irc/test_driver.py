@@ -264,10 +264,10 @@ def test_arguments_of_methods(artifact: Artifact) -> None:
         refuses("give .*a mapping from names to arrays", artifact.run, inputs)
     says = "the input input_ids is not an array .*; expected rows of equal length"
     refuses(says, artifact.run, {"input_ids": [[1], [1, 2]]})
-    for prompt in (None, [1, 2], ["a", "b"], b"abc"):
+    for prompt in (None, [1, 2], ["a", 3], b"abc"):
         refuses("the prompt is .*; give text", artifact.generate, prompt)
-    for most in ("3", 2.5, -1, 0, True, None):
-        says = f"max_new_tokens is {most!r}; give a whole number of at least 1"
+    for most in ("3", 2.5, -1, 0, True):
+        says = f"max_new_tokens is {most!r}; give (a whole number|at least 1)"
         refuses(says, artifact.generate, "abc", max_new_tokens=most)
     two: Any = np.int64(2)
     assert artifact.generate("abc", two) == artifact.generate("abc", 2)

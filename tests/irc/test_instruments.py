@@ -36,6 +36,7 @@ from irc.pipeline.instruments import (
 from irc.pipeline.instruments.numerics import compare
 from irc.rewrite import P, apply_rules, rule
 from irc.text import parse_module
+from tests.fresh import fresh
 from tests.user_code import restored_registries
 
 assert irc.passes
@@ -107,6 +108,22 @@ def test_instruments_nest() -> None:
         *["a start", "b start", "a before", "b before", "b after", "a after"],
         *["b leave", "a leave", "b finish", "a finish"],
     ]
+
+
+def test_masks_are_no_scale_of_other_numbers() -> None:
+    """A mask of -3.4e38 must not hide what the other numbers are; those of a usual size may."""
+    rng = fresh(0)
+    before = rng.normal(0, 1, (4, 64))
+    for mask in (-65504.0, -1e9, -3.4e38):
+        masked = np.where(rng.random((4, 64)) < 0.7, mask, before)
+        masked[0, :9] = before[0, :9]
+        assert compare(masked, masked * (1 + 1e-7), 1e-6) is None
+        other = masked.copy()
+        other[0, 3] += 1e-2
+        assert "1 of 256 elements differ, first at [0, 3]" in str(compare(masked, other, 1e-6))
+    near = before + 1e-7
+    assert compare(before, near, 1e-6) is None
+    assert compare(np.zeros(3), np.array([0.0, 1e-9, 0.0]), 1e-6) is not None
 
 
 def test_reports_of_passes() -> None:
@@ -325,7 +342,7 @@ def test_why_not_and_a_limit_together(wrong: None) -> None:
 def test_numerics_notice_a_lost_result() -> None:
     results = iter([{"a": np.zeros(1)}, {"b": np.zeros(1)}])
     check = CheckNumerics(lambda module, inputs: next(results))
-    with pytest.raises(Error, match="the pass dce changes the results from a to b"):
+    with pytest.raises(Error, match="the pass dce changes the results a: they are b"):
         run_pipeline(parse_module(TEXT), "dce", [check])
 
 

@@ -23,6 +23,7 @@ from irc.pipeline import (
     register,
     run_pipeline,
 )
+from irc.pipeline.text import extends_default
 from irc.text import parse_module
 from tests.installed import install
 from tests.user_code import restored_registries
@@ -86,6 +87,29 @@ def test_a_pipeline_prints_back() -> None:
     assert parse_pipeline(text + ",") == parse_pipeline(text)
 
 
+def of_backend() -> list[Pass]:
+    """Some passes, of which one comes twice."""
+    return list(parse_pipeline("cse, fold, cse, dce"))
+
+
+@pytest.mark.parametrize(
+    ("text", "passes"),
+    [
+        ("default", "cse, fold, cse, dce"),
+        (" default , inline", "cse, fold, cse, dce, inline"),
+        ('default, after cse: expand{ops=["gated_mlp"]}', 'cse, fold, cse, X, dce'),
+        ('default, before cse: expand{ops=["gated_mlp"]},', 'X, cse, fold, cse, dce'),
+        ("default, without cse", "fold, dce"),
+        ("default, after dce: inline, after inline: cse", "cse, fold, cse, dce, inline, cse"),
+        ("dce, after dce: cse, fold", "dce, cse, fold"),
+    ],
+)  # fmt: skip
+def test_a_text_changes_the_default(text: str, passes: str) -> None:
+    made = str(parse_pipeline(text, of_backend))
+    assert made == passes.replace("X", 'expand{ops=["gated_mlp"]}')
+    assert extends_default(text) == ("default" in text)
+
+
 VALUES = st.fixed_dictionaries(
     {"scheme": st.text()},
     optional={
@@ -137,6 +161,14 @@ def test_every_value_reads_back(options: type[Pass]) -> None:
         ('everything{scheme="\\q"}', 19, "cannot read the string"),
         ("everything{scheme=a b}", 21, "expected ',' or '}', found 'b'"),
         ("everything{", 12, "expected the name of an option, found the end"),
+        ("default, cse", 1, "is the pipeline of a backend, for irc compile --pipeline"),
+        ("cse, default", 6, "no pass called 'default'"),
+        ("dce, after cze: fold", 12, "has no such pass, but dce"),
+        ("cse, dce, before cze: fold", 18, "but cse, dce; did you mean 'cse'?"),
+        ("without cse", 9, "the pipeline has no such pass, but no pass"),
+        ("cse, after cse fold", 16, "expected ':', found 'fold'"),
+        ("cse, after cse: fald", 17, "no pass called 'fald'"),
+        ("cse, after: fold", 6, "no pass called 'after'"),
         ("expand{ops=[mul]}", 1, "expand: mul is not composite, so it has no expansion"),
     ],
 )

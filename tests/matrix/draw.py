@@ -1,42 +1,24 @@
-"""Random modules, from the declared examples of all operations and from the blocks that passes
-look for, with odd sizes; and random inputs, meshes and plans for them."""
+"""Random modules that also hold operations by their declared examples."""
 
 from __future__ import annotations
 
-import random
-from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from irc import ops
 from irc.errors import Error
-from irc.ir.core import Function, Module, Op, Result, Value, Weight
+from irc.ir.core import Function, Value
 from irc.ir.declare import REGISTRY
-from irc.ir.dims import Dim, DimLike, bind, symbol
-from irc.ir.dtypes import dtype_of, is_float
+from irc.ir.dims import Dim, bind
+from irc.ir.dtypes import is_float
 from irc.ir.types import TensorType
-from irc.weights import RandomRef
+from irc.testing.draw import Draw as Blocks
+from tests.fresh import sprinkled
 from tests.ops.example import Arg, Example, bound_dims, build, draw
 from tests.ops.examples import EXAMPLES
 
-SIZES = (1, 2, 3, 4, 5, 6, 7, 12)
 MESHES = ("tp=1", "tp=2", "tp=3", "tp=4", "dp=2,tp=2", "ep=2,tp=3", "tp=6", "pp=2", "pp=2,tp=2")
-B = symbol("B")
-BATCHES = {"B": (0, 2, 8)}
-# A rounding error in an operand may change these results altogether.
-STEPS = frozenset((
-    "eq", "ne", "lt", "le", "gt", "ge", "floor", "ceil", "round", "sign", "mod", "floor_div",
-    "argmax", "topk", "bitcast", "quantize", "dynamic_scale", "moe_slots",
-))  # fmt: skip
-# These results have the very numbers of their operands, or are exact for exact ones.
-COPIES = frozenset((
-    "reshape", "transpose", "expand", "squeeze", "unsqueeze", "slice", "split", "concat", "stack",
-    "flip", "repeat", "pad", "neg", "abs", "relu", "minimum", "maximum", "where", "clip",
-    "embedding", "gather", "not", "and", "or", "eq", "ne", "lt", "le", "gt", "ge", "argmax",
-))  # fmt: skip
-PARTIAL = (ops.Slice, ops.Split, ops.Topk)  # of some elements of a dimension, by number
 # Structure, what needs other functions or ranks, and numbers that no rounding may touch.
 LEFT_OUT = frozenset(("call", "return", "loop", "cond", "rank", "bitcast"))
 USABLE = {
@@ -48,98 +30,15 @@ USABLE = {
 Sizes = dict[Any, Any]  # a symbol by name, or a number, to the size in its place
 
 
-class Draw:
-    """One random module without a mesh. What a graph amplifies of its rounding has no bound, so
-    that numbers are f64, in which it stays far below any mistake, unless `dtype` says otherwise.
-    Without `examples` any inputs are valid.
-    """
-
-    def __init__(
-        self, seed: int, dtype: str = "f64", steps: int = 10, examples: bool = True
-    ) -> None:
-        self.rng, self.numbers = random.Random(seed), np.random.default_rng(seed)
-        self.dtype, self.examples = dtype, examples
-        self.module = Module(f"m{seed}", dims=dict(BATCHES))
-        self.arguments: dict[str, Arg] = {}
-        self.function = Function("forward", [])
-        self.values: list[Value] = []
-        self.exact: set[Value] = set()
-        width, self.tokens = self.size(), self.rng.choice((3, 3, 4))
-        for shape in ((B, self.tokens, width), (B, self.tokens, width), (B, width)):
-            self.argument(Arg(shape))
-        self.module.add_function(self.function)
-        for _ in range(20 * steps):
-            if sum(1 for _ in self.function) >= steps:
-                break
-            try:
-                self.step()
-            except Error:
-                continue  # the drawn operands or attributes do not fit each other
-        self.finish()
-
-    def size(self) -> int:
-        """A size that may or may not divide."""
-        return self.rng.choice(SIZES)
-
-    def argument(self, arg: Arg) -> Value:
-        """A new argument of the function."""
-        name = f"x{len(self.arguments)}"
-        self.arguments[name] = arg
-        value = self.function.add_argument(name, arg.type(self.dtype))
-        self.values.append(value)
-        self.exact.add(value)
-        return value
-
-    def weight(
-        self, *shape: DimLike, dtype: str = "", spread: float = 0.4, role: str = ""
-    ) -> Weight:
-        """A new weight of random numbers; the role is the end of its name, which plans know."""
-        name = ".".join([f"w{len(self.module.weights)}", *([role] if role else [])])
-        type = TensorType(dtype or self.dtype, shape)
-        weight = self.module.add_weight(Weight(type, name, RandomRef(name, 5, spread)))
-        self.exact.add(weight)
-        return weight
-
-    def pick(self, ndim: int = 0) -> Value:
-        """A recent value of numbers, of at least so many dimensions."""
-        fitting = [v for v in self.values if v.type.dtype == self.dtype and v.type.ndim >= ndim]
-        if not fitting:
-            raise Error("no value fits")
-        return self.rng.choice(fitting[-6:])
-
-    def last(self, value: Value) -> int:
-        """The size of the last dimension."""
-        size = value.type.shape[-1] if value.type.ndim else symbol("B")
-        if not isinstance(size, int):
-            raise Error("the last dimension is symbolic")
-        return size
-
-    def put(self, op: Op) -> Value:
-        """One more operation in the function; its first result."""
-        exact = all(v in self.exact for v in op.operands)
-        if op.opname in STEPS and not exact:
-            op.drop_operands()
-            raise Error("rounding may change this result altogether")
-        if isinstance(op, PARTIAL) and isinstance(op.operands[0].type.shape[op.dim], Dim):
-            op.drop_operands()
-            raise Error("no numbers bound a part of the batch")
-        self.function.append(op)
-        self.values += op.results
-        if exact and op.opname in COPIES:
-            self.exact.update(op.results)
-        return op.results[0]
+class Draw(Blocks):
+    """One random module without a mesh, of blocks and of examples; see the base class."""
 
     def step(self) -> None:
         """One more operation, or block of operations."""
-        blocks: Sequence[Callable[[], object]] = (
-            self.linear, self.linear, self.gated, self.attention, self.residual, self.binary,
-            self.shape, self.lookup, self.product, self.number,
-            *([self.attention, self.experts] if self.examples else []),
-        )  # fmt: skip
-        if self.examples and self.rng.random() < 0.5:
+        if self.rng.random() < 0.5:
             self.example()
         else:
-            self.rng.choice(blocks)()
+            super().step()
 
     def example(self) -> None:
         """An operation by one of its examples, with sizes and operands of this module."""
@@ -188,243 +87,15 @@ class Draw:
             return self.weight(*arg.shape)
         return self.argument(arg)
 
-    def matrix(self, rows: int, columns: int, role: str) -> Value:
-        """A weight [rows, columns], at times of codes with a scale per row or per block of it."""
-        if self.dtype not in ("f32", "f64") or not columns or self.rng.random() < 0.7:
-            return self.weight(rows, columns, role=f"{role}.weight")
-        kinds = [("i8", 40.0), ("i4", 3.0), ("u4", 15.0), ("f8e4m3", 100.0)]
-        kind, most = self.rng.choice(kinds)
-        blocks = self.rng.choice([1, *(n for n in (2, 3) if columns % n == 0)])
-        codes = self.weight(rows, columns, dtype=kind, spread=most, role=f"{role}.weight")
-        scales = self.weight(rows, blocks, dtype="f32", spread=0.3 / most, role=f"{role}.scale")
-        zero = None
-        if kind == "u4":
-            zero = self.weight(rows, blocks, dtype=kind, spread=most, role=f"{role}.zero")
-        real = self.put(ops.Dequantize(codes, scales, zero=zero))
-        return real if self.dtype == "f32" else self.put(ops.Cast(real, dtype=self.dtype))
-
-    def linear(self, x: Value | None = None, out: int = 0, role: str = "") -> Value:
-        """A linear, with a bias or not."""
-        x, out = x or self.pick(1), out or self.size()
-        role = role or self.rng.choice(("fc1", "fc2", "lm_head"))
-        bias = self.weight(out, role=f"{role}.bias") if self.rng.random() < 0.4 else None
-        return self.put(ops.Linear(x, self.matrix(out, self.last(x), role), bias=bias))
-
-    def gated(self) -> None:
-        """A gated feed-forward, in one operation or in several, of one weight or of two."""
-        x, hidden, kind = self.pick(1), self.size(), self.rng.choice(("one", "two", "merged"))
-        width = self.last(x)
-        if kind == "merged":
-            both = self.put(ops.Linear(x, self.matrix(2 * hidden, width, "gate_up_proj")))
-            self.put(split := ops.Split(both, dim=-1, sizes=(hidden, hidden)))
-            parts = self.put(ops.Silu(split.results[0])), split.results[1]
-            inner = self.put(ops.Mul(*parts))
-        else:
-            gate, up = (self.matrix(hidden, width, role) for role in ("gate_proj", "up_proj"))
-            if kind == "one":
-                act: Any = self.rng.choice(["silu", "gelu", "sigmoid", "relu"])
-                inner = self.put(ops.GatedMlp(x, gate, up, act=act))
-            else:
-                parts = (
-                    self.put(ops.Silu(self.put(ops.Linear(x, gate)))),
-                    self.put(ops.Linear(x, up)),
-                )
-                inner = self.put(ops.Mul(*self.rng.sample(parts, 2)))
-        self.put(ops.Linear(inner, self.matrix(width, hidden, "down_proj")))
-
-    def attention(self) -> None:
-        """Attention with its four linears; query heads may share those of keys."""
-        rng, x, kv, head = (
-            self.rng,
-            self.pick(3),
-            self.rng.choice([1, 2, 3]),
-            self.rng.choice([2, 4]),
-        )
-        if x.type.ndim != 3:
-            raise Error("attention takes [batch, tokens, features]")
-        heads, (rows, tokens) = kv * rng.choice([1, 2, 3]), x.type.shape[:2]
-        if heads == kv and rng.random() < 0.5:  # in one weight
-            merged = self.linear(x, 3 * heads * head, "qkv_proj")
-            parts = ops.Split(merged, dim=2, sizes=(heads * head,) * 3)
-            self.put(parts)
-            q, k, v = parts.results
-        else:
-            roles = zip("qkv", (heads, kv, kv), strict=True)
-            q, k, v = (self.linear(x, n * head, f"{name}_proj") for name, n in roles)
-        if rng.random() < 0.3:
-            q, k = self.head_norm(q, head), self.head_norm(k, head)
-        if rng.random() < 0.3:
-            place = self.argument(Arg((rows, tokens), "i32", 0, 40))
-            turns: dict[str, Any] = {"head_dim": head, "interleaved": rng.random() < 0.5}
-            q, k = (self.put(ops.Rope(each, place, **turns)) for each in (q, k))
-        kind, scores = rng.choice(["", "", "mask", "bias"]), {}
-        options: dict[str, Any] = {"causal": rng.random() < 0.5, "window": rng.choice([0, 0, 2])}
-        options |= {"softcap": rng.choice([0.0, 0.0, 5.0])}
-        if rng.random() < 0.2:
-            most = tokens if isinstance(tokens, int) else 1
-            scores["lengths"] = self.argument(Arg((rows,), "i32", 1, most + 1))
-        if kind:
-            shape = (rng.choice([1, rows]), rng.choice([1, heads]), rng.choice([1, tokens]), tokens)
-            scores[kind] = self.argument(Arg(shape, "bool" if kind == "mask" else "T"))
-        mixed = ops.Attention(q, k, v, head_dim=head, **scores, **options)
-        self.linear(self.put(mixed), self.last(x), "o_proj")
-
-    def head_norm(self, x: Value, head: int) -> Value:
-        """x with the features of each head normed."""
-        *outer, width = x.type.shape
-        assert isinstance(width, int)
-        apart = self.put(ops.Reshape(x, shape=(*outer, width // head, head)))
-        normed = self.put(ops.RmsNorm(apart, self.weight(head)))
-        return self.put(ops.Reshape(normed, shape=x.type.shape))
-
-    def experts(self) -> None:
-        """A mixture of experts of the tokens of a value, by experts and shares that are given."""
-        x, count, width = self.pick(2), self.rng.choice([1, 3, 4, 5]), self.size()
-        tokens, choices = x.type.shape[0], min(count, 2)
-        if x.type.ndim != 2:
-            raise Error("experts take [tokens, features]")
-        features = self.last(x)
-        chosen = self.argument(Arg((tokens, choices), "i32", -1, count + 1))
-        shares = self.argument(Arg((tokens, choices)))
-        slots = self.put(ops.MoeSlots(chosen, experts=count))
-        buffer = self.put(ops.MoeDispatch(x, chosen, slots, experts=count))
-        inner = self.put(
-            ops.Silu(self.put(ops.Matmul(buffer, self.weight(count, features, width))))
-        )
-        outer = self.put(ops.Matmul(inner, self.weight(count, width, features)))
-        self.put(ops.MoeCombine(outer, chosen, slots, shares))
-
-    def residual(self) -> None:
-        """x plus a linear of x, and a norm of it."""
-        x = self.pick(1)
-        total = self.put(ops.Add(x, self.linear(x, self.last(x))))
-        weight = self.weight(self.last(x))
-        self.put(
-            ops.RmsNorm(total, weight)
-            if self.rng.random() < 0.6
-            else ops.LayerNorm(total, weight=weight)
-        )
-
-    def binary(self) -> None:
-        """Two values of which one has the shape, or the last dimension, of the other."""
-        x = self.pick()
-        shapes = (x.type.shape, x.type.shape[-1:])
-        known = (*self.values, *self.module.weights.values())
-        others = [v for v in known if v.type.dtype == self.dtype and v.type.shape in shapes]
-        kind = self.rng.choice([ops.Add, ops.Add, ops.Sub, ops.Mul, ops.Maximum])
-        self.put(kind(*self.rng.sample([x, self.rng.choice(others)], 2)))
-
-    def number(self) -> None:
-        """A value and a constant, which rules may simplify."""
-        x = self.pick()
-        value = self.rng.choice((0.0, -0.0, 1.0, -1.0, 2.0, float("inf"), float("nan")))
-        constant = self.put(ops.Full(value=value, dtype=self.dtype))
-        kind = self.rng.choice([ops.Add, ops.Sub, ops.Mul, ops.Div, ops.Maximum, ops.Pow])
-        self.put(kind(*self.rng.sample([x, constant], 2)))
-
-    def product(self) -> None:
-        """x times itself, transposed."""
-        x = self.pick(2)
-        order = (*range(x.type.ndim - 2), x.type.ndim - 1, x.type.ndim - 2)
-        scores = self.put(ops.Matmul(x, self.put(ops.Transpose(x, order=order))))
-        self.put(ops.Softmax(scores, dim=-1))
-
-    def shape(self) -> None:
-        """Another layout of a value."""
-        rng, x = self.rng, self.pick(1)
-        dims, ndim = x.type.shape, x.type.ndim
-        match rng.randrange(8):
-            case 0:
-                self.put(ops.Transpose(x, order=tuple(rng.sample(range(ndim), ndim))))
-            case 1:
-                width = self.last(x)
-                parts = next((n for n in (2, 3) if width % n == 0), 1)
-                self.put(ops.Reshape(x, shape=(*dims[:-1], parts, width // parts)))
-            case 2:
-                self.put(ops.Unsqueeze(x, dims=(rng.randint(0, ndim),)))
-            case 3:
-                self.put(ops.Expand(x, shape=(2, *dims)))
-            case 4:
-                self.put(ops.Slice(x, dim=-1, start=1, stop=self.last(x)))
-            case 5:
-                self.put(split := ops.Split(x, dim=-1, sizes=(1, self.last(x) - 1)))
-                self.put(ops.Concat([split.results[1], split.results[0]], dim=-1))
-            case 6:
-                kind = rng.choice([ops.ReduceSum, ops.ReduceMean, ops.ReduceMax])
-                self.put(kind(x, dims=(rng.randrange(ndim),), keep=rng.random() < 0.5))
-            case _:
-                flat = self.put(ops.Reshape(x, shape=(B * self.tokens, self.last(x))))
-                self.put(ops.Reshape(flat, shape=(B, self.tokens, self.last(x))))
-
-    def lookup(self) -> None:
-        """Rows of a table, which may be a head too; some ids lie outside."""
-        ids = next((v for v in self.values if v.type.dtype == "i32" and v.type.ndim == 2), None)
-        if ids is None or self.rng.random() < 0.3:
-            ids = self.argument(Arg((B, self.tokens), "i32", -2, 14))
-        role = self.rng.choice(("embed_tokens.weight", "wpe.weight", ""))
-        table = self.weight(self.rng.choice((1, 5, 11, 16)), self.size(), role=role)
-        rows = self.put(ops.Embedding(ids, table))
-        if self.rng.random() < 0.3:
-            self.put(ops.Linear(rows, table))
-
-    def finish(self) -> None:
-        """Return the last values that nothing uses, and states; drop the weights without uses."""
-        produced = [v for op in self.function for v in op.results]
-        numeric = [v for v in produced if v.type.dtype == self.dtype] or [self.values[0]]
-        unused = [v for v in produced if not v.users]
-        returned = unused[-5:]
-        if not any(v.type.dtype == self.dtype for v in returned):
-            returned.append(numeric[-1])
-        results = [Result(f"r{i}") for i in range(len(returned))]
-        for state in self.function.args[:3]:
-            same = [v for v in produced if v.type is state.type]
-            if same and self.rng.random() < 0.3:
-                returned.append(self.rng.choice(same))
-                results.append(Result(f"new_{state.name}", state.name))
-        self.function.append(ops.Return(returned))
-        self.function.results = tuple(results)
-        for name in [n for n, w in self.module.weights.items() if not w.users]:
-            del self.module.weights[name]
-
-    def plan(self, mesh: str) -> list[str]:
-        """The rows of a random plan for the weights, and at times for an argument."""
-        axes = [axis.partition("=")[0] for axis in mesh.split(",") if not axis.startswith("pp")]
-        if not axes:
-            return []
-        if self.rng.random() < 0.3:
-            return ["megatron"]
-        rows = [self._row(n, w.type.ndim, axes) for n, w in self.module.weights.items()]
-        if self.rng.random() < 0.3:
-            rows.append(f"x0 {self.rng.choice([1, 2])}@{axes[-1]}")
-        return rows
-
-    def _row(self, name: str, ndim: int, axes: Sequence[str]) -> str:
-        if ndim == 0 or self.rng.random() < 0.25:
-            return f"{name} replicated"
-        return f"{name} {self.rng.randrange(ndim)}@{self.rng.choice(axes)}"
-
     def inputs(self, batch: int, special: bool) -> dict[str, np.ndarray]:
         """Random arguments; `special` puts NaN, infinities and zeros of both signs among them."""
-        arrays: dict[str, np.ndarray] = {}
+        arrays, numbers = dict[str, np.ndarray](), np.random.default_rng(self.rng.getrandbits(32))
         for name, arg in self.arguments.items():
             type = arg.type(self.dtype)
             shape = tuple(bind(dim, {"B": batch}) for dim in type.shape)
-            array = draw(arg, type.replace(shape=shape), self.numbers)
-            arrays[name] = sprinkled(array, self.numbers) if special else array
+            array = draw(arg, type.replace(shape=shape), numbers)
+            arrays[name] = sprinkled(array, numbers) if special else array
         return arrays
-
-
-def sprinkled(x: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """Floats of which a twentieth is NaN, infinite, or a zero of either sign."""
-    if not is_float(dtype_of(x)):
-        return x
-    special = rng.choice([np.nan, np.inf, -np.inf, -0.0, 0.0], x.shape).astype(x.dtype)
-    return np.where(rng.random(x.shape) < 1 / 20, special, x)
-
-
-def random_graph(seed: int, dtype: str = "f32") -> Module:
-    """The module of a seed, of 30 operations or a few more, for which any inputs are valid."""
-    return Draw(seed, dtype, 30, examples=False).module
 
 
 def named(sizes: Sizes) -> dict[str, int]:

@@ -1,20 +1,18 @@
-"""Reduces a failing module: operations become arguments, results and rows of the batch go."""
+"""Reduces a failing case: operations become arguments, results and rows of the plan go."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
-from contextlib import suppress
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 
+import irc
 from irc.backends.reference import evaluate
-from irc.errors import Error
-from irc.ir.core import Module, Result, Value
-from irc.ir.verify import verify
+from irc.debug.reduce import Candidate, reduce_module
+from irc.ir.core import Module, Result
 from irc.ops import Return
-from irc.rewrite import erase_dead
 
 from .checking import Case, without
 
@@ -22,13 +20,44 @@ Check = Callable[[Case], object]
 
 
 def reduced(case: Case, check: Check) -> Case:
-    """The smallest case that still fails a check in the same way."""
+    """The smallest case found that still fails a check in the same way."""
     kind = failure(case, check)
-    smaller: Case | None = case
-    while smaller is not None:
+
+    def fails(candidate: Candidate) -> bool:
+        nonlocal case
+        smaller = without(case, text=str(candidate.module), inputs=inputs_of(candidate, case))
+        if failure(smaller, check) != kind:
+            return False
         case = smaller
-        smaller = next((c for c in candidates(case) if failure(c, check) == kind), None)
+        return True
+
+    reduce_module(case.module(), fails)
+    for row in case.plan:
+        smaller = without(case, plan=tuple(each for each in case.plan if each != row))
+        case = smaller if failure(smaller, check) == kind else case
     return case
+
+
+def inputs_of(candidate: Candidate, before: Case) -> dict[str, np.ndarray]:
+    """The inputs of a smaller module: those of before, and the results that became arguments."""
+    inputs = dict(before.inputs)
+    if candidate.arguments:
+        module = before.module()
+        ops = list(module.main)[:-1]
+        kept = [ops[number].results[index] for number, index in candidate.arguments.values()]
+        give_back(module, kept)
+        arrays = evaluate(module, before.inputs).values()
+        inputs |= dict(zip(candidate.arguments, arrays, strict=True))
+    return {str(arg.name): inputs[str(arg.name)] for arg in candidate.module.main.args}
+
+
+def give_back(module: Module, values: list[irc.Value]) -> None:
+    """Return other values."""
+    last = module.main.last
+    assert last is not None
+    last.erase()
+    module.main.append(Return(values))
+    module.main.results = tuple(Result(f"r{i}") for i in range(len(values)))
 
 
 def failure(case: Case, check: Check) -> str:
@@ -49,73 +78,3 @@ def report(case: Case, check: Check, folder: Path, done: str) -> None:
         path = small.save(folder, done)
         lines = f"{done}\nreduced to {path}:\n{path.read_text(encoding='utf-8')}"
         raise AssertionError(f"{type(error).__name__}: {error}\n{lines}") from error
-
-
-def candidates(case: Case) -> Iterator[Case]:
-    """The case with one thing less, most of all first."""
-    yield from fewer_results(case)
-    yield from fewer_operations(case)
-    for i in range(len(case.plan)):
-        yield without(case, plan=(*case.plan[:i], *case.plan[i + 1 :]))
-
-
-def fewer_results(case: Case) -> Iterator[Case]:
-    """One result alone, or all but one."""
-    count = len(case.module().main.returned)
-    chosen = [[i] for i in range(count)] + [
-        [j for j in range(count) if j != i] for i in range(count)
-    ]
-    for kept in chosen if count > 1 else []:
-        module = case.module()
-        values = [module.main.returned[i] for i in kept]
-        give_back(module, values)
-        yield from cleaned(case, module)
-
-
-def fewer_operations(case: Case) -> Iterator[Case]:
-    """An operation, of the last ones first, becomes arguments that hold its results."""
-    arrays = every_value(case)
-    for number in reversed(range(len(arrays))):
-        module = case.module()
-        op = list(module.main)[number]
-        inputs = dict(case.inputs)
-        for result, array in zip(op.results, arrays[number], strict=True):
-            name = next(f"v{i}" for i in range(1000) if f"v{i}" not in inputs)
-            result.replace_by(module.main.add_argument(name, result.type))
-            inputs[name] = array
-        yield from cleaned(without(case, inputs=inputs), module)
-
-
-def every_value(case: Case) -> list[list[np.ndarray]]:
-    """The arrays of the results of every operation but the last, the return."""
-    module = case.module()
-    ops = list(module.main)[:-1]
-    give_back(module, [result for op in ops for result in op.results])
-    arrays = iter(evaluate(module, case.inputs).values())
-    return [[next(arrays) for _ in op.results] for op in ops]
-
-
-def give_back(module: Module, values: list[Value]) -> None:
-    """Return other values."""
-    last = module.main.last
-    assert last is not None
-    last.erase()
-    module.main.append(Return(values))
-    module.main.results = tuple(Result(f"r{i}") for i in range(len(values)))
-
-
-def cleaned(case: Case, module: Module) -> Iterator[Case]:
-    """A case of the module without what nothing uses, if it is a module still."""
-    main = module.main
-    for op in reversed(list(main)[:-1]):
-        if op.parent is not None and not any(result.users for result in op.results):
-            erase_dead(op)
-    for name in [name for name, weight in module.weights.items() if not weight.users]:
-        del module.weights[name]
-    main.args = tuple(arg for arg in main.args if arg.users)
-    for index, arg in enumerate(main.args):
-        arg.index = index
-    with suppress(Error):
-        verify(module)
-        inputs = {str(arg.name): case.inputs[str(arg.name)] for arg in main.args}
-        yield without(case, text=str(module), inputs=inputs)

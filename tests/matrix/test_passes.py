@@ -18,7 +18,7 @@ from irc.pipeline.base import PASSES
 from irc.pipeline.instruments import VerifyEach
 from tests.fresh import session_seed
 
-from .checking import Case, Wanted, check_text
+from .checking import Case, check_text
 from .draw import MESHES, Draw
 from .reducing import report
 
@@ -27,8 +27,9 @@ SCHEMES = ("auto", "replicated", "rows", "columns", "cyclic")
 # At any place of a pipeline, and at one place of it.
 ANYWHERE = {
     "canonicalize": "", "cse": "", "dce": "", "expand": "", "fold": "", "inline": "",
-    "fuse-collectives": "{norm=true}", "fuse-gated-mlp": "", "fuse-linears": "", "fuse-norm": "",
-    "fuse-qkv": "",
+    "fuse-attention": "", "fuse-collectives": "{norm=true}", "fuse-experts": "",
+    "fuse-gated-mlp": "", "fuse-linear-epilogue": "", "fuse-linears": "", "fuse-norm": "",
+    "fuse-qkv": "", "fuse-quantize": "",
 }  # fmt: skip
 MASKING = ("attention", "selective_scan", "gated_delta")  # compute with masked numbers, as zeros
 EXACT = ("canonicalize", "cse", "dce", "fold", "inline")  # the same bits
@@ -41,13 +42,24 @@ ELSEWHERE = {
 }
 # Words of the Error of a pass that does not apply to a module, which it must leave as it was.
 REFUSALS = {
-    "shard": ("shards no weight", "has no rows", "which cut a block of"),
+    # of x + linear(x) that is one operation already
+    "shard": (
+        *("shards no weight", "has no rows", "which cut a block of"),
+        "fused_linear: dimension",
+    ),
     "rewrite-embeddings": ("was requested, but",),
     "pipeline": ("too few", "cannot be cut"),
     # of fewer rows than ranks, and of slots of tokens over dp
-    "expand": ("the expansion of dequantize", "the expansion of moe_slots"),
-    # of expanded experts; of a batch over dp with weights over dp and tp
-    "localize": ("a sharded table has a number of rows, not a symbol", "mixes a partial sum over"),
+    "expand": (
+        "the expansion of dequantize",
+        "the expansion of moe_slots",
+        "the expansion of experts",
+    ),
+    # of expanded experts; of a batch over dp with weights over dp and tp; of one row a rank
+    "localize": (
+        *("a sharded table has a number of rows, not a symbol", "mixes a partial sum over"),
+        *("reshape needs dimension",),
+    ),
     "canonicalize": ("needs a dimension replicated that is sharded",),  # reshapes of local heads
 }
 
@@ -93,7 +105,7 @@ def pipeline_of(case: Case, seed: int) -> list[str]:
 def multiplies_sums(module: Module) -> bool:
     """Whether infinities may meet zeros: of partial sums that are multiplied before they are added,
     or of the results of experts on other ranks."""
-    if any(op.opname == "moe_combine" for op in module.ops()):
+    if any(op.opname in ("moe_combine", "experts") for op in module.ops()):
         return True
     products = [op for op in module.ops() if op.opname in ("mul", "div", "matmul", "linear")]
     return any(value.type.partial for op in products for value in op.operands)
@@ -112,7 +124,7 @@ def equal_bits(a: np.ndarray, b: np.ndarray) -> bool:
 
 def check_passes(case: Case, seed: int, folder: Path, changed: Counter[str]) -> None:
     """Compare a case with its results after each pass; count the passes that changed it."""
-    wanted, module = Wanted.of(case), case.module()
+    wanted, module = case.wanted(), case.module()
     if not wanted.stable:
         return
     for step in pipeline_of(case, seed):

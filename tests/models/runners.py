@@ -1,6 +1,6 @@
 """Runs a language model of a checkpoint folder on a backend, as prefill and decode steps."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,11 @@ import irc
 import irc.passes
 from irc import backends
 from irc.backends.base import Program
+from irc.driver.load import Artifact
+from irc.generation.greedy import greedy
+from irc.generation.rows import Rows
 from irc.pipeline import run_pipeline
+from tests.fresh import fresh
 
 CAPACITY = 96
 
@@ -22,6 +26,13 @@ def program(module: irc.Module, backend: str, folder: Path) -> Program:
     folder.mkdir(parents=True, exist_ok=True)
     manifest = found.emit(module, folder, base=Path.cwd()).facts
     return found.load(folder, manifest)
+
+
+def continued(artifact: Artifact, prompt: Sequence[int], most: int) -> list[int]:
+    """The most likely tokens after a prompt, without an end token."""
+    model = artifact.model
+    summary = greedy(model.program, prompt, most, model.ends, model.dims, module=model.module)
+    return list(summary.tokens)
 
 
 class Runner:
@@ -60,6 +71,40 @@ class Runner:
             tokens.append(np.argmax(logits[:, -1:], axis=-1))
             logits = self.step(tokens[-1])
         return np.concatenate(tokens, axis=1)
+
+
+def talks(rows: Rows, tokens: int) -> Iterator[tuple[np.ndarray, list[list[int]]]]:
+    """The logits [n, V] after n texts, and the texts, of four rows that are fed, moved and cleared.
+
+    The model has so many `tokens`; a row gets up to 26.
+    """
+    rng, texts = fresh(), [list[int]()] * 4
+
+    def step(counts: list[int], first: int = 0) -> tuple[np.ndarray, list[list[int]]]:
+        new = [rng.integers(1, tokens, count).tolist() for count in counts]
+        end = first + len(new)
+        texts[first:end] = [
+            [*text, *more] for text, more in zip(texts[first:end], new, strict=True)
+        ]
+        return rows.feed(new, first), texts[first:end]
+
+    def copy(sources: list[int], targets: list[int]) -> None:
+        rows.copy(sources, targets)
+        for target, text in zip(targets, [texts[source] for source in sources], strict=True):
+            texts[target] = text
+
+    yield step([3, 9, 20, 13])
+    yield step([1, 1, 1, 1])
+    copy([3], [0])  # the first text has ended
+    rows.clear([3])
+    texts[3] = []
+    yield step([1, 1, 1])
+    yield step([11], first=3)
+    copy([1, 3, 1], [3, 1, 2])
+    yield step([1, 1, 1, 1])
+    yield step([2, 1], first=1)
+    yield step([1, 1], first=1)
+    assert rows.past.tolist() == [len(text) for text in texts]
 
 
 def relative(got: np.ndarray, wanted: np.ndarray) -> float:

@@ -14,9 +14,11 @@ import irc
 from irc.backends.base import Program
 from irc.frontends import Module, huggingface, layers, random_weights
 from irc.frontends.layers.attention import Cache
+from irc.generation.checkpoint_settings import CheckpointSettings
 from irc.generation.decoding import Decoding
-from irc.generation.sampling import GREEDY
-from irc.generation.search import DecodingRules, Sampled
+from irc.generation.rules import DecodingRules
+from irc.generation.search import Sampled
+from irc.generation.settings import GenerationSettings
 from tests.tensorrt.runtime_world import World, write
 
 from .cases import TABLES, Case, cases, to_build
@@ -190,18 +192,19 @@ def test_generation_equals_that_of_transformers(name: str, tmp_path: Path) -> No
     source, inputs = sources(model)
     encoder = irc.compile(tmp_path / "model", tmp_path / "encoder", settings={"part": "encoder"})
     decoder = irc.compile(tmp_path / "model", tmp_path / "decoder")
+    decoder.model.ends, decoder.model.checkpoint = (), CheckpointSettings()  # BART's forced end
     state = encoder.run(source)
     rules = {"max_new_tokens": 20, "min_new_tokens": 20, "do_sample": False, "eos_token_id": None}
     rules["forced_eos_token_id"] = None  # BART's
     for beams in (1, 3):
-        got = decoder.model.generate_batch(
-            [[1], [1]], 20, beams=beams, extra={**state, "encoder_lengths": LENGTHS}
-        )
+        settings = GenerationSettings(max_new_tokens=20, num_beams=beams)
+        extra = {**state, "encoder_lengths": LENGTHS}
+        got = decoder.model.completions([[1], [1]], settings, extra=extra)
         with torch.no_grad():  # not Whisper's own generate, which is for 30 seconds of speech
             wanted = transformers.GenerationMixin.generate(
                 model, **inputs, **rules, num_beams=beams
             )
-        assert [row[0].tokens for row in got] == wanted.tolist()
+        assert [[1, *row[0].tokens] for row in got] == wanted.tolist()
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
@@ -211,7 +214,7 @@ def test_what_the_encoder_returned_is_copied_to_a_gpu_once(ranks: int, tmp_path:
     extra = state | {"encoder_lengths": LENGTHS}
 
     def generated(loaded: Program, dims: Any) -> list[list[int]]:
-        rules = DecodingRules(GREEDY, 8, ())
+        rules = DecodingRules(GenerationSettings(), 8)
         searches = [Sampled([1], rules, np.random.default_rng(row)) for row in range(2)]
         decoding = Decoding(loaded, dims, searches, extra)
         assert len(list(decoding.steps())) == 8
@@ -268,13 +271,13 @@ def test_parts_and_inputs_that_are_missing(tmp_path: Path) -> None:
     with pytest.raises(irc.Error, match="the inputs lack encoder_lengths, cross_k0"):
         decoder.run({"input_ids": [[1, 2]]})
     with pytest.raises(irc.Error, match="generation has no value for encoder_lengths, cross_k0"):
-        decoder.generate_batch([[1]], 4)
+        decoder.completions([[1]])
     encoder = irc.compile(folder, tmp_path / "encoder", settings={"part": "encoder"}).model
     with pytest.raises(irc.Error, match="this model is not a language model"):
-        encoder.generate_batch([[1]], 4)
+        encoder.completions([[1]])
     state = encoder.run({"input_ids": [[1, 2, 3]], "encoder_lengths": [3]})
     with pytest.raises(irc.Error, match=r"expected a row for each of 2 prompts"):
-        decoder.generate_batch([[1], [1]], 4, extra=state | {"encoder_lengths": [3, 3]})
+        decoder.completions([[1], [1]], extra=state | {"encoder_lengths": [3, 3]})
 
 
 def test_cross_attention_over_keys_and_values_that_are_ready() -> None:

@@ -11,9 +11,11 @@ import pytest
 import irc
 from irc.backends.base import ports_of
 from irc.frontends import huggingface
+from irc.generation.settings import GenerationSettings
 from tests.fresh import fresh
 
 from .cases import cases
+from .runners import continued
 from .test_transformers import greedy_of, logits_of
 
 pytestmark = pytest.mark.oracle
@@ -35,22 +37,23 @@ def test_a_batch_continues_each_prompt_as_transformers_does(
 ) -> None:
     model = cases("DECODERS")[name].save(tmp_path / "model")
     built = irc.compile(tmp_path / "model", tmp_path / "built", backend=backend, dims=DIMS)
-    batch = built.model.generate_batch(prompts(), 8)
+    batch = built.model.completions(prompts(), GenerationSettings(max_new_tokens=8))
     for prompt, (best, *_) in zip(prompts(), batch, strict=True):
         wanted = [*greedy_of(model, np.array([prompt]), 8)[0].tolist(), END]
         wanted = wanted[: wanted.index(END)]
-        assert [*best.tokens[len(prompt) :], END][: len(wanted) + 1] == [*wanted, END]
-        assert list(built.model.generate_ids(prompt, 8).tokens) == wanted
+        assert [*best.tokens, END][: len(wanted) + 1] == [*wanted, END]
+        assert continued(built, prompt, 8) == wanted
 
 
 def test_beams_take_the_states_of_their_rows(tmp_path: Path) -> None:
     model = cases("DECODERS")["qwen3_5"].save(tmp_path / "model")
     built = irc.compile(tmp_path / "model", tmp_path / "built", backend="onnx", dims=DIMS)
-    results = built.model.generate_batch(prompts(), 6, beams=3)
+    settings = GenerationSettings(max_new_tokens=6, num_beams=3, num_return_sequences=3)
+    results = built.model.completions(prompts(), settings)
     assert len({tuple(beam.tokens) for beams in results for beam in beams}) == 3 * len(LENGTHS)
     for prompt, beams in zip(prompts(), results, strict=True):
         for beam in beams:
-            wanted = log_probs(model, beam.tokens)[len(prompt) - 1 :]
+            wanted = log_probs(model, prompt + beam.tokens)[len(prompt) - 1 :]
             np.testing.assert_allclose(beam.log_probs, wanted, atol=1e-3)
 
 

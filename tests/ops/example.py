@@ -12,40 +12,15 @@ import numpy as np
 from irc.errors import Error
 from irc.ir.core import Function, Module, Op, Result, Value
 from irc.ir.declare import op_class
-from irc.ir.dims import Dim, Shape, bind
+from irc.ir.dims import Dim, bind
 from irc.ir.dtypes import DTYPES, numpy_dtype
-from irc.ir.dtypes import dtype as dtype_named
 from irc.ir.mesh import Mesh
-from irc.ir.types import Axes, TensorType
+from irc.ir.types import TensorType
 from irc.ops import Return
+from irc.testing.draw import Arg as Arg
 
 FLOATS = ("f32", "f16", "bf16")
 Array = Any
-Draw = Callable[[np.random.Generator, tuple[int, ...]], Array]
-
-
-@dataclass(frozen=True)
-class Arg:
-    """One operand. dtype "T" is the dtype that the test varies.
-
-    Floats are drawn from the standard normal distribution, or evenly from `low` to `high`;
-    integers evenly from `low` to `high - 1` (0 to 4 unless told); `draw` overrides both. `name` is
-    that of an optional operand.
-    """
-
-    shape: Shape
-    dtype: str = "T"
-    low: float | None = None
-    high: float | None = None
-    name: str = ""
-    draw: Draw | None = None
-    axes: tuple[Axes, ...] = ()
-    partial: Axes = ()
-
-    def type(self, dtype: str) -> TensorType:
-        """The type where the varied dtype is `dtype`."""
-        name = dtype if self.dtype == "T" else self.dtype
-        return TensorType(name, self.shape, self.axes, self.partial)
 
 
 @dataclass(frozen=True)
@@ -167,10 +142,10 @@ def inputs_of(
     }
 
 
-def draw(arg: Arg, type: TensorType, rng: np.random.Generator) -> np.ndarray[Any, Any]:
+def draw(arg: Arg, type: TensorType, rng: np.random.Generator) -> Array:
     """A random array of a type without symbols."""
     shape = tuple(int(size) for size in type.shape if not isinstance(size, Dim))
-    kind = dtype_named(type.dtype)
+    kind = DTYPES[type.dtype]
     if arg.draw is not None:
         array = arg.draw(rng, shape)
     elif kind.kind == "bool":

@@ -29,10 +29,40 @@ SLICES = [
     Example("shard_slice", (Arg((5, 7)),), {"axis": "dp.tp", "dim": -1}, mesh="dp=2, tp=2"),
 ]
 
+TP_AXIS = {"axis": "tp"}
 SUMMED = Arg((B, 6), partial=TP)
 ADDED = (Arg((4, 6)), Arg((4, 6)), Arg((6,)))
 PER_RANK = {"axis": "tp", "offset": 1.0, "group_size": 2}
+SUM_BAD = (
+    Bad("not a partial sum over it", ADDED[:2], {"axis": "tp"}),
+    Bad("but x", (SUMMED, Arg((3, B, 6))), {"axis": "tp"}),
+    Bad("not a mesh axis", (SUMMED, Arg((B, 6))), {"axis": ""}),
+)
+LOCAL_SUM = {"axis": "tp", "group_size": 2}
+SHARDS = (Arg((B, 4), axes=(NONE, TP)), Arg((6, 4), axes=(NONE, TP)))
 FUSED = [
+    Example("all_reduce_add", (SUMMED, Arg((B, 6))), TP_AXIS, SUM_BAD, sizes={"B": 3}, mesh="tp=2"),
+    Example("all_reduce_add", ADDED[:2], LOCAL_SUM, mesh="tp=2", local=True),
+    Example(
+        "fused_linear",
+        (*SHARDS, Arg((B, 6), name="residual")),
+        TP_AXIS,
+        (
+            Bad("not a partial sum over it", (Arg((B, 4)), Arg((6, 4))), TP_AXIS),
+            Bad("not a mesh axis", SHARDS, {"axis": "t p"}),
+            Bad("but the product", (*SHARDS, Arg((B, 1), name="residual")), TP_AXIS),
+        ),
+        sizes={"B": 3},
+        mesh="tp=2",
+    ),
+    Example("fused_linear", (Arg((3, 4)), Arg((6, 4))), LOCAL_SUM, mesh="tp=2", local=True),
+    Example(
+        "fused_linear",
+        (*(Arg((3, 4)), Arg((6, 4))), *(Arg((4,), name="norm"), Arg((3, 6), name="residual"))),
+        LOCAL_SUM | {"act": "relu"},
+        mesh="tp=2",
+        local=True,
+    ),
     Example(
         "all_reduce_rms_norm",
         (SUMMED, Arg((B, 6)), Arg((6,))),

@@ -242,11 +242,55 @@ UPDATES = [
     )
 ]
 
+POSITIONS = Arg((B, S), "i32", draw=_positions, name="positions")
+GAINS = (Arg((4,), name="q_norm"), Arg((4,), name="k_norm"))
+
+
+def _fused(
+    *more: Arg, op: str = "fused_attention", bad: tuple[Bad, ...] = (), **attributes: Any
+) -> Example:
+    new, cache, past = Arg((B, S, 8)), Arg((B, 2, T, 4)), Arg((B,), "i32", low=0, high=3)
+    args = (Q, new, new, cache, cache, past, *more)
+    return Example(op, args, HEADS | attributes, bad=bad, sizes=KEYS)
+
+
+def _bad_fused(message: str, *more: Arg, q: Shape = (2, 3, 16), **attributes: Any) -> Bad:
+    new, cache = Arg((2, 3, 8)), Arg((2, 2, 5, 4))
+    args = (Arg(q), new, new, cache, cache, Arg((2,), "i32"), *more)
+    return Bad(message, args, HEADS | attributes)
+
+
+FUSED = [
+    _fused(
+        causal=True,
+        bad=(
+            _bad_fused("must be the same tokens", q=(2, 2, 16)),
+            _bad_fused("there are 4 query heads", Arg((2,), name="sinks")),
+        ),
+    ),
+    _fused(
+        POSITIONS,
+        op="rope_and_cache",
+        interleaved=True,
+        bad=(
+            _bad_fused("q_norm and k_norm, or neither", Arg((4,), name="q_norm")),
+            _bad_fused("depend on the length", kind="dynamic", original_positions=8),
+            _bad_fused("has no heads of 0 features", *GAINS, head_dim=0),
+            _bad_fused("positions is", Arg((2, 2), "i32", name="positions")),
+        ),
+    ),
+    _fused(POSITIONS, causal=True, rotary_dim=2, window=2),
+    _fused(*GAINS, causal=True, offset=1.0, softcap=2.0),
+    _fused(POSITIONS, *GAINS, LENGTHS, Arg((4,), "f32", name="sinks"), causal=True),
+    _fused(Arg((B, 1, S, T), "f32", name="bias"), Arg((1, 4, S, T), "bool", name="mask"), eps=1e-5),
+]
+
 GATE = (ROWS, Arg((6, 16)), Arg((6, 16)))
 BIASES = (Arg((6,), name="gate_bias"), Arg((6,), name="up_bias"))
 BAD_GATES = (
-    Bad("takes 15 inputs", (Arg((2, 16)), Arg((6, 15)), Arg((6, 16)))),
-    Bad("do not broadcast", (Arg((2, 16)), Arg((6, 16)), Arg((5, 16)))),
+    Bad("both are [N, K]", (Arg((2, 16)), Arg((6, 16)), Arg((5, 16)))),
+    Bad("both are [N, K]", (Arg((2, 16)), Arg((1, 16)), Arg((6, 16)))),
+    Bad("takes 15 inputs", (Arg((2, 16)), Arg((6, 15)), Arg((6, 15)))),
     Bad("act is one of", (Arg((2, 16)), Arg((6, 16)), Arg((6, 16))), {"act": "swish"}),
 )
 MLPS = [
@@ -257,6 +301,32 @@ MLPS = [
         Example("gated_mlp", GATE, {"act": act}, sizes=SIZES)
         for act in ("quick_gelu", "relu", "squared_relu", "sigmoid")
     ),
+]
+
+NORM, RESIDUAL = Arg((16,), name="norm"), Arg((B, S, 6), name="residual")
+GATED = (GATE[0], GATE[1], Arg((6, 16), name="gate"))
+FUSED_LINEARS = [
+    Example(
+        "fused_linear",
+        (*GATE[:2], Arg((6,), name="bias"), NORM, RESIDUAL),
+        {"eps": 1e-5, "offset": 1.0, "act": "relu"},
+        (
+            Bad("takes 15 inputs", (Arg((2, 16)), Arg((6, 15)))),
+            Bad("but the product", (Arg((2, 16)), Arg((6, 16)), Arg((6,), name="residual"))),
+            Bad("the 16 features of x", (Arg((2, 16)), Arg((6, 16)), Arg((6,), name="norm"))),
+            Bad("needs an act", (Arg((2, 16)), Arg((6, 16)), Arg((6, 16), name="gate"))),
+            Bad("but no gate", (Arg((2, 16)), Arg((6, 16)), Arg((6,), name="gate_bias"))),
+            Bad("act is one of", (Arg((2, 16)), Arg((6, 16))), {"act": "swish"}),
+        ),
+        sizes=SIZES,
+    ),
+    Example(
+        "fused_linear",
+        (*GATED[:2], Arg((6,), name="bias"), GATED[2], BIASES[0], NORM, RESIDUAL),
+        {"act": "silu"},
+        sizes=SIZES,
+    ),
+    Example("fused_linear", GATED, {"act": "gelu_tanh"}, sizes=SIZES),
 ]
 
 SUM = {"partial": ("tp",)}
@@ -303,4 +373,7 @@ COLLECTIVES = [
     ),
 ]
 
-EXAMPLES = [*NORMS, *CONVOLUTIONS, *ROPES, *ATTENTIONS, *UPDATES, *MLPS, *COLLECTIVES]
+EXAMPLES = [
+    *(*NORMS, *CONVOLUTIONS, *ROPES, *ATTENTIONS, *UPDATES, *FUSED),
+    *(*MLPS, *FUSED_LINEARS, *COLLECTIVES),
+]

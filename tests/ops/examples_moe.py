@@ -121,4 +121,41 @@ COMBINES = [
     Example("moe_combine", (Arg((3, 9, 5)), WIDE, Arg((12, 3), "i64", -1, 9), Arg((12, 3)), LAST)),
 ]
 
-EXAMPLES = [*SLOTS, *DISPATCHES, *COMBINES]
+ROUTE = (_chosen(B, 2), Arg((B, 2), "i32", draw=_slots), Arg((B, 2)))
+UP, GATE, DOWN = Arg((12, 12, 5)), Arg((12, 12, 5), name="gate"), Arg((12, 12, 12))
+FIXED, SMALL = (X, PAIR, PAIR, Arg((6, 2))), (Arg((4, 5, 8)), Arg((4, 8, 5)))
+MIXTURES = [
+    Example(
+        "experts",
+        (Arg((B, 5)), *ROUTE, UP, DOWN, GATE),
+        {},
+        (
+            Bad("up [experts, features, inputs]", (*FIXED, Arg((5, 8)), SMALL[1])),
+            Bad("down is f32[3, 8, 5], but up", (*FIXED, SMALL[0], Arg((3, 8, 5)))),
+            Bad("gate is f32[4, 1, 8], but up", (*FIXED, *SMALL, Arg((4, 1, 8), name="gate"))),
+            Bad("[4, 1, 5], found f32[4, 5]", (*FIXED, *SMALL, Arg((4, 5), name="up_bias"))),
+            Bad("of experts with a gate", (*FIXED, *SMALL), {"offset": 1.0}),
+            Bad("slots is i32[5, 2]", (X, PAIR, Arg((5, 2), "i32"), Arg((6, 2)), *SMALL)),
+        ),
+        sizes=SIZES,
+    ),
+    Example(
+        "experts",
+        (
+            *(Arg((B, 5)), *ROUTE, UP, DOWN, GATE),
+            *(Arg((12, 1, 12), name=f"{name}_bias") for name in ("gate", "up")),
+        ),
+        {"act": "quick_gelu", "limit": 0.8, "offset": 1.0},
+        sizes=SIZES,
+    ),
+    Example(
+        "experts",
+        (
+            *(Arg((24, 5)), _chosen(24, 2), Arg((24, 2), "i32", draw=_slots_in_parts)),
+            *(Arg((24, 2)), Arg((3, 4, 5)), Arg((3, 7, 4)), LAST),
+            Arg((3, 1, 7), name="down_bias"),
+        ),
+        {"act": "relu", "parts": PARTS, "capacity": 3},
+    ),
+]
+EXAMPLES = [*SLOTS, *DISPATCHES, *COMBINES, *MIXTURES]

@@ -44,6 +44,15 @@ def _quantize(x: Shape, *scale: int, zero: bool = False, dtype: str = "i8") -> E
     return Example("quantize", tuple(args), {"dtype": dtype}, sizes={"B": 2} if B in x else {})
 
 
+def _signs(rng: np.random.Generator, shape: tuple[int, ...]) -> Any:
+    return rng.choice([-2.0, 2.0], shape)
+
+
+def _gains(rng: np.random.Generator, shape: tuple[int, ...]) -> Any:
+    """One less than factors whose codes are far from halves."""
+    return rng.choice([0.0, -0.75, -2.0], shape)
+
+
 def _dynamic(x: Shape, dtypes: tuple[str, ...] = FLOATS, **attributes: Any) -> Example:
     sizes = {"B": 2} if B in x else {}
     args = [Arg(x, low=-900, high=900)]
@@ -132,5 +141,26 @@ EXAMPLES = [
             ),
             Bad("dtype is one of", (Arg((4, 12)),), {"dtype": "u8"}),
         ),
+    ),
+    *(
+        Example(
+            "quantize_rows",
+            (x, *norm),
+            {"codes": "i8", "dtype": "f16"} | more,
+            (
+                Bad("takes f32, f16", (Arg((4, 12), "i32"),)),
+                Bad("the 12 features", (Arg((4, 12)), Arg((5,), name="weight"))),
+                Bad("codes is one of", (Arg((4, 12)),), {"codes": "u8"}),
+            ),
+            sizes={"B": 2} if B in x.shape else {},
+        )
+        for x, norm, more in (
+            (Arg((B, 12, 24)), (), {"scale": "f8e8m0"}),
+            (
+                Arg((12, 24), draw=_signs),
+                (Arg((24,), name="weight", draw=_gains),),
+                {"eps": 0.1, "offset": 1.0},
+            ),
+        )
     ),
 ]

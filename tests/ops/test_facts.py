@@ -126,9 +126,11 @@ def test_a_view_keeps_the_order_of_elements(example: Example, rng: np.random.Gen
 
 
 @pytest.mark.parametrize("example", cases(lambda op: bool(op.in_place)))
-def test_an_updated_operand_has_the_type_of_the_result(example: Example) -> None:
+def test_overwritten_operands_have_the_types_of_results(example: Example) -> None:
     _, _, op = bound(example)
-    assert dict(op.named_operands())[op.in_place].type == op.result.type
+    overwritten = op.overwrites()
+    assert len(overwritten) == len(op.in_place.split())
+    assert all(result.type == operand.type for result, operand in overwritten.items())
 
 
 @pytest.mark.parametrize("example", cases(lambda op: bool(op.safe_values)))

@@ -110,7 +110,8 @@ def up_to_limits(example: Example, dtype: str) -> Example:
 
 
 # Codes of NaN are undefined; masked values are multiplied by 0, so NaN stays.
-UNDEFINED = {"quantize", "attention", "selective_scan", "gated_delta"}
+UNDEFINED = {"quantize", "quantize_rows", "attention", "fused_attention", "rope_and_cache"}
+UNDEFINED |= {"selective_scan", "gated_delta"}
 
 
 @pytest.mark.parametrize(("example", "dtype"), cases(ranks=False, without=UNDEFINED, only=["f32"]))
@@ -118,7 +119,10 @@ def test_nan_and_infinities_agree(
     example: Example, dtype: str, rng: np.random.Generator, tmp_path: Path
 ) -> None:
     module = module_of(example if solvable(example) else example.bound(), dtype)
-    inputs = {name: sprinkled(x, rng) for name, x in inputs_of(example, dtype, rng).items()}
+    drawn = inputs_of(example, dtype, rng)
+    if example.op == "gated_mlp":  # ONNX Runtime's sigmoid is 0 below -18, and 0 times inf is NaN
+        drawn = {name: x / np.float32(4) for name, x in drawn.items()}
+    inputs = {name: sprinkled(x, rng) for name, x in drawn.items()}
     wanted = evaluate(module, inputs)
     facts = emit_checked(module, tmp_path)
     outputs = backend.load(tmp_path, facts, threads=1).run(inputs)

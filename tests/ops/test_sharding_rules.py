@@ -28,7 +28,7 @@ GROUP_SIZES = (2, 3, 4)
 DRAWS = 400  # at most: a wrong sharding may show seldom, as with one short row among long ones
 INDEX = {"embedding": "ids", "moe_combine": "chosen"}  # the operand of indices
 # a dimension of theirs holds heads
-HEADED = ("attention", "rope", "cache_update")
+HEADED = ("attention", "rope", "cache_update", "rope_and_cache", "fused_attention")
 Array = np.ndarray[Any, Any]
 BOUND = [
     example.bound() for examples in EXAMPLES.values() for example in examples if not example.prepare

@@ -15,8 +15,8 @@ from irc.ir.core import Module
 from irc.pipeline import run_pipeline
 from irc.pipeline.instruments import CheckNumerics, VerifyEach
 from irc.pipeline.instruments.numerics import random_inputs, small_sizes
-from tests.fresh import fresh
-from tests.matrix.draw import random_graph, sprinkled
+from irc.testing.draw import random_graph
+from tests.fresh import fresh, sprinkled
 from tests.sharded.models import tiny_llama
 
 assert irc.passes
@@ -70,3 +70,17 @@ def test_a_llama_is_fused(sizes: dict[str, Any]) -> None:
     # per layer: qkv, the output of the attention, down; and the head
     assert (kinds["linear"], kinds["split"]) == (2 * 3 + 1, 2)
     assert "model.layers.1.self_attn.qkv_proj.weight" in module.weights
+
+
+@pytest.mark.parametrize("heads", [(6, 3), (8, 2), (6, 1), (7, 7), (12, 2)])
+def test_caches_whose_heads_are_padded_are_compared(heads: tuple[int, int]) -> None:
+    query, keys = heads
+    module = tiny_llama(num_attention_heads=query, num_key_value_heads=keys, head_dim=4)
+    check, tp = CheckNumerics(evaluate, tolerance=1e-4), fresh(9).choice([2, 3, 4, 5, 8])
+    run_pipeline(module, f'inline, shard{{mesh="tp={tp}"}}, localize, dce', [check])
+    last, at = module.main.last, module.main.result_names().index("k1")
+    assert last is not None and not check.difference(module)
+    values = list(last.operands)
+    values[at : at + 2] = values[at + 1], values[at]  # the new values in place of the keys
+    last.set_operands(tuple(values))
+    assert check.difference(module).startswith("the result k1: ")

@@ -270,25 +270,75 @@ FAILURES = {
            %y = add %g, %u : f32[B, 8] return %y""",
         "@qs, @rs hold for different numbers of rows",
     ),
+    "fuse-experts: another function": (
+        """EXPERTS %h = exp %g : f32[2, B, 8] %d = matmul %h, %t : f32[2, B, 8]
+           %y = moe_combine %d, %chosen, %slots, %p : f32[B, 8] return %y""",
+        "exp is no activation, and no product of one",
+    ),
+    "fuse-experts: other weights": (
+        """EXPERTS %h = silu %g : f32[2, B, 8] %d = matmul %h, @e : f32[2, B, 8]
+           %y = moe_combine %d, %chosen, %slots, %p : f32[B, 8] return %y""",
+        "the weights %e are not \\[experts, outputs, inputs]",
+    ),
+    "fuse-experts: other pairs": (
+        """EXPERTS %h = silu %g : f32[2, B, 8] %d = matmul %h, %t : f32[2, B, 8]
+           %n = minimum %slots, %chosen : i32[B, 2]
+           %y = moe_combine %d, %chosen, %n, %p : f32[B, 8] return %y""",
+        "dispatched and combined are different pairs",
+    ),
+    "fuse-experts: other uses": (
+        """EXPERTS %h = silu %g : f32[2, B, 8] %d = matmul %h, %t : f32[2, B, 8]
+           %r = moe_combine %d, %chosen, %slots, %p : f32[B, 8]
+           %z = moe_combine %h, %chosen, %slots, %p : f32[B, 8]
+           %y = add %r, %z : f32[B, 8] return %y""",
+        "the result of silu is used elsewhere, too",
+    ),
+    "fuse-experts: two buffers": (
+        """EXPERTS %h = silu %g : f32[2, B, 8]
+           %u = matmul %g, %t : f32[2, B, 8] %m = mul %h, %u : f32[2, B, 8]
+           %d = matmul %m, %t : f32[2, B, 8]
+           %y = moe_combine %d, %chosen, %slots, %p : f32[B, 8] return %y""",
+        "what experts multiply is matmul, not moe_dispatch",
+    ),
+    "fuse-quantize: blocks": (
+        """%k = dynamic_scale %x {block=4} : f32[B, 2]
+           %q = quantize %x, %k {dtype="f8e4m3"} : f8e4m3[B, 8]
+           %y = dequantize %q, %k : f32[B, 8] return %y""",
+        "a row has several scales",
+    ),
+    "fuse-quantize: other codes": (
+        """%k = dynamic_scale %x {dtype="i8"} : f32[B, 1]
+           %q = quantize %x, %k {dtype="f8e4m3"} : f8e4m3[B, 8]
+           %y = dequantize %q, %k : f32[B, 8] return %y""",
+        "nothing is quantized to i8 by the scale",
+    ),
 }
+EXPERTS = """%slots = moe_slots %chosen {experts=2} : i32[B, 2]
+           %b = moe_dispatch %x, %chosen, %slots {experts=2} : f32[2, B, 8]
+           %t = transpose @e {order=[0, 2, 1]} : f32[2, 8, 8]
+           %g = matmul %b, %t : f32[2, B, 8]"""
 
 
 @pytest.mark.parametrize("case", FAILURES)
 def test_why_not(case: str) -> None:
     body, reason = FAILURES[case]
     name = case.partition(":")[0]
+    args, body = "%c: i8[B, 8]", body.replace("EXPERTS", EXPERTS)
+    if name == "fuse-experts":
+        args = "%chosen: i32[B, 2], %p: f32[B, 2]"
     module = irc.parse(f"""module @m dims(B=1:2:4) {{
       weight @w : f32[8, 8] = random("w", 1, 0.5)
       weight @v : f32[8, 8] = random("v", 1, 0.5)
       weight @n : f32[8] = random("n", 1, 0.5)
       weight @one : f32[1, 8] = random("one", 1, 0.5)
+      weight @e : f32[2, 8, 8] = random("e", 1, 0.5)
       weight @q : i8[8, 8] = random("q", 1, 30.0)
       weight @qs : f32[2, 1] = random("qs", 1, 0.1)
       weight @r : i8[8, 8] = random("r", 1, 30.0)
       weight @rs : f32[8, 1] = random("rs", 1, 0.1)
       weight @s : f32[1, 1] = random("s", 1, 0.1)
       weight @t : f32[1, 1] = random("t", 1, 0.1)
-      func @forward(%x: f32[B, 8], %c: i8[B, 8]) -> (f32[B, 8]) {{ {body} }} }}""")
+      func @forward(%x: f32[B, 8], {args}) -> (f32[B, 8]) {{ {body} }} }}""")
     before, why = str(module), WhyNot(name)
     run_pipeline(module, name, [why, VerifyEach(), CheckNumerics(evaluate)])
     assert str(module) == before

@@ -17,9 +17,9 @@ from irc.pipeline import Stats, run_pipeline
 from irc.pipeline.instruments import VerifyEach
 from irc.pipeline.instruments.numerics import random_inputs, small_sizes
 from irc.source import Loc
+from irc.testing.draw import random_graph
 from irc.text import parse_module
 from tests.fresh import fresh
-from tests.matrix.draw import random_graph
 from tests.passes.test_numerics import bits
 from tests.random_modules import random_module
 from tests.sharded.models import tiny_llama

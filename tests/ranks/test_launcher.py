@@ -83,7 +83,7 @@ def test_a_prompt_of_any_kind_arrives(two_ranks: Path) -> None:
     for prompt, stdin in ((":", b""), (odd, b""), ("-", odd.encode())):
         status, out, err = output_of(irc(*words, prompt, "--launcher", "mpi"), stdin)
         assert status == 0, err
-        assert json.loads(out)["prompt"] == (odd if stdin else prompt)
+        assert json.loads(out)["prompts"][0]["prompt"] == (odd if stdin else prompt)
 
 
 def programs(*commands: list[str]) -> list[str]:

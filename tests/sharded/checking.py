@@ -24,14 +24,16 @@ from irc.ir.dtypes import dtype, numpy_dtype
 from irc.ir.types import TensorType
 from irc.pipeline import Stats, run_pipeline
 from irc.pipeline.instruments import VerifyEach
+from irc.testing.wanted import Wanted
 from tests.choices import settled
-from tests.matrix.checking import Wanted, check_text
+from tests.matrix.checking import check_text
 
 assert irc.passes  # importing it registers the passes
 Arrays = Mapping[str, np.ndarray]
 BEFORE = "inline, canonicalize, cse"
 FUSE = "fuse-collectives{norm=true}"
-LOCAL = (FUSE, "fuse-norm", "fuse-qkv", "cse", "canonicalize", "fold", "dce")
+LOCAL = (FUSE, "fuse-norm", "fuse-qkv", "fuse-experts", "fuse-quantize")
+LOCAL += ("cse", "canonicalize", "fold", "dce")
 AFTER = ("fuse-gated-mlp", FUSE, "localize", *LOCAL)
 SIZES = {"B": 6, "S": 5, "M": 7, "R": 24}  # R is a multiple of all numbers of ranks
 
@@ -140,7 +142,7 @@ def plan_file(folder: Path, *rows: str) -> Path:
     return path
 
 
-_PRODUCTS = ("linear", "matmul", "gated_mlp", "conv", "embedding", "gather")
+_PRODUCTS = ("linear", "matmul", "gated_mlp", "experts", "conv", "embedding", "gather")
 _MOVES = ("transpose", "reshape", "squeeze", "unsqueeze", "expand", "slice", "dequantize", "cast")
 _MOVES += ("shard_slice", "all_gather")
 

@@ -10,6 +10,7 @@ from irc.frontends import functional as F
 from irc.frontends.layers import (
     MLP,
     Attention,
+    ClampedSwiGLU,
     Embedding,
     GatedMLP,
     GroupNorm,
@@ -250,5 +251,6 @@ LAYERS = {
     "experts": Case(Experts, X),
     "gated_expert": Case(lambda: Experts(shared_size=7, shared_gate=True), X),
     "capacity": Case(lambda: Experts(capacity=2), X),
+    "clamped_experts": Case(lambda: Experts(act=ClampedSwiGLU(limit=0.5), bias=True), X),
     "bf16": Case(lambda: Narrow("bf16"), {"x": Spec("bf16", ("B", "S", HIDDEN))}),
 }

@@ -43,6 +43,16 @@ def test_experts_sharded_over_dp_exchange_tokens(experts: int, mesh: str, tmp_pa
     assert not any(op.opname == "all_gather" for op in module.ops()) or "tp" in mesh
 
 
+@pytest.mark.parametrize("mesh", ["ep=2", "tp=3", "dp=2,ep=2", "ep=2,tp=2"])
+@pytest.mark.parametrize("name", ["experts", "clamped_experts", "capacity"])
+def test_the_experts_of_a_rank_become_one_operation(name: str, mesh: str) -> None:
+    module = LAYERS[name].module()
+    spread(module, drawn(module, fresh(23)), mesh)
+    kinds = [op.opname for op in module.ops()]
+    assert kinds.count("experts") == 1 and "moe_dispatch" not in kinds
+    assert kinds.count("moe_combine") == (name == "clamped_experts")  # the bias of the results
+
+
 def test_the_buffer_of_a_rank_holds_its_own_experts_only() -> None:
     module = mixtral()
     run_pipeline(module, 'shard{mesh="ep=2"}, localize')

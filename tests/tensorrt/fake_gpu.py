@@ -98,6 +98,9 @@ class FakeStream(CudaStream):
         self.handle = id(self)
         STREAMS[self.handle] = self
 
+    def close(self) -> None:
+        del STREAMS[self.handle]
+
     def enqueue(self, work: Work, *call: Any) -> None:
         """Append work; `call` is recorded."""
         (self._queue if self._captured is None else self._captured).append(work)
@@ -125,7 +128,8 @@ class FakeStream(CudaStream):
 
         self.enqueue(work, "copy", target, source, size)
 
-    def event(self) -> FakeEvent:
+    def event(self, inside: bool = False) -> FakeEvent:
+        assert inside == (self._captured is not None), "inside: only while a graph is captured"
         event = FakeEvent(self)
         self.enqueue(event.reach)
         return event
@@ -182,7 +186,10 @@ class FakeEvent(CudaEvent):
         self.reached = True
 
     def wait(self) -> None:
-        self._stream.until(self)
+        if self._stream.driver.groups:
+            wait(self, self._stream.driver.groups, "the step", SOON)
+        else:
+            self._stream.until(self)
 
     def is_done(self) -> bool:
         self._stream.is_done()
@@ -203,8 +210,9 @@ class FakeDriver(CudaDriver):
         self.calls: list[tuple[Any, ...]] = []
         self.groups: list[Group] = []
         self.broken = ""
+        self._kept, self._kept_size, self._keeps = [], 0, True
 
-    def allocate(self, size: int) -> int:
+    def _allocate(self, size: int) -> int:
         return self.memory.allocate(size)
 
     def free(self, address: int) -> None:
@@ -222,7 +230,10 @@ class FakeDriver(CudaDriver):
     def close_shared(self, address: int) -> None:
         self.memory.free(address)
 
-    def free_memory(self) -> int:
+    def make_current(self) -> None:
+        """Any thread may use it."""
+
+    def _free_memory(self) -> int:
         return self.memory.total - self.memory.used
 
     def pinned(self, size: int) -> Array:
@@ -242,15 +253,16 @@ class FakeDriver(CudaDriver):
     ) -> Any:
         shape, kind = (rows, columns), numpy_dtype(dtype)
 
-        def run(total: int, residual: int, weight: int, normed: int) -> None:
-            t, r, n = (self.memory.array(each, shape, dtype) for each in (total, residual, normed))
-            t[...] = (t.astype("f4") + r.astype("f4")).astype(kind)
+        def run(x: int, residual: int, weight: int, normed: int, total: int) -> None:
+            places = (x, residual, normed, total)
+            added, r, n, t = (self.memory.array(each, shape, dtype) for each in places)
+            t[...] = (added.astype("f4") + r.astype("f4")).astype(kind)
             wide = t.astype("f4")
             scale = 1 / np.sqrt((wide * wide).mean(-1, keepdims=True) + eps)
             gain = self.memory.array(weight, (columns,), weight_dtype).astype("f4") + offset
             n[...] = (wide * scale * gain).astype(kind)
 
-        def launch(total: int, residual: int, weight: int, normed: int, stream: int) -> None:
-            STREAMS[stream].enqueue(lambda: run(total, residual, weight, normed))
+        def launch(*arguments: int) -> None:
+            STREAMS[arguments[-1]].enqueue(lambda: run(*arguments[:-1]))
 
         return launch

@@ -19,6 +19,7 @@ from irc.backends.tensorrt.builder import library
 from irc.backends.tensorrt.runtime import load
 from irc.errors import Error
 from tests.sharded.models import MODELS
+from tests.tensorrt.fake_gpu import STREAMS
 from tests.tensorrt.runtime_world import FakeRank, World, write, write_engine
 
 Facts = dict[str, Any]
@@ -55,7 +56,7 @@ def setting(**values: Any) -> Callable[[FakeRank], None]:
     [
         ({"gpu_capability": 90}, "sm_80, sm_86, sm_89, sm_120, and this GPU is .*sm_90"),
         ({"library_version": "1.8.0.1"}, r"by tensorrt-rtx 1\.7, and 1\.8\.0\.1 is installed"),
-        ({"memory_total": 1000}, r"the weights of this rank take .* GB, and Fake 9000 has"),
+        ({"memory_total": 1000}, r"\(weights .* free on Fake 9000"),
         ({"skew": float("nan")}, "self-test: the first token's logits of rank 0"),
     ],
 )
@@ -188,6 +189,20 @@ def test_a_wrong_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(GpuRank, "group", lambda rank, axes: rank.world)
     with pytest.raises(Error, match=r"all_reduce of group tp \(ranks ., .\), on rank ., is wrong"):
         World(tmp_path, facts)
+
+
+def test_loading_that_fails_holds_nothing(tmp_path: Path, facts: Facts) -> None:
+    ranks: list[FakeRank] = []
+
+    def wrong(rank: FakeRank) -> None:
+        ranks.append(rank)
+        rank.trt.skew = float("nan")
+
+    with pytest.raises(Error, match="self-test"):
+        World(tmp_path, facts, wrong)
+    (driver,) = (rank.driver for rank in ranks)
+    assert driver.memory.used == 0
+    assert not [stream for stream in STREAMS.values() if stream.driver is driver]
 
 
 @pytest.mark.parametrize(

@@ -7,10 +7,10 @@ from irc.ir.core import Module
 from irc.pipeline import PASSES, Stats
 from irc.pipeline.instruments import Limit
 from irc.pipeline.run import run_pipeline
+from irc.testing.draw import random_graph
 from irc.text import parse_module
 from irc.text.diff import differences, with_names_of
 from tests.fresh import session_seed
-from tests.matrix.draw import random_graph
 from tests.random_modules import random_module
 
 assert irc.passes

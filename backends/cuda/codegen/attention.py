@@ -1,24 +1,29 @@
-"""Plain kernels of attention: every option of the operation, at any sizes."""
+"""Attention of any number of queries: on tensor cores, and plain with every option."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import dataclass
+from math import e as EULER
+from math import log2
 
 from irc.errors import Error
-from irc.ir.core import Op, Value
 from irc.ir.dims import DimLike, exact_divide
+from irc.ir.types import TensorType
 from irc.ops.attention import Attention
 
-from ..plan.template import Grid, Sizes, Template, kernels_of
+from ..plan.regime import Regime
+from ..plan.template import Grid, Sizes, Template, kernels_of, launches_of
 from .body import REGISTERS, Body
-from .files import helpers
+from .files import constants, helpers
 from .kernels import launch, number
 
-HELPERS = helpers("attention.cuh")
-THREADS = 128  # as in attention.cuh
-ROWS = 8  # queries of a block, at most
-SHARED = 40 << 10  # bytes of a block
+PLAIN = helpers("attention.cuh")
+TENSOR_CORES = helpers("warp.cuh", "copies.cuh", "prefill_attention.cuh")
+THREADS = 128  # of a plain block, as in attention.cuh
+ROWS = 8  # queries of a plain block, at most
+SHARED = 40 << 10  # bytes of a plain block
+WIDEST = 256  # features of a head on tensor cores
 FAR = 1 << 30  # more keys than an index counts
 ROW = "const ix i = (first + row) / group, h = head * group + (first + row) % group;"
 SCORE = ("b", "h", "i", "j")  # where a mask or a bias has the element of a score
@@ -50,10 +55,10 @@ class Heads:
         keys = k[2] if op.cached else k[1]
         return cls(q[0], q[1], keys, op.key_heads, group, op.head_dim, values)
 
-    def rows(self, nbytes: int) -> int:
-        """How many queries a block takes, in a dtype of registers of `nbytes`."""
-        queries, row = self.tokens * self.group, (self.width + self.values + THREADS) * nbytes
-        return max(1, min(ROWS, SHARED // row, queries if isinstance(queries, int) else ROWS))
+    def rows(self, most: int) -> int:
+        """How many queries a plain block takes, where shared memory has room for `most`."""
+        queries = self.tokens * self.group
+        return max(1, min(ROWS, most, queries if isinstance(queries, int) else ROWS))
 
     def grid(self, rows: int) -> Callable[[Sizes], Grid]:
         """The grid with a block per tile of so many queries, of every row and key-value head."""
@@ -66,13 +71,109 @@ class Heads:
         return grid
 
 
+@launches_of(Attention, order=1)
+def prefill_attention(op: Attention, regime: Regime) -> list[Template] | str:
+    """The launch on tensor cores for any number of queries, or why there is none."""
+    refusal = _refusal(op)
+    return f"attention on tensor cores: {refusal}" if refusal else [_on_tensor_cores(op)]
+
+
+def _refusal(op: Attention) -> str:
+    """Why the kernel cannot compute an attention; empty if it can."""
+    if op.q.type.dtype not in ("bf16", "f16"):
+        return f"it takes bf16 and f16, not {op.q.type.dtype}"
+    heads = Heads.of(op)
+    for size in (heads.width, heads.values):
+        if size % 8 or not 0 < size <= WIDEST:
+            return f"it takes heads of 8 to {WIDEST} features, a multiple of 8, not {size}"
+    if op.mask is not None and op.cached:
+        return "it takes no mask over caches, whose other rows may hold anything"
+    return ""
+
+
+def _on_tensor_cores(op: Attention) -> Template:
+    """The launch: a block per row, key-value head and tile of queries."""
+    heads = Heads.of(op)
+    body = Body(list(op.operands))
+    narrow = max(heads.width, heads.values) <= 128
+    warps, keys, blocks = (8, 64, 2) if narrow else (4, 32, 1)
+    queries_of_block(heads, body, 16 * warps)
+    _rows(op, heads, body)
+    keys_of_block(op, heads, body)
+    visibility(op, body)
+    changed = bool(op.softcap) or op.score_scale <= 0
+    changed |= op.bias is not None or op.sinks is not None
+    if changed:
+        scores(op, body, "float")
+    else:
+        body.line("auto change = [&](ix row, ix j, float x) { return x; };")
+    sinks(op, body, "float")
+    _whole(op, body)
+    with body.block("auto out = [&](ix row, ix c, u32 pair)"):
+        body.line(ROW)
+        place = body.place(op.result, ("b", "i", f"(h * {heads.values} + c)"))
+        body.line(f"*(u32*)(out0 + {place}) = pair;")
+    body.line(";")
+    functions = "query, key, value, whole, visible, change, sink, out"
+    body.line(f"prefill_attention(rows, low, high, {functions});")
+    scale = (1.0 if changed else op.score_scale) * log2(EULER)
+    sizes = {"KEYS": keys, "WARPS": warps, "D": heads.width, "DV": heads.values}
+    head = constants({**sizes, "CHANGED": changed, "SCALE": scale})
+    head += f"typedef {op.q.type.dtype} T;\n"
+    wide, wide_values = (-(-n // 64) * 128 for n in (heads.width, heads.values))
+    nbytes = 16 * warps * wide + 2 * keys * (wide + wide_values) + 1024
+    return launch(
+        "prefill_attention",
+        body,
+        [op.result],
+        heads.grid(16 * warps),
+        operations=[op],
+        block=32 * warps,
+        shared=lambda sizes: nbytes,
+        helpers=head + TENSOR_CORES,
+        bounds=f"__launch_bounds__({32 * warps}, {blocks})",
+    )
+
+
+def _rows(op: Attention, heads: Heads, body: Body) -> None:
+    """Functions that give where rows of q, k and v lie."""
+    with body.block("auto query = [&](ix row)"):
+        body.line(ROW)
+        place = body.place(op.q, ("b", "i", f"h * {op.head_dim}"))
+        body.line(f"return (const u16*)({body.pointer(op.q)} + {place});")
+    body.line(";")
+    for name, operand, width in (("key", op.k, heads.width), ("value", op.v, heads.values)):
+        index = ("b", "head", "j", "0") if op.cached else ("b", "j", f"head * {width}")
+        with body.block(f"auto {name} = [&](ix j)"):
+            place = body.place(operand, index)
+            body.line(f"return (const u16*)({body.pointer(operand)} + {place});")
+        body.line(";")
+
+
+def _whole(op: Attention, body: Body) -> None:
+    """The function that says whether all queries of the block see the keys from j on."""
+    with body.block("auto whole = [&](ix j) -> bool"):
+        conditions = ["j + KEYS <= high" if op.mask is None else "false"]
+        if op.causal:
+            conditions.append("j + KEYS - 1 <= before + first / group")
+        if op.window:
+            last = "before + (first + rows - 1) / group"
+            conditions.append(f"j > {last} - {min(op.window, FAR)}")
+        body.line(f"return {' && '.join(conditions)};")
+    body.line(";")
+
+
 @kernels_of(Attention)
-def attention(op: Op, stored: Collection[Value]) -> list[Template]:
-    """The launch of an attention: a block per row, key-value head and few queries."""
-    assert isinstance(op, Attention)
-    heads, body = Heads.of(op), Body(stored)
+def plain_attention(op: Attention, regime: Regime) -> list[Template]:
+    """The launch with a block per row, key-value head and few queries.
+
+    Where the heads of one query are too wide for shared memory, they lie in scratch memory.
+    """
+    heads, body = Heads.of(op), Body(regime.stored)
     kind, _ = REGISTERS[op.q.type.dtype]
-    rows = heads.rows(8 if kind == "double" else 4)
+    nbytes, row = (8 if kind == "double" else 4), heads.width + heads.values
+    rows = heads.rows(SHARED // ((row + THREADS) * nbytes))
+    is_wide = (row + THREADS) * nbytes > SHARED
     queries_of_block(heads, body, rows)
     _operands(op, body)
     keys_of_block(op, heads, body)
@@ -84,9 +185,16 @@ def attention(op: Op, stored: Collection[Value]) -> list[Template]:
         feature = f"(h * {heads.values} + c)"
         body.line(f"store(out0, {body.place(op.result, ('b', 'i', feature))}, x);")
     body.line(";")
+    if is_wide:
+        body.line(f"{kind}* const room = ({kind}*)scratch0 + blockIdx.x * (ix){row};")
+    else:
+        body.line(f"__shared__ {kind} room[{rows * row}];")
     sizes = f"{kind}, {rows}, {heads.width}, {heads.values}"
-    body.line(f"attend<{sizes}>(rows, low, high, query, key, value, visible, change, sink, out);")
-    options = {"operations": [op], "block": THREADS, "helpers": HELPERS}
+    functions = "query, key, value, visible, change, sink, out"
+    body.line(f"plain_attention<{sizes}>(room, rows, low, high, {functions});")
+    count = heads.batch * heads.key_heads * heads.tokens * heads.group
+    scratch = [TensorType("f64" if nbytes == 8 else "f32", (count * row,))] if is_wide else []
+    options = {"operations": [op], "block": THREADS, "helpers": PLAIN, "scratch": scratch}
     return [launch("attention", body, [op.result], heads.grid(rows), **options)]
 
 

@@ -15,6 +15,7 @@ from typing import Any, TypeAlias
 from irc.errors import Error
 from irc.ir.core import Op, Value
 from irc.ir.dims import DimLike, Shape, symbol
+from irc.ir.dtypes import DTYPES
 
 Index: TypeAlias = tuple[str, ...]  # a C expression per dimension: a name or a number
 # (body, op, number of the result, index) -> an expression
@@ -22,28 +23,15 @@ Element: TypeAlias = Callable[["Body", Any, int, Index], str]
 
 ELEMENTS: dict[type[Op], Element] = {}
 
-FOUR_BITS = ("i4", "u4", "f4e2m1")
+FOUR_BITS = [name for name, kind in DTYPES.items() if kind.bits == 4]
+_WIDE = {"f64": "double", "i64": "long long", "u64": "u64", "u32": "u32", "bool": "bool"}
 # dtype -> (C type of its elements in registers, function that rounds to the dtype)
 REGISTERS = {
-    "f64": ("double", ""),
-    "f32": ("float", ""),
-    "f16": ("float", "round_f16"),
-    "bf16": ("float", "round_bf16"),
-    "f8e4m3": ("float", "round_f8e4m3"),
-    "f8e5m2": ("float", "round_f8e5m2"),
-    "f8e8m0": ("float", "round_f8e8m0"),
-    "f4e2m1": ("float", "round_f4e2m1"),
-    "i64": ("long long", ""),
-    "i32": ("int", ""),
-    "i16": ("int", "round_i16"),
-    "i8": ("int", "round_i8"),
-    "i4": ("int", "round_i4"),
-    "u64": ("u64", ""),
-    "u32": ("u32", ""),
-    "u16": ("int", "round_u16"),
-    "u8": ("int", "round_u8"),
-    "u4": ("int", "round_u4"),
-    "bool": ("bool", ""),
+    name: (
+        _WIDE.get(name, "float" if kind.is_float else "int"),
+        f"round_{name}" if kind.bits < 32 and name != "bool" else "",
+    )
+    for name, kind in DTYPES.items()
 }
 
 
@@ -175,6 +163,25 @@ class Body:
         if dtype in FOUR_BITS:
             return f"{dtype}::decoded({name}.item[{k // 2}].pair >> {k % 2 * 4} & 15)"
         return f"({REGISTERS[dtype][0]}){name}.item[{k}]"
+
+    def store(self, number: int, value: Value, index: Index, text: str, place: str = "") -> None:
+        """Write the element at `index` of output `number`, which is `value`, at once or in a pack.
+
+        `place`: the number of the element, or of its pack, in the output, where it is known.
+        """
+        dtype, packs = value.type.dtype, self.packs
+        if packs is None:
+            place = place or self.place(value, index)
+            self.line(f"store<{dtype}>(out{number}, {place}, {text});")
+            return
+        found = packs.place(self, value, index)
+        assert found is not None and dtype not in FOUR_BITS, f"no packs of {value.type}"
+        kind = f"Pack<{dtype}, {packs.size}>"
+        if found[0] == 0:
+            self.line(f"{kind} pack{number};")
+        self.line(f"pack{number}.item[{found[0]}] = Memory<{dtype}>::of({text});")
+        if found[0] == packs.size - 1:
+            self.line(f"(({kind}*)out{number})[{place or found[1]}] = pack{number};")
 
     def _computed(self, value: Value, index: Index) -> str:
         op = value.producer

@@ -3,10 +3,11 @@
 #ifdef EMULATED_WARPS
 #define TILES(type, name) SHARED(type, name)
 inline void copy_async(u16* to, const u16* from, bool real) {
-    for (int i = 0; i < 8; ++i) to[i] = real ? from[i] : 0;
+    static const u16 zeros[8] = {};
+    start_copy(to, real ? from : zeros);
 }
-inline void commit_copies() {}
-template <int left> void wait_for_copies() {}
+inline void commit_copies() { ++fibers[current].groups; }
+template <int left> void wait_for_copies() { end_groups(left); }
 template <bool turned> void load_matrices(u32 (&m)[4], const u16* row) {
     const u32 mine[] = {(u32)(u64)row, (u32)((u64)row >> 32)};
     const Given<2> given(mine);

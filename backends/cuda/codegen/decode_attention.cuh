@@ -4,15 +4,15 @@
 // cores, straight from global memory, 8 features a lane. The splits of a head are joined in a
 // cluster, where the kernel is built for one, or by the block that ends last.
 // Constants come before: T, D, GROUP (query heads of a key head), ROWS (of them in a block), PARTS,
-// WARPS, THREADS, EARLY, NEW (writes the caches), NORM, EPS and OFFSET (rms_norm of heads), ROPE,
-// INTERLEAVED, TURNED, FACTOR, FREQUENCY, CAUSAL, WINDOW, LENGTHS, SINKS, SCALE, SOFTCAP, SPLIT
+// WARPS, THREADS, EARLY, NEW (writes the caches), NORM (rms_norm of heads), ROPE,
+// INTERLEAVED, ROTARY_DIM, FACTOR, FREQUENCY, CAUSAL, WINDOW, LENGTHS, SINKS, SCALE, SOFTCAP, SPLIT
 // (several blocks per head), CLUSTER (blocks in one, or 1), AHEAD (loads values and the next keys
 // while it computes).
 
 struct Decode {
     const u16 *q, *k, *v;                  // the new rows of a sequence, `*_stride` elements apart
     long long q_stride, k_stride, v_stride;
-    const GainType *q_gain, *k_gain;       // [D], of rms_norm of every head
+    const NormType *q_norm, *k_norm;       // [D], the weights of rms_norm of every head
     u16 *keys, *values;                    // of sequence b and head h at b * sequence + h * head
     long long sequence, head, row;         // elements between sequences, heads and keys
     int count;                             // keys of a sequence
@@ -34,34 +34,30 @@ constexpr float NONE = -1e30f, LOG2E = 1.4426950408889634f;
 struct DecodeShared {
     alignas(16) u16 rows[(ROWS + 2) * PITCH];  // queries, the new key, the new value
     Quad sums[WARPS][QUADS], inbox[CLUSTER > 1 ? QUADS : 1];
-    float cosine[TURNED / 2 + 1], sine[TURNED / 2 + 1], tops[WARPS][ROWS], totals[WARPS][ROWS];
+    float cosine[ROTARY_DIM / 2 + 1], sine[ROTARY_DIM / 2 + 1], tops[WARPS][ROWS], totals[WARPS][ROWS];
     Pack<float, 2> inbox_tops[CLUSTER * ROWS];  // and totals
     Inbox arrived;
     int last;
 };
 
-INLINE float number(u16 bits) { return (float)T{bits}; }
 INLINE u32 lows(u32 a, u32 b) { return (a & 0xffffu) | b << 16; }
 INLINE u32 highs(u32 a, u32 b) { return a >> 16 | (b & 0xffff0000u); }
 
 // The new queries and the new key, each of its own length 1, times weights.
-INLINE void normalize_rows(DecodeShared& s, const Decode& a) {
+INLINE void norm_rows(DecodeShared& s, const Decode& a) {
     const int lane = threadIdx.x % 32;
     for (int r = threadIdx.x / 32; r < NEW_ROWS; r += WARPS) {
-        const GainType* gain = r == ROWS ? a.k_gain : a.q_gain;
+        const NormType* weights = r == ROWS ? a.k_norm : a.q_norm;
         u16* row = s.rows + r * PITCH;
         float sum = 0.0f;
         for (int d = lane; d < D; d += 32) sum += number(row[d]) * number(row[d]);
-        #pragma unroll
-        for (int step = 16; step; step >>= 1) sum += __shfl_xor_sync(~0u, sum, step);
-        const float root = sqrtf(add(sum / D, EPS));
-        for (int d = lane; d < D; d += 32)
-            row[d] = T::of(mul(number(row[d]) / root, add((float)gain[d], OFFSET))).bits;
+        const float root = root_of(sum_of_warp(sum));
+        for (int d = lane; d < D; d += 32) row[d] = normed(number(row[d]), root, weights[d]).bits;
     }
     __syncthreads();
 }
 
-// The new queries and the new key, turned, and the new value, in shared memory; zeros behind D.
+// The new queries and the new key, rotated, and the new value, in shared memory; zeros behind D.
 INLINE void stage_rows(DecodeShared& s, const Decode& a, int kv, int part) {
     constexpr int VECTORS = 4 * CHUNKS, COUNT = (NEW_ROWS + NEW) * VECTORS;
     constexpr int EACH = (COUNT + THREADS - 1) / THREADS;
@@ -81,14 +77,15 @@ INLINE void stage_rows(DecodeShared& s, const Decode& a, int kv, int part) {
         if (i < COUNT) *(uint4*)(s.rows + i / VECTORS * PITCH + i % VECTORS * 8) = mine[n];
     }
     __syncthreads();
-    if (NORM) normalize_rows(s, a);
+    if (NORM) norm_rows(s, a);
     if (!ROPE) return;
-    for (int i = threadIdx.x; i < NEW_ROWS * (TURNED / 2); i += THREADS) {
-        const int pair = i % (TURNED / 2), one = INTERLEAVED ? 2 * pair : pair;
-        u16 *x = s.rows + i / (TURNED / 2) * PITCH + one, *y = x + (INTERLEAVED ? 1 : TURNED / 2);
-        const float c = s.cosine[pair], n = s.sine[pair], left = number(*x), right = number(*y);
-        *x = T::of(sub(mul(left, c), mul(right, n))).bits;
-        *y = T::of(add(mul(right, c), mul(left, n))).bits;
+    for (int i = threadIdx.x; i < NEW_ROWS * (ROTARY_DIM / 2); i += THREADS) {
+        const int pair = i % (ROTARY_DIM / 2), one = INTERLEAVED ? 2 * pair : pair;
+        u16 *x = s.rows + i / (ROTARY_DIM / 2) * PITCH + one, *y = x + (INTERLEAVED ? 1 : ROTARY_DIM / 2);
+        const float c = s.cosine[pair], z = s.sine[pair];
+        const float left = number(*x), right = number(*y);
+        *x = T::of(rotated_first(left, right, c, z)).bits;
+        *y = T::of(rotated_second(left, right, c, z)).bits;
     }
     __syncthreads();
 }
@@ -249,7 +246,7 @@ INLINE void decode_attention(const Decode& a) {
         else fetch(begin);
     }
     if (ROPE)
-        for (int i = threadIdx.x; i < TURNED / 2; i += THREADS) {
+        for (int i = threadIdx.x; i < ROTARY_DIM / 2; i += THREADS) {
             const float angle = (float)a.positions[b] * FREQUENCY[i];
             float sine, cosine;
             sincosf(angle, &sine, &cosine);
@@ -311,7 +308,7 @@ INLINE void decode_attention(const Decode& a) {
         }
         if (AHEAD && next < tiles) load_keys(next);
         u32 weights[HALVES][2];
-        float shrink[HALVES][2];  // of query heads 2 t and 2 t + 1, and 8 above
+        float rescale[HALVES][2];  // of query heads 2 t and 2 t + 1, and 8 above
         #pragma unroll
         for (int h = 0; h < HALVES; ++h) {
             float p[4], best = top[h];
@@ -326,11 +323,11 @@ INLINE void decode_attention(const Decode& a) {
             }
             best = fmaxf(best, __shfl_xor_sync(~0u, best, 1));
             best = fmaxf(best, __shfl_xor_sync(~0u, best, 2));
-            const float less = exp2_fast(top[h] - best);
-            shrink[h][0] = __shfl_sync(~0u, less, 8 * t);
-            shrink[h][1] = __shfl_sync(~0u, less, 8 * t + 4);
+            const float factor = exp2_fast(top[h] - best);
+            rescale[h][0] = __shfl_sync(~0u, factor, 8 * t);
+            rescale[h][1] = __shfl_sync(~0u, factor, 8 * t + 4);
             top[h] = best;
-            total[h] *= less;
+            total[h] *= factor;
             #pragma unroll
             for (int i = 0; i < 4; ++i) {
                 p[i] = exp2_fast(p[i] - best);
@@ -347,7 +344,7 @@ INLINE void decode_attention(const Decode& a) {
             #pragma unroll
             for (int h = 0; h < HALVES; ++h) {
                 #pragma unroll
-                for (int e = 0; e < 4; ++e) out[h][i][e] *= shrink[h][e % 2];
+                for (int e = 0; e < 4; ++e) out[h][i][e] *= rescale[h][e % 2];
                 mma<T>(out[h][i], a0, a1, a2, a3, weights[h][0], weights[h][1]);
             }
         }

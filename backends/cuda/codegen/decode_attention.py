@@ -2,74 +2,47 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from hashlib import sha256
-from pathlib import Path
+from itertools import product
 
-from irc.ir.core import Op, Value
+from irc.ir.core import Value
 from irc.ir.dims import DimLike
 from irc.ir.types import TensorType
-from irc.ops import Attention, CacheUpdate, Reshape, RmsNorm, Rope, Slice, Split
-from irc.ops.rope import inverse_frequencies
+from irc.ops import Attention, FusedAttention
 
 from ..plan.core import Kernel
-from ..plan.template import Sizes, Template
+from ..plan.regime import Regime
+from ..plan.template import Template, launches_of
 from .attention import FAR
+from .files import constants, helpers
 from .kernels import number
+from .rope_and_cache import Rows, constants_of_heads
 
-FOLDER = Path(__file__).parent
-CODE = (FOLDER / "decode_attention.cuh").read_text(encoding="utf-8")
-WARP = (FOLDER / "warp.cuh").read_text(encoding="utf-8")
-
-
-@dataclass(frozen=True)
-class Rows:
-    """Where new rows lie: from `offset` on in every sequence of a value [B, 1, features]."""
-
-    value: Value
-    offset: int = 0
-
-    @property
-    def stride(self) -> DimLike:
-        """Elements from one sequence to the next."""
-        return self.value.type.shape[2]
+AnyAttention = Attention | FusedAttention
+WARP, CODE = helpers("warp.cuh"), helpers("heads.cuh", "decode_attention.cuh")
+CLUSTER_KEYS = 4096  # up to which splits are joined in a cluster
+CLUSTER = 8  # blocks, at most
+KEYS_OF_BLOCK = 64  # at least
+KEYS_OF_8_WARPS = 1024  # of a block, above which it has more warps
+QUERY_HEADS = 16  # of a block, at most
+SUMS = 1 << 13  # numbers in f32 of a block, at most
+POWERS = tuple(1 << n for n in range(31))
 
 
-@dataclass(frozen=True)
-class Site:
-    """An attention with the operations around it that the kernel computes."""
-
-    attention: Attention
-    q: Rows
-    k: Rows | None  # the new key and value, where the kernel writes the caches
-    v: Rows | None
-    keys: Value  # before the update, if there is one
-    values: Value
-    rope: Rope | None
-    norm: RmsNorm | None  # of the query's heads; that of the key's has other weights
-    gains: tuple[Value, ...]  # the weights of both
-    covers: tuple[Op, ...]
-
-    @property
-    def updates(self) -> tuple[Value, ...]:
-        """The caches that the kernel writes."""
-        return (self.attention.k, self.attention.v) if self.k else ()
-
-    @property
-    def key_heads(self) -> int:
-        """How many key heads there are."""
-        found = self.attention.key_heads
-        assert isinstance(found, int)
-        return found
-
-    @property
-    def count(self) -> DimLike:
-        """How many keys a sequence has room for."""
-        return _keys(self.attention)
+@launches_of(Attention, FusedAttention)
+def decode_attention(op: AnyAttention, regime: Regime) -> list[Template] | str | None:
+    """The launch for one query per sequence, or why there is none."""
+    if regime.bucket(op.q.type.shape[1], (0, 1)) != 1:
+        return None
+    if refusal := _refusal(op, regime):
+        return f"decode attention: {refusal}"
+    shapes = shapes_of(op, regime)
+    return [template(op, regime, shapes[regime.choose(_key(op, regime), shapes)])]
 
 
-def refusal(op: Attention, sizes: Sizes) -> str:
+def _refusal(op: AnyAttention, regime: Regime) -> str:
     """Why the kernel cannot compute an attention; empty if it can."""
     dtype, size = op.q.type.dtype, op.head_dim
     if dtype not in ("bf16", "f16"):
@@ -80,108 +53,34 @@ def refusal(op: Attention, sizes: Sizes) -> str:
         return f"it takes heads of 16 to 256 features, a multiple of 8, not {size}"
     if not isinstance(op.key_heads, int) or not isinstance(op.q.type.shape[2], int):
         return "it takes a fixed number of heads"
-    width = op.v.type.shape[3] if op.cached else op.v.type.shape[2]
-    if width != op.k.type.shape[3 if op.cached else 2]:
+    if op.results[0].type.shape[2] != op.q.type.shape[2]:
         return "it takes keys and values of equal width"
-    if not 0 < number(op.q.type.shape[0], sizes) < 1 << 16:
+    if isinstance(op, FusedAttention) and _norm_type(op) is None:
+        return "it takes weights of norms of one dtype"
+    if regime.bucket(op.q.type.shape[0], (0, (1 << 16) - 1)) in (0, None):
         return "it takes 1 to 65535 sequences"
-    return "" if number(_keys(op), sizes) else "there are no keys"
+    return "" if regime.bucket(_key_count(op), (0,)) is None else "there are no keys"
 
 
-def _keys(op: Attention) -> DimLike:
-    return op.k.type.shape[2 if op.cached else 1]
+def _caches(op: AnyAttention) -> tuple[Value, Value]:
+    """Keys and values, before the new ones are among them."""
+    return (op.k_cache, op.v_cache) if isinstance(op, FusedAttention) else (op.k, op.v)
 
 
-def find_site(op: Attention) -> Site:
-    """What the kernel computes, as much as fits: rms_norm and rope of heads, and the updates."""
-    updates = _updates(op)
-    covers: list[Op] = [op, *(updates or ())]
-    new = [op.q, *([updates[0].new] if updates else [])]  # the query, and the key if it is new
-    ropes = [_only_rope(value, op.head_dim) for value in new]
-    rope = ropes[0] if _are_alike(ropes, "positions") else None
-    if rope is not None:
-        covers += [each for each in ropes if each]
-        new = [each.x for each in ropes if each]
-    norms = [_head_norm(value, op.head_dim) for value in new]
-    gains: tuple[Value, ...] = ()
-    norm = norms[0] if _are_alike(norms) else None
-    if norm is not None:
-        found = [each for each in norms if each]
-        gains = tuple(each.weight for each in found)
-        covers += [
-            part for value, each in zip(new, found, strict=True) for part in _parts(value, each)
-        ]
-        new = [each.x.producer.operands[0] for each in found if each.x.producer]
-    q, *rest = [_rows(value) for value in [*new, *([updates[1].new] if updates else [])]]
-    k, v = rest or (None, None)
-    keys, values = (each.cache for each in updates) if updates else (op.k, op.v)
-    return Site(op, q, k, v, keys, values, rope, norm, gains, tuple(covers))
+def _has_caches(op: AnyAttention) -> bool:
+    """Whether keys and values lie by head."""
+    return isinstance(op, FusedAttention) or op.cached
 
 
-def _are_alike(ops: Sequence[Op | None], *operands: str) -> bool:
-    """Whether all are there, with the same attributes and the same values of some operands."""
-    first = ops[0]
-    return first is not None and all(
-        op is not None
-        and op.attributes == first.attributes
-        and all(getattr(op, name) is getattr(first, name) for name in operands)
-        for op in ops
-    )
+def _key_count(op: AnyAttention) -> DimLike:
+    """How many keys a sequence has room for."""
+    return _caches(op)[0].type.shape[2 if _has_caches(op) else 1]
 
 
-def _head_norm(value: Value, head_dim: int) -> RmsNorm | None:
-    """The rms_norm of heads [B, 1, H, D] that a value [B, 1, H*D] comes from, of one use each."""
-    out = value.producer
-    norm = out.operands[0].producer if isinstance(out, Reshape) else None
-    if not isinstance(norm, RmsNorm) or norm.x.type.shape[-1] != head_dim:
-        return None
-    before = norm.x.producer
-    whole = isinstance(before, Reshape) and before.x.type.shape == value.type.shape
-    once = all(sum(v.users.values()) == 1 for v in (value, norm.result, norm.x))
-    return norm if whole and once and norm.weight.type.dtype == value.type.dtype else None
-
-
-def _parts(value: Value, norm: RmsNorm) -> list[Op]:
-    """The norm and the reshapes on both sides of it."""
-    return [op for op in (value.producer, norm, norm.x.producer) if op is not None]
-
-
-def _only_rope(value: Value, head_dim: int) -> Rope | None:
-    """The rope of a value that has one use, with the same angles for every call."""
-    op = value.producer
-    if not isinstance(op, Rope) or op.by_length or op.head_dim != head_dim:
-        return None
-    return op if sum(value.users.values()) == 1 else None
-
-
-def _updates(op: Attention) -> tuple[CacheUpdate, CacheUpdate] | None:
-    """The updates of both caches with the token of this call, where nothing else reads them."""
-    k, v = op.k.producer, op.v.producer
-    if not isinstance(k, CacheUpdate) or not isinstance(v, CacheUpdate) or k is v:
-        return None
-    if op.past is None or not (k.past is v.past is op.past) or k.cache is v.cache:
-        return None
-    return (k, v) if len(k.cache.users) == len(v.cache.users) == 1 else None
-
-
-def _rows(value: Value) -> Rows:
-    """The rows of a value, seen through slices and splits of its features.
-
-    The kernel loads eight features at once.
-    """
-    op, found = value.producer, Rows(value)
-    if isinstance(op, Slice) and op.dim % 3 == 2 and op.step == 1:
-        start: DimLike = op.start
-    elif isinstance(op, Split) and op.dim % 3 == 2:
-        start = 0
-        for size in op.sizes[: op.results.index(value)]:
-            start = start + size
-    else:
-        return found
-    width = op.x.type.shape[2]
-    if not isinstance(start, int) or not isinstance(width, int) or start % 8 or width % 8:
-        return found
-    return Rows(op.x, start)
+def _norm_type(op: FusedAttention) -> str | None:
+    """The dtype of the weights of norms, if it is one; that of q without norms."""
+    kinds = {each.type.dtype for each in (op.q_norm, op.k_norm) if each is not None}
+    return None if len(kinds) > 1 else next(iter(kinds), op.q.type.dtype)
 
 
 @dataclass(frozen=True)
@@ -203,56 +102,136 @@ class Shape:
     ahead: bool
 
 
-def padded(features: int) -> int:
+def shapes_of(op: AnyAttention, regime: Regime) -> Mapping[str, Shape]:
+    """The shapes to choose from by name, that of the rules first."""
+    first = _shape_of(op, regime)
+    shapes, width = [first], first.rows * _padded(op.head_dim)
+    for splits in (first.splits // 2, first.splits, 2 * first.splits):
+        if 0 < splits <= regime.target.multiprocessors:
+            cluster = _cluster_of(splits, _key_count(op), regime)
+            for warps, resident in product((4, 8, 12), (1, 2, 4)):
+                if warps * width <= SUMS:
+                    changes = {"warps": warps, "resident": resident}
+                    shapes.append(replace(first, splits=splits, cluster=cluster, **changes))
+    return {f"{s.splits} splits, {s.warps} warps, {s.resident} resident": s for s in shapes}
+
+
+def _key(op: AnyAttention, regime: Regime) -> str:
+    """What the choice of a shape depends on."""
+    rows = regime.bucket(op.q.type.shape[0], POWERS)
+    keys = regime.bucket(_key_count(op), POWERS[10:])
+    heads = f"{op.q.type.shape[2]} features, {op.key_heads} heads of {op.head_dim}"
+    return f"decode attention {op.q.type.dtype}, {heads}, to {rows} rows, to {keys} keys"
+
+
+def _shape_of(op: AnyAttention, regime: Regime) -> Shape:
+    """The shape that was fastest on an H200: a block per multiprocessor, or many small ones."""
+    assert isinstance(op.key_heads, int) and isinstance(op.q.type.shape[2], int)
+    group = op.q.type.shape[2] // op.head_dim // op.key_heads
+    parts = -(-group // (QUERY_HEADS if op.head_dim <= 128 else QUERY_HEADS // 2))
+    rows = -(-group // parts)
+    heads, keys = op.q.type.shape[0] * (op.key_heads * parts), _key_count(op)
+    splits, ahead = _splits_of(heads, keys, regime), op.head_dim <= 128
+    many = _exceeds(heads, regime.target.multiprocessors, regime) and ahead
+    sums = rows * _padded(op.head_dim)  # of a warp, in shared memory
+    warps = 12 if sums <= 512 and _exceeds(keys, KEYS_OF_8_WARPS * splits, regime) else 8
+    return Shape(
+        group=group,
+        rows=rows,
+        parts=parts,
+        warps=4 if many or sums > 1024 else warps,
+        splits=splits,
+        cluster=_cluster_of(splits, keys, regime),
+        resident=4 if many and rows <= 8 else 1,
+        ahead=ahead,
+    )
+
+
+def _splits_of(heads: DimLike, keys: DimLike, regime: Regime) -> int:
+    """The number of blocks that share the keys of one key head, a power of two.
+
+    Clusters of more than two blocks take half of the multiprocessors: of more clusters, some wait.
+    """
+
+    def fits(splits: int) -> bool:
+        return not _exceeds(heads, regime.target.multiprocessors // splits, regime)
+
+    splits = 1
+    while fits(2 * splits) and _exceeds(keys, splits * KEYS_OF_BLOCK, regime):
+        if splits > 1 and _cluster_of(2 * splits, keys, regime) > 1 and not fits(4 * splits):
+            break
+        splits *= 2
+    return splits if splits <= CLUSTER or _exceeds(keys, CLUSTER_KEYS, regime) else CLUSTER
+
+
+def _cluster_of(splits: int, keys: DimLike, regime: Regime) -> int:
+    """How many of the blocks of a head are a cluster."""
+    return 1 if splits > CLUSTER or _exceeds(keys, CLUSTER_KEYS, regime) else splits
+
+
+def _exceeds(size: DimLike, limit: int, regime: Regime) -> bool:
+    return regime.bucket(size, (limit,)) is None
+
+
+def _padded(features: int) -> int:
     """The features of a row of sums."""
     return -(-features // 64) * 64
 
 
-def template(site: Site, sizes: Sizes, shape: Shape) -> Template:
+def template(op: AnyAttention, regime: Regime, shape: Shape) -> Template:
     """The launch."""
-    op = site.attention
-    heads, batch = site.key_heads * shape.parts, number(op.q.type.shape[0], sizes)
-    source = Source(site, shape)
-    row = padded(op.head_dim) + 4  # sums, the top and the total
-    shared = batch * heads * shape.splits if shape.splits > 1 else 0  # also without clusters
+    assert isinstance(op.key_heads, int)
+    heads, batch = op.key_heads * shape.parts, op.q.type.shape[0]
+    source = Source(op, shape, regime)
+    row = _padded(op.head_dim) + 4  # sums, the top and the total
+    shared = heads * shape.splits * shape.rows * row if shape.splits > 1 else 0
     return Template(
         kernel=source.kernel(),
         reads=source.reads,
         writes=source.writes,
-        symbols=source.symbols,
-        grid=lambda _: (shape.splits, heads, batch),
+        symbols=tuple(source.symbols),
+        grid=lambda sizes: (shape.splits, heads, number(batch, sizes)),
         block=32 * shape.warps,
         cluster=shape.cluster,
-        scratch=(TensorType("f32", (shared * shape.rows * row,)),),
+        scratch=(TensorType("f32", (batch * shared,)),),  # also without clusters
         zeros=(TensorType("i32", (batch * heads,)),),
-        in_place=dict(zip(site.updates, (site.keys, site.values), strict=False)),
-        operations=site.covers,
+        in_place=dict(zip(source.updates, _caches(op), strict=False)),
+        operations=(op,),
         waits=True,
+        early=source.early,
     )
 
 
 class Source:
-    """The kernel of a site and its arguments."""
+    """The kernel of an attention and its arguments."""
 
-    def __init__(self, site: Site, shape: Shape) -> None:
-        op = site.attention
-        self.site, self.shape = site, shape
-        positions = site.rope.positions if site.rope else None
-        rows = [each.value for each in (site.q, site.k, site.v) if each]
-        fixed = [op.past, positions, op.lengths, op.sinks]
-        fixed = [value for value in fixed if value is not None]
-        fixed += [site.keys, site.values]
+    def __init__(self, op: AnyAttention, shape: Shape, regime: Regime) -> None:
+        self.op, self.shape = op, shape
+        new = op if isinstance(op, FusedAttention) else None
+        self.updates = op.results[1:]
+        self.rows = {"q": Rows.of(op.q)}
+        self.index = {"past": op.past, "positions": None, "lengths": op.lengths, "sinks": op.sinks}
+        self.norms: dict[str, Value] = {}
+        if new is not None:
+            self.rows |= {"k": Rows.of(new.k), "v": Rows.of(new.v)}
+            self.index["positions"] = new.positions
+            norms = {"q_norm": new.q_norm, "k_norm": new.k_norm}
+            self.norms = {name: each for name, each in norms.items() if each is not None}
+        rows = [each.value for each in self.rows.values()]
+        fixed = [value for value in self.index.values() if value is not None] + [*_caches(op)]
+        self.reads = tuple(dict.fromkeys([*rows, *self.norms.values(), *fixed]))
+        self.writes = (*self.updates, op.results[0])
         # what no kernel writes in a step, but for the new rows
-        self.early = all(each.producer is None for each in fixed)
-        self.reads = tuple(dict.fromkeys([*rows, *site.gains, *fixed]))
-        self.writes = (*site.updates, op.result)
-        self._symbols: dict[str, None] = {}
-        self._fields = self._written_fields(positions)
-        self.symbols = tuple(self._symbols)
+        before = [value for value in fixed if value is not op.sinks]
+        constant = [regime.is_constant(value) for value in before[:-2]]
+        is_early = all(constant) and all(value.producer is None for value in before[-2:])
+        self.early = tuple(before) if is_early else ()
+        self.symbols: dict[str, None] = {}
+        self._fields = self._written_fields()
 
     def kernel(self) -> Kernel:
         """The kernel, called by a number of its own."""
-        code = "\n".join([WARP, *self._constants(), CODE])
+        code = WARP + self._constants() + CODE
         bound = f"__launch_bounds__(THREADS, {self.shape.resident})"
         arguments = [f"const {v.type.dtype}* p{i}" for i, v in enumerate(self.reads)]
         arguments += [f"{v.type.dtype}* out{i}" for i, v in enumerate(self.writes)]
@@ -265,25 +244,22 @@ class Source:
         name = f"decode_attention_{sha256((code + bound + rest).encode()).hexdigest()[:8]}"
         return Kernel(name, f'{code}\nextern "C" __global__ void {bound} {name}{rest}')
 
-    def _written_fields(self, positions: Value | None) -> dict[str, str]:
+    def _written_fields(self) -> dict[str, str]:
         """Every field of the kernel's struct in C."""
-        op, site = self.site.attention, self.site
+        op = self.op
         fields: dict[str, str] = {}
-        for name, rows in (("q", site.q), ("k", site.k), ("v", site.v)):
-            if rows:
-                fields[name] = f"(const u16*){self._pointer(rows.value)} + {rows.offset}"
-                fields[f"{name}_stride"] = self._size(rows.stride)
-        named = {"past": op.past, "positions": positions, "lengths": op.lengths, "sinks": op.sinks}
+        for name, rows in self.rows.items():
+            fields[name] = f"(const u16*){self._pointer(rows.value)} + {rows.offset}"
+            fields[f"{name}_stride"] = self._size(rows.stride)
+        named = {**self.index, **self.norms}
         fields |= {k: self._pointer(value) for k, value in named.items() if value is not None}
-        for name, gain in zip(("q_gain", "k_gain"), site.gains, strict=False):
-            fields[name] = self._pointer(gain)
-        caches = site.updates or (site.keys, site.values)
+        caches = self.updates or _caches(op)
         fields["keys"], fields["values"] = (f"(u16*){self._pointer(each)}" for each in caches)
-        heads, size, count = site.key_heads, op.head_dim, self._size(site.count)
+        heads, size, count = op.key_heads, op.head_dim, self._size(_key_count(op))
         fields |= {"count": f"(int){count}", "sequence": f"{count} * {heads * size}"}
-        fields["head"] = f"{count} * {size}" if op.cached else str(size)
-        fields["row"] = str(size if op.cached else heads * size)
-        fields["out"] = f"(u16*){self._pointer(op.result)}"
+        fields["head"] = f"{count} * {size}" if _has_caches(op) else str(size)
+        fields["row"] = str(size if _has_caches(op) else heads * size)
+        fields["out"] = f"(u16*){self._pointer(op.results[0])}"
         return fields | {"partial": "(Quad*)partial", "arrived": "(int*)arrived"}
 
     def _pointer(self, value: Value) -> str:
@@ -294,19 +270,16 @@ class Source:
     def _size(self, size: DimLike) -> str:
         if isinstance(size, int):
             return f"{size}LL"
-        self._symbols |= dict.fromkeys(size.symbols())
+        self.symbols |= dict.fromkeys(size.symbols())
         return f"({size})"
 
-    def _constants(self) -> list[str]:
+    def _constants(self) -> str:
         """The constants that the code takes, in C."""
-        op, rope, shape = self.site.attention, self.site.rope, self.shape
-        index = {
-            "PastIndex": op.past,
-            "PositionIndex": rope.positions if rope else None,
-            "LengthIndex": op.lengths,
-            "SinkType": op.sinks,
-        }
-        whole = {
+        op, shape = self.op, self.shape
+        kinds = ("PastIndex", "PositionIndex", "LengthIndex", "SinkType")
+        types: dict[str, Value | None] = dict(zip(kinds, self.index.values(), strict=True))
+        types["NormType"] = self.norms.get("q_norm")
+        values = {
             "D": op.head_dim,
             "GROUP": shape.group,
             "ROWS": shape.rows,
@@ -315,47 +288,16 @@ class Source:
             "THREADS": 32 * shape.warps,
             "WINDOW": min(op.window, FAR),
             "CLUSTER": shape.cluster,
-        }
-        flags = {
-            "EARLY": self.early,
-            "NEW": self.site.k is not None,
+            "EARLY": bool(self.early),
+            "NEW": bool(self.updates),
             "CAUSAL": op.causal,
             "LENGTHS": op.lengths is not None,
             "SINKS": op.sinks is not None,
             "SPLIT": shape.splits > 1,
             "AHEAD": shape.ahead,
+            "SCALE": float(op.score_scale),
+            "SOFTCAP": float(op.softcap),
         }
-        numbers = {"SCALE": op.score_scale, "SOFTCAP": op.softcap}
-        return [
-            *constants_of_heads(self.site),
-            "typedef T GainType;",
-            *(f"typedef {v.type.dtype if v is not None else 'i32'} {k};" for k, v in index.items()),
-            *(f"constexpr int {name} = {value};" for name, value in whole.items()),
-            *(f"constexpr bool {name} = {str(value).lower()};" for name, value in flags.items()),
-            *(f"constexpr float {name} = {float(value)!r};" for name, value in numbers.items()),
-        ]
-
-
-def constants_of_heads(site: Site) -> list[str]:
-    """The constants about the dtype, rms_norm and rope of heads, in C."""
-    rope, norm = site.rope, site.norm
-    frequencies, factor = inverse_frequencies(rope) if rope else ([0.0], 1.0)
-    flags = {
-        "NORM": norm is not None,
-        "ROPE": rope is not None,
-        "INTERLEAVED": rope is not None and rope.interleaved,
-    }
-    eps, offset = (norm.eps, norm.offset) if norm else (0.0, 0.0)
-    numbers = {"FACTOR": factor, "EPS": eps, "OFFSET": offset}
-    return [
-        f"typedef {site.attention.q.type.dtype} T;",
-        f"constexpr int TURNED = {rope.turned if rope else 0};",
-        *(f"constexpr bool {name} = {str(value).lower()};" for name, value in flags.items()),
-        *(f"constexpr float {name} = {_text(value)};" for name, value in numbers.items()),
-        f"__device__ const float FREQUENCY[] = {{{', '.join(map(_text, frequencies))}}};",
-    ]
-
-
-def _text(number: float) -> str:
-    """A number of f32 in C, exactly."""
-    return f"(float){float(number)!r}"
+        named = {k: v.type.dtype if v is not None else "i32" for k, v in types.items()}
+        text = "".join(f"typedef {kind} {name};\n" for name, kind in named.items())
+        return constants_of_heads(op) + text + constants(values)

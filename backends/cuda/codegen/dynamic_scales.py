@@ -2,26 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
-from irc.ir.core import Op, Value
+from irc.ir.core import Value
 from irc.ir.dims import product
-from irc.ops import Dequantize, DynamicScale, Quantize, RmsNorm
+from irc.ir.expansion import Expansion, expansion
+from irc.ops import Dequantize, DynamicScale, QuantizeRows, RmsNorm
 from irc.ops.quant import LARGEST, rounded_down_factor
 
-from ..plan.template import Fused, Sizes, Template, fusion, kernels_of
-from .body import FOUR_BITS, REGISTERS, Body
-from .kernels import number
-from .norms import Normalized, scale_of, scaled
+from ..plan.regime import Regime
+from ..plan.template import Template, kernels_of, launches_of
+from .body import REGISTERS, Body
+from .kernels import elementwise
+from .norms import normalized, scale_of, scaled
 from .rows import Rows, Source, packed
 from .streaming.choices import MOST_ROWS
 
 
 @kernels_of(DynamicScale)
-def dynamic_scale(op: DynamicScale, stored: Collection[Value]) -> list[Template]:
+def dynamic_scale(op: DynamicScale, regime: Regime) -> list[Template]:
     """The largest size of every block, as the scale that maps it to the largest code."""
-    return [packed(op, lambda pack: _scales(op, Body(stored), pack)).launch(op)]
+    return [packed(op, lambda pack: _scales(op, Body(regime.stored), pack)).launch(op)]
 
 
 def _scales(op: DynamicScale, body: Body, pack: int) -> Rows:
@@ -52,66 +54,64 @@ def _scale(op: DynamicScale, rows: Rows, x: Source) -> str:
     return body.variable("const float", f"{found} == 0.0f ? 1.0f : {found}")
 
 
-@fusion(DynamicScale)
-def quantized_rows(op: Op, sizes: Sizes) -> Fused | str | None:
-    """One launch for a scale per row and what it quantizes, with rms_norm in front.
+@launches_of(QuantizeRows)
+def quantize_rows(op: QuantizeRows, regime: Regime) -> list[Template]:
+    """One launch for what is read of codes, scales and numbers, with rms_norm in front.
 
-    It writes the numbers that the codes stand for, which streaming products read, or the codes.
+    Products of few rows read the numbers, those of more the codes; another launch has the rest.
     """
-    assert isinstance(op, DynamicScale)
-    if op.block not in (0, op.x.type.shape[-1]):
-        return "quantization of rows: a row has several scales"
-    users = op.result.users
-    done = [user for user in users if isinstance(user, Quantize) and user.x is op.x]
-    if not done:
-        return None
-    covers: list[Op] = [op, *done]
-    if number(product(op.x.type.shape[:-1]), sizes) <= MOST_ROWS:
-        covers += [u for u in users if isinstance(u, Dequantize) and u.x.producer in done]
-    norm = op.x.producer
-    if not isinstance(norm, RmsNorm) or not set(covers).issuperset(op.x.users):
-        norm = None
-    values = [value for each in covers for value in each.results]
-    writes = [value for value in values if not set(covers).issuperset(value.users)]
-    if any(value.type.dtype in FOUR_BITS for value in writes):
-        return "quantization of rows: it writes no codes of 4 bits"
-    covers += [norm] if norm else []
-    return Fused((_template(op, norm, writes, covers),), tuple(covers))
+    first, rest = op.results[:2], op.results[2:]
+    if regime.bucket(product(op.x.type.shape[:-1]), (MOST_ROWS,)) is not None:
+        first = tuple(value for value in op.results if value.users)
+        rest = tuple(value for value in op.results[:2] if value not in first)
+        return [_rows_of(op, results) for results in (first, rest) if results]
+    return [_rows_of(op, first), *(_numbers(op, value) for value in rest if value.users)]
 
 
-def _template(
-    op: DynamicScale, norm: RmsNorm | None, writes: Sequence[Value], covers: Sequence[Op]
-) -> Template:
-    inside = {value for each in covers for value in each.results}
-    read = {value for each in covers for value in each.operands if value not in inside}
-    found = packed(op, lambda pack: _quantized(op, norm, writes, Body(read), pack))
-    return replace(found.launch(op, writes=writes), operations=tuple(covers))
+def _numbers(op: QuantizeRows, numbers: Value) -> Template:
+    """The launch for the numbers that codes in memory stand for."""
+    codes, scale = (Value(value.type, None, 0) for value in op.results[:2])
+    template = elementwise([Dequantize(codes, scale, dtype=op.dtype).result], {codes, scale})
+    return replace(template, reads=op.results[:2], writes=(numbers,), operations=(op,))
 
 
-def _quantized(
-    op: DynamicScale, norm: RmsNorm | None, writes: Sequence[Value], body: Body, pack: int
-) -> Rows:
+def _rows_of(op: QuantizeRows, writes: Sequence[Value]) -> Template:
+    """The launch for some of the results."""
+    parts = expansion(op)
+    results = [parts.results[op.results.index(value)] for value in writes]
+    rows = packed(op, lambda pack: _quantized(parts, results, pack))
+    operands = dict(zip(parts.operands, op.operands, strict=True))
+    template = rows.launch(op, writes=results)
+    reads = tuple(operands[value] for value in template.reads)
+    return replace(template, reads=reads, writes=tuple(writes))
+
+
+def _quantized(parts: Expansion, writes: Sequence[Value], pack: int) -> Rows:
+    norm = next((part for part in parts.ops if isinstance(part, RmsNorm)), None)
+    op = next(part for part in parts.ops if isinstance(part, DynamicScale))
+    body = Body(parts.operands)
     rows = Rows(body, op.x.type.shape, (-1,), pack=pack)
     kind, rounding = REGISTERS[op.x.type.dtype]
-    normalized = Normalized(norm, rows) if norm else rows.keep(kind)
+    before = normalized(norm, rows) if norm else None
 
-    def first(column: str) -> str:
-        found = body.element(op.x, rows.index(column)) if not norm else ""
-        if norm and normalized:
-            found = body.variable(kind, f"{rounding}({scaled(norm, normalized, factor, column)})")
-        return rows.remembered(column, found)
+    def element(column: str) -> str:
+        if norm is None or before is None:
+            return body.element(op.x, rows.index(column))
+        return body.variable(kind, f"{rounding}({scaled(norm, rows, before, factor, column)})")
+
+    number = rows.kept(kind, element)
 
     def finish(column: str) -> None:
-        x, index = rows.recall(kind, column) or first(column), rows.index(column)
-        body.give(op.x, index, x)
+        index = rows.index(column)
+        body.give(op.x, index, number(column))
         body.give(op.result, (*index[:-1], "0"), scale)
         for i, value in enumerate(writes):
             if value is not op.result:
                 rows.store(i, value, column, body.element(value, index))
 
     with rows.each():
-        factor = scale_of(norm, normalized) if norm and normalized else ""
-        scale = _scale(op, rows, first)
+        factor = scale_of(norm, rows, before) if norm and before else ""
+        scale = _scale(op, rows, number)
         rows.visit(finish)
         if op.result in writes:
             with rows.once():

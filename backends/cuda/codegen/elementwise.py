@@ -27,6 +27,7 @@ TEXTS: dict[type[Op], str] = {
     ops.Maximum: "maximum({0}, {1})",
     ops.Abs: "absolute({0})",
     ops.Sign: "sign({0})",
+    ops.Reciprocal: "1 / {0}",
     ops.Sqrt: "sqrt({0})",
     ops.Rsqrt: "rsqrt({0})",
     ops.Exp: "exp({0})",
@@ -98,17 +99,8 @@ def literal(value: Number, name: str) -> str:
 @element(ops.Neg)
 def _neg(body: Body, op: Op, result: int, index: Index) -> str:
     x = operand(body, op.operands[0], index)
-    return f"-{x}" if dtype(op.result.type.dtype).is_float else f"sub(({register_of(op)})0, {x})"
-
-
-@element(ops.Reciprocal)
-def _reciprocal(body: Body, op: Op, result: int, index: Index) -> str:
-    return f"({register_of(op)})1 / {operand(body, op.operands[0], index)}"
-
-
-def register_of(op: Op) -> str:
-    """The C type in registers of elements of the first operand."""
-    return register(op.operands[0].type.dtype)
+    name = op.result.type.dtype
+    return f"-{x}" if dtype(name).is_float else f"sub(({register(name)})0, {x})"
 
 
 @element(ops.Gelu)

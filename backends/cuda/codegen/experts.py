@@ -11,19 +11,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import prod
 
-from irc.ir.core import Op, Value
+from irc.ir.core import Value
 from irc.ir.dims import DimLike, product
 from irc.ir.types import TensorType
-from irc.ops import Matmul, MoeCombine, MoeDispatch, MoeSlots
+from irc.ops import Experts, MoeSlots
+from irc.ops.mlp import activation
 
-from ..plan.storage import is_pointwise, leaves, view_of
-from ..plan.template import Fused, Sizes, Template, fusion
+from ..plan.regime import Regime
+from ..plan.storage import view_of
+from ..plan.template import Grid, Sizes, Template, kernels_of, launches_of
 from .body import REGISTERS, Body
-from .files import helpers
-from .kernels import blocks, launch, number
-from .library_products import untransposed
-from .moe import combined
-from .streaming.choices import target
+from .files import constants, helpers
+from .kernels import blocks, each_thing, launch, number
 
 HELPERS = helpers("warp.cuh", "copies.cuh", "experts.cuh")
 ALIGNED = 8  # elements of 16 bytes
@@ -58,63 +57,57 @@ SHAPES = (
 
 
 @dataclass(frozen=True)
-class Mixture:
-    """Experts between a dispatch and a combine: `last` of a function of the `first` products."""
-
-    dispatch: MoeDispatch
-    first: tuple[Matmul, ...]
-    inner: tuple[Op, ...]  # between the first products and the last
-    last: Matmul
-    combine: MoeCombine
-
-    @property
-    def experts(self) -> int:
-        """How many experts this rank has."""
-        return self.dispatch.experts
-
-    @property
-    def pairs(self) -> DimLike:
-        """How many pairs of a token and an expert there are."""
-        return product(self.combine.chosen.type.shape)
-
-
-@dataclass(frozen=True)
 class Tiles:
-    """The order of pairs, and (expert, first pair, pairs) of up to `count` tiles."""
+    """The order of pairs, and (expert, first pair, pairs) of up to pairs / rows + experts tiles."""
 
+    op: Experts
+    shape: Shape
     order: Value
     table: Value
-    shape: Shape
-    count: int
+
+    @property
+    def count(self) -> int:
+        """How many experts this rank has."""
+        size = self.op.up.type.shape[0]
+        assert isinstance(size, int)
+        return size
+
+    def grid(self, columns: int) -> Callable[[Sizes], Grid]:
+        """A block for each tile and part of the columns."""
+
+        def grid(sizes: Sizes) -> Grid:
+            pairs = number(_pairs(self.op), sizes)
+            return max(1, min(pairs, pairs // self.shape.rows + self.count)), columns, 1
+
+        return grid
 
 
-@fusion(MoeCombine)
-def mixture(op: Op, sizes: Sizes) -> Fused | str | None:
-    """The launches of a whole mixture, or why there are none."""
-    assert isinstance(op, MoeCombine)
-    found = mixture_of(op)
-    if isinstance(found, str):
-        return f"products of tiles of experts: {found}"
-    pairs, experts = number(found.pairs, sizes), found.experts
-    fitting = [each for each in SHAPES if each.shared <= target().shared]
-    enough = (each for each in fitting if each.rows * experts >= pairs or each.rows == MOST)
-    shape = next(enough)
-    tiles = Tiles(
-        _memory("order", "i32", found.pairs),
-        _memory("tiles", "i32", found.pairs + experts, 3),
-        shape,
-        max(1, min(pairs, pairs // shape.rows + experts)),
-    )
-    kind = op.result.type.dtype
-    hidden = _memory("hidden", kind, found.pairs, found.last.x.type.shape[-1])
+@launches_of(Experts)
+def experts(op: Experts, regime: Regime) -> list[Template] | str:
+    """The launches of a mixture: the order of pairs, two products, and the sums."""
+    if refusal := _refusal(op):
+        return f"products of tiles of experts: {refusal}"
+    kind, pairs, count = op.result.type.dtype, _pairs(op), op.up.type.shape[0]
+    order = _memory("order", "i32", pairs)
+    tiles = Tiles(op, _shape(op, regime), order, _memory("tiles", "i32", pairs + count, 3))
+    hidden = _memory("hidden", kind, pairs, op.up.type.shape[1])
     done = _memory("done", kind, *op.chosen.type.shape, op.result.type.shape[-1])
-    launches = (
-        _sorted(found, tiles),
-        _first(found, tiles, hidden),
-        _last(found, tiles, hidden, done),
-        _combined(found, done),
-    )
-    return Fused(launches, (op, found.last, *found.inner, *found.first, found.dispatch))
+    return [_sorted(tiles), _first(tiles, hidden), _last(tiles, hidden, done), _sums(tiles, done)]
+
+
+def _pairs(op: Experts) -> DimLike:
+    """How many pairs of a token and an expert there are."""
+    return product(op.chosen.type.shape)
+
+
+def _shape(op: Experts, regime: Regime) -> Shape:
+    """The shape for as many pairs as an expert has on average, or a few more."""
+    count = op.up.type.shape[0]
+    assert isinstance(count, int)
+    fitting = [shape for shape in SHAPES if shape.shared <= regime.target.shared]
+    bounds = sorted({shape.rows * count for shape in fitting if shape.rows < MOST})
+    rows = (regime.bucket(_pairs(op), bounds) or MOST * count) // count
+    return next(shape for shape in fitting if shape.rows == rows)
 
 
 def _memory(name: str, dtype: str, *shape: DimLike) -> Value:
@@ -122,161 +115,129 @@ def _memory(name: str, dtype: str, *shape: DimLike) -> Value:
     return Value(TensorType(dtype, shape), None, 0, name)
 
 
-def mixture_of(op: MoeCombine) -> Mixture | str:
-    """The experts whose results are combined, or why they are not products of tiles."""
-    last = op.buffer.producer
+def _refusal(op: Experts) -> str:
+    """Why experts are not products of tiles, or nothing."""
     if op.result.type.dtype not in ("bf16", "f16"):
         return f"they are of bf16 or f16, not {op.result.type.dtype}"
-    if not isinstance(last, Matmul):
-        return "what is combined is not a matmul"
-    found, inner = leaves(last.x, lambda v: isinstance(v.producer, Matmul) or _is_bias(v))
-    found = [value for value in found if not _is_bias(value)]
-    first = tuple(v.producer for v in found if isinstance(v.producer, Matmul))
-    dispatch = first[0].x.producer if first else None
-    if not isinstance(dispatch, MoeDispatch) or len(first) != len(found) or len(first) > 2:
-        return "they are not a function of one or two matmuls of what is dispatched"
-    if any(each.x is not dispatch.result for each in first):
-        return "the matmuls are of different values"
-    if any(getattr(dispatch, name) is not getattr(op, name) for name in _SAME):
-        return "dispatched and combined are different pairs"
-    inner = tuple(each for each in inner if each.operands)
-    if not all(is_pointwise(each) for each in inner):
-        return "operations between products are not elementwise"
-    for each in (last, *first):
-        weight, turned = untransposed(each.y)
-        if not turned or weight.type.ndim != 3:
-            return "the weights are not [experts, outputs, inputs]"
+    for weight in (op.up, op.down):
         if any(not isinstance(n, int) or n % ALIGNED for n in weight.type.shape[1:]):
             return f"rows or columns of {weight.type} are not a multiple of {ALIGNED}"
-    return Mixture(dispatch, first, inner, last, op)
+    return ""
 
 
-def _is_bias(value: Value) -> bool:
-    """Whether a value is a row for each expert [experts, 1, features], as it lies in memory."""
-    shape = value.type.shape
-    return view_of(value).producer is None and len(shape) == 3 and shape[1] == 1
-
-
-_SAME = ("chosen", "slots", "first")
-
-
-def _expert(found: Mixture, body: Body, pair: tuple[str, str]) -> str:
+def _expert(tiles: Tiles, body: Body, pair: Sequence[str]) -> str:
     """The number of a pair's expert on this rank, or -1."""
-    op, slots = found.combine, found.combine.slots.producer
+    op, slots = tiles.op, tiles.op.slots.producer
     chosen = body.element(op.chosen, pair)
     if op.first is not None:
         chosen = f"{chosen} - {body.element(op.first, ())}"
-    expert = body.variable("const long long", chosen)
-    held = f"{expert} >= 0 && {expert} < {found.experts}"
-    if not isinstance(slots, MoeSlots) or slots.capacity != 0 or slots.chosen is not op.chosen:
-        held += f" && {body.element(op.slots, pair)} >= 0"
-    return body.variable("const int", f"{held} ? (int){expert} : -1")
+    chosen = body.variable("const long long", chosen)
+    held = f"{chosen} >= 0 && {chosen} < {tiles.count}"
+    expert = body.variable("const int", f"{held} ? (int){chosen} : -1")
+    if isinstance(slots, MoeSlots) and slots.capacity == 0 and slots.chosen is op.chosen:
+        return expert  # every pair has a slot
+    return body.variable("const int", f"{body.element(op.slots, pair)} >= 0 ? {expert} : -1")
 
 
-def _sorted(found: Mixture, tiles: Tiles) -> Template:
-    """One block sorts the pairs by expert, and divides those of each into tiles."""
-    body = Body(list(found.combine.operands))
-    pairs, shape, rows = body.size(found.pairs), found.combine.chosen.type.shape, tiles.shape.rows
-    each = "for (ix i = threadIdx.x; i < {}; i += blockDim.x)"
-    body.line(f"__shared__ int ends[{found.experts}];")
-    body.line(f"{each.format(found.experts)} ends[i] = 0;")
-    body.line(f"{each.format(f'{pairs} / {rows} + {found.experts}')} out1[3 * i + 2] = {{0}};")
-    body.line("__syncthreads();")
-    with body.block(each.format(pairs)):
-        token, choice = body.unflattened("i", shape)
-        expert = _expert(found, body, (token, choice))
-        body.line(f"if ({expert} >= 0) atomicAdd(ends + {expert}, 1);")
-    body.line("__syncthreads();")
-    with body.block("if (threadIdx.x == 0)"):
-        body.line("int begin = 0, tile = 0;")
-        with body.block(f"for (int e = 0; e < {found.experts}; ++e)"):
-            body.line("const int end = begin + ends[e];")
-            body.line("ends[e] = begin;")
-            with body.block(f"for (; begin < end; begin += {rows}, ++tile)"):
-                body.line("out1[3 * tile] = {e};")
-                body.line("out1[3 * tile + 1] = {begin};")
-                body.line(f"out1[3 * tile + 2] = {{min({rows}, end - begin)}};")
-            body.line("begin = end;")
-    body.line("__syncthreads();")
-    with body.block(each.format(pairs)):
-        token, choice = body.unflattened("i", shape)
-        expert = _expert(found, body, (token, choice))
-        body.line(f"if ({expert} >= 0) store(out0, atomicAdd(ends + {expert}, 1), i);")
-    writes = [tiles.order, tiles.table]
-    return launch("moe_sort", body, writes, blocks(1, 1), operations=[found.dispatch], block=1024)
+def _sorted(tiles: Tiles) -> Template:
+    """The order of pairs, and the tiles."""
+    body = Body(tiles.op.operands)
+    with body.block("auto expert = [&](ix i) -> int"):
+        pair = body.unflattened("i", tiles.op.chosen.type.shape)
+        body.line(f"return {_expert(tiles, body, pair)};")
+    pairs, sizes = body.size(_pairs(tiles.op)), f"{tiles.shape.rows}, {tiles.count}"
+    body.line(f"; sort_pairs<{sizes}>({pairs}, expert, out0, out1);")
+    return launch(
+        "moe_sort",
+        body,
+        [tiles.order, tiles.table],
+        blocks(1, 1),
+        operations=[],
+        block=1024,
+        helpers=helpers("sort_pairs.cuh"),
+    )
 
 
-def _first(found: Mixture, tiles: Tiles, hidden: Value) -> Template:
+def _first(tiles: Tiles, hidden: Value) -> Template:
     """What the last product multiplies, for the pairs in order."""
-    body = Body([tiles.order, tiles.table, found.dispatch.x])
-    rounding = REGISTERS[hidden.type.dtype][1]
+    op = tiles.op
+    body = Body([tiles.order, tiles.table, *op.operands])
+    weights = [(op.up, op.up_bias)]
+    if op.gate is not None:
+        weights.insert(0, (op.gate, op.gate_bias))
+    sums = [Value(hidden.type, None, i) for i in range(len(weights))]
+    value = (activation(op.act, sums[0]) if op.gate is None else op.gated(*sums)).result
 
-    def value() -> None:
-        with body.block("auto value = [&](int j, float first, float second) -> float"):
-            for each, name in zip(found.first, ("first", "second"), strict=False):
-                name = body.variable("float", f"{rounding}({name})")
-                body.give(each.result, ("expert", "i", "j"), name)
-            body.line(f"return {body.element(found.last.x, ('expert', 'i', 'j'))};")
-        body.line(";")
+    def result(names: Sequence[str]) -> str:
+        for each, name in zip(sums, names, strict=True):
+            body.give(each, ("i", "j"), name)
+        return body.element(value, ("i", "j"))
 
-    choices = body.size(found.combine.chosen.type.shape[1])
-    pair = f"load<i32>({body.pointer(tiles.order)}, place)"
-    row = body.pointer(found.dispatch.x), f"({pair} / {choices})"
-    operations = (*found.first, *found.inner)
-    return _product(body, tiles, found.first, operations, row, (hidden, "place"), value)
+    choices = body.size(op.chosen.type.shape[1])
+    row = f"({_of(body, tiles.order)} / {choices})"
+    return _product(tiles, body, weights, (op.x, row), (hidden, "place"), result)
 
 
-def _last(found: Mixture, tiles: Tiles, hidden: Value, done: Value) -> Template:
+def _last(tiles: Tiles, hidden: Value, done: Value) -> Template:
     """The result of every pair."""
-    body = Body([tiles.order, tiles.table, hidden])
-    pair = f"load<i32>({body.pointer(tiles.order)}, place)"
-    row = body.pointer(hidden), "place"
-    return _product(body, tiles, [found.last], [found.last], row, (done, pair))
+    body = Body([tiles.order, tiles.table, hidden, *tiles.op.operands])
+    weights, pair = [(tiles.op.down, tiles.op.down_bias)], _of(body, tiles.order)
+    return _product(tiles, body, weights, (hidden, "place"), (done, pair), lambda names: names[0])
+
+
+def _of(body: Body, order: Value) -> str:
+    """The pair that comes at `place`."""
+    return f"load<i32>({body.pointer(order)}, place)"
 
 
 def _product(
-    body: Body,
     tiles: Tiles,
-    products: Sequence[Matmul],
-    operations: Sequence[Op],
-    x: tuple[str, str],
+    body: Body,
+    weights: Sequence[tuple[Value, Value | None]],
+    x: tuple[Value, str],
     y: tuple[Value, str],
-    value: Callable[[], None] | None = None,
+    result: Callable[[Sequence[str]], str],
 ) -> Template:
-    """The launch that multiplies tiles; `x` and `y` are a pointer and the row of a `place`.
+    """The launch that multiplies tiles; `x` and `y` are values and their rows at a `place`.
 
-    `value` writes the function that makes a result of the sums: the first one, if there is none.
+    `weights` are those of products with the biases of their sums, of which `result` makes an
+    element.
     """
-    weights = [untransposed(each.y)[0] for each in products]
-    _, n, k = weights[0].type.shape
+    (source, row), (target, to), shape = x, y, tiles.shape
+    _, n, k = weights[0][0].type.shape
     assert isinstance(n, int) and isinstance(k, int)
-    tile, columns = tiles.shape, tiles.shape.columns // len(weights)
-    constants = {
-        "ROWS": tile.rows,
+    columns = shape.columns // len(weights)
+    sizes = {
+        "ROWS": shape.rows,
         "COLUMNS": columns,
         "WEIGHTS": len(weights),
-        "DEPTH": tile.depth,
-        "STAGES": tile.stages,
+        "DEPTH": shape.depth,
+        "STAGES": shape.stages,
         "N": n,
         "K": k,
     }
-    constants |= dict(zip(("WARPS_DOWN", "WARPS_ACROSS", "WARPS_DEEP"), tile.warps, strict=True))
-    head = "".join(f"constexpr int {name} = {size};\n" for name, size in constants.items())
-    head += f"typedef {y[0].type.dtype} T;\n"
-    pointers, table = [body.pointer(each) for each in weights], body.pointer(tiles.table)
+    sizes |= dict(zip(("WARPS_DOWN", "WARPS_ACROSS", "WARPS_DEEP"), shape.warps, strict=True))
+    head = constants(sizes) + f"typedef {target.type.dtype} T;\n"
+    table, rounding = body.pointer(tiles.table), REGISTERS[target.type.dtype][1]
     for i, name in enumerate(("expert", "first", "rows")):
         body.line(f"const int {name} = load<i32>({table}, 3 * blockIdx.x + {i});")
     body.line("if (rows == 0) return;")
-    if value is None:
-        body.line("auto value = [&](int, float first, float) { return first; };")
-    else:
-        value()
-    for name, kind, (pointer, row), width in (("x", "const u16*", x, k), ("y", "u16*", y, n)):
-        pointer = pointer if isinstance(pointer, str) else "out0"
+    with body.block("auto value = [&](int j, float sum0, float sum1) -> float"):
+        names = [body.variable("float", f"{rounding}(sum{i})") for i in range(len(weights))]
+        for i, (_, bias) in enumerate(weights):
+            if bias is not None:
+                memory = view_of(bias)
+                added = f"load<{bias.type.dtype}>({body.pointer(memory)}, (ix)expert * {n} + j)"
+                names[i] = body.variable("float", f"{rounding}(add({names[i]}, {added}))")
+        body.line(f"return {result(names)};")
+    body.line(";")
+    rows = (("x", "const u16*", body.pointer(source), row, k), ("y", "u16*", "out0", to, n))
+    for name, kind, pointer, number_of_row, width in rows:
         with body.block(f"auto {name} = [&](int row)"):
             body.line("const ix place = first + row;")
-            body.line(f"return ({kind}){pointer} + (u64){row} * {width};")
+            body.line(f"return ({kind}){pointer} + (u64){number_of_row} * {width};")
         body.line(";")
+    pointers = [body.pointer(weight) for weight, _ in weights]
     which = f"(w ? {pointers[-1]} : {pointers[0]})"
     where = f"(const u16*){which} + (u64)expert * {n * k}"
     body.line(f"auto weights = [&](int w) {{ return {where}; }};")
@@ -284,21 +245,64 @@ def _product(
     return launch(
         "moe_product",
         body,
-        [y[0]],
-        lambda sizes: (tiles.count, -(-n // columns), 1),
-        operations=operations,
-        block=32 * prod(tile.warps),
-        shared=lambda sizes: tile.shared,
+        [target],
+        tiles.grid(-(-n // columns)),
+        operations=[],
+        block=32 * prod(shape.warps),
+        shared=lambda sizes: shape.shared,
         helpers=head + HELPERS,
     )
 
 
-def _combined(found: Mixture, done: Value) -> Template:
-    """The sum over the experts of every token."""
-    body = Body([done, *found.combine.operands])
+def _sums(tiles: Tiles, done: Value) -> Template:
+    """The sum over the experts of every token; a pair that was dropped adds nothing."""
+    op, result = tiles.op, tiles.op.result
+    body = Body([done, *op.operands])
+    kind, count = REGISTERS[result.type.dtype][0], product(result.type.shape)
+    with body.block(each_thing(body.size(count))):
+        token, feature = body.unflattened("i", result.type.shape)
+        total = body.variable(kind, "0")
+        with body.block(f"for (ix k = 0; k < {body.size(op.chosen.type.shape[1])}; ++k)"):
+            found, pair = body.variable(kind, "0"), (token, "k")
+            with body.block(f"if ({_expert(tiles, body, pair)} >= 0)"):
+                body.line(f"{found} = {body.element(done, (*pair, feature))};")
+            weight = body.element(op.weights, pair)
+            body.line(f"{total} = add({total}, mul({weight}, {found}));")
+        body.line(f"store(out0, i, {total});")
+    return launch("moe_combine", body, op.results, blocks(count), operations=[op])
 
-    def find(pair: tuple[str, str], feature: str, name: str) -> None:
-        with body.block(f"if ({_expert(found, body, pair)} >= 0)"):
-            body.line(f"{name} = {body.element(done, (*pair, feature))};")
 
-    return combined(found.combine, body, find)
+@kernels_of(MoeSlots)
+def moe_slots(op: MoeSlots, regime: Regime) -> list[Template]:
+    """A block for each expert of each part counts the pairs of the expert."""
+    body = Body(regime.stored)
+    _, choices, part = op.pairs()
+    capacity, pairs = op.capacity or part, body.size(part * choices)
+    count = op.parts * op.experts
+    with body.block(f"for (ix queue = blockIdx.x; queue < {count}; queue += gridDim.x)"):
+        body.line(f"const ix first = queue / {op.experts} * {pairs};")
+        body.line(f"const int expert = queue % {op.experts};")
+        body.line("int taken = 0;")
+        with body.block(f"for (ix start = 0; start < {pairs}; start += (ix)blockDim.x)"):
+            body.line("const ix pair = start + (ix)threadIdx.x;")
+            body.line("int slot = -1, mine = 0, unknown = 0, before, total;")
+            with body.block(f"if (pair < {pairs})"):
+                token = body.variable("const ix", f"(first + pair) / {body.size(choices)}")
+                choice = body.variable("const ix", f"(first + pair) % {body.size(choices)}")
+                chosen = body.element(op.chosen, (token, choice))
+                body.line(f"mine = {chosen} == expert;")
+                body.line(f"unknown = {chosen} < 0 || {chosen} >= {op.experts};")
+            body.line("block_scan(mine, &before, &total);")
+            body.line(f"if (mine && taken + before < {body.size(capacity)}) slot = taken + before;")
+            body.line("if (mine || (unknown && expert == 0)) store(out0, first + pair, slot);")
+            body.line("taken += total;")
+    return [
+        launch(
+            "moe_slots",
+            body,
+            op.results,
+            blocks(count, 1),
+            operations=[op],
+            helpers=helpers("scan.cuh"),
+        )
+    ]

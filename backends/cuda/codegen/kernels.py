@@ -10,14 +10,15 @@ from irc.ir.core import Op, Value, Weight
 from irc.ir.dims import Dim, DimLike, Shape, bind, product
 from irc.ir.dtypes import numpy_dtype
 from irc.ir.types import TensorType
-from irc.ops import Concat, Stack
+from irc.ops import Concat
 
 from ..plan.core import Kernel
 from ..plan.template import Grid, Sizes, Template
 from .body import FOUR_BITS, Body, Index, Packs
 
 BLOCK = 256  # threads
-MANY = 3  # operands of a stack or concat from which on each has blocks of its own
+UNBOUNDED = 256  # threads of a block that fit with as many registers as a thread may have, 255
+MANY = 3  # operands of a concat from which on each has blocks of its own
 SIMPLE = 32  # statements per element, above which a thread has one element
 NO_SHARED: Callable[[Sizes], int] = lambda sizes: 0  # noqa: E731
 
@@ -38,12 +39,12 @@ def launch(
     peers: str = "",
     bounds: str = "",
 ) -> Template:
-    """The launch of a kernel with the statements of `body`, after `helpers`; `bounds` of threads.
+    """The launch of a kernel with the statements of `body`, after `helpers`.
 
     The kernel's arguments are the pointers of the body, `out0`, `out1`, ... of `writes`,
     `scratch0`, ..., `zeros0`, ..., `peers` if any, and the symbols of the body. The kernel is
-    called `name` and a number that is its own. It waits for the kernel in front of it before the
-    first statement.
+    called `name` and a number that is its own. `bounds`: the launch bounds, where they are not
+    `block` alone. It waits for the kernel in front of it before the first statement.
     """
     reads, symbols = tuple(body.pointers), tuple(body.symbols)
     only = "" if in_place else "__restrict__ "
@@ -59,6 +60,8 @@ def launch(
     lines = [f"  const ix size_{each} = given_{each};" for each in symbols]
     lines += ["  allow_next();", "  wait_for_previous();", *body.first, *body.lines, "}", ""]
     rest = f"({', '.join(arguments)}) {{\n" + "\n".join(lines)
+    # kernels that write to other ranks compute no operands, so that they need few registers
+    bounds = bounds or f"__launch_bounds__({block})" * (block > UNBOUNDED and not peers)
     head = " ".join(filter(None, ('extern "C" __global__', bounds, "void")))
     name = f"{name}_{sha256((helpers + head + rest).encode()).hexdigest()[:8]}"
     return Template(
@@ -104,18 +107,17 @@ def number(dim: DimLike, sizes: Sizes) -> int:
 def elementwise(outputs: Sequence[Value], stored: Collection[Value]) -> Template:
     """The launch that computes values of one shape from stored ones, element by element.
 
-    A thread has one element, or a byte of those of four bits, or 16 bytes where that is simple.
+    A thread has one element, or 16 bytes where that is simple.
     """
     inputs = frozenset(stored).difference(outputs)
     parts = _parts_of(outputs)
     size = pack_size(outputs)
-    if any(value.type.dtype in FOUR_BITS for value in outputs):
-        body, grid = _pairs(outputs, Body(inputs)), _blocks(outputs[0], 2)
-    elif parts:
+    if parts:
         body, grid = _joined(outputs[0], parts, Body(inputs))
     else:
-        packs = _packs(outputs, Body(inputs), size) if size > 1 else None
-        body = packs or _single(outputs, Body(inputs))
+        packs = _elements(outputs, Body(inputs), size) if size > 1 else None
+        body = packs or _elements(outputs, Body(inputs), 1)
+        assert body is not None
         grid = _blocks(outputs[0], size if packs else 1)
     made = [value.producer for value in outputs]
     operations = [op for op in dict.fromkeys(made) if op is not None]
@@ -128,7 +130,7 @@ def _blocks(value: Value, size: int) -> Callable[[Sizes], Grid]:
 
 @dataclass(frozen=True)
 class Part:
-    """An operand of a stack or concat: its elements from `start` on, along `dim` of `whole`."""
+    """An operand of a concat: its elements from `start` on, along `dim` of `whole`."""
 
     value: Value
     whole: Value
@@ -150,10 +152,9 @@ class Part:
         if size > 1 and self.dim == len(whole) - 1:
             assert isinstance(start, int)
             start //= size
-        at = (*index[: self.dim], *index[self.dim + (self.value.type.ndim == len(whole)) :])
-        mine = index[self.dim] if self.value.type.ndim == len(whole) else "0"
-        at = (*at[: self.dim], f"({mine} + {body.size(start)})", *at[self.dim :])
-        return body.flattened(at, _packed(whole, size))
+        at = f"({index[self.dim]} + {body.size(start)})"
+        index = (*index[: self.dim], at, *index[self.dim + 1 :])
+        return body.flattened(index, _packed(whole, size))
 
 
 def _packed(shape: Shape, size: int) -> Shape:
@@ -165,14 +166,14 @@ def _packed(shape: Shape, size: int) -> Shape:
 
 
 def _parts_of(outputs: Sequence[Value]) -> list[Part]:
-    """The operands of a stack or concat of many, which get blocks of their own."""
+    """The operands of a concat of many, which get blocks of their own."""
     op = outputs[0].producer
-    if len(outputs) > 1 or not isinstance(op, Stack | Concat) or len(op.values) < MANY:
+    if len(outputs) > 1 or not isinstance(op, Concat) or len(op.values) < MANY:
         return []
     found, start, dim = list[Part](), 0, op.dim % op.result.type.ndim
     for value in op.values:
         found.append(Part(value, op.result, dim, start))
-        start = start + (1 if isinstance(op, Stack) else value.type.shape[dim])
+        start = start + value.type.shape[dim]
     return found
 
 
@@ -181,7 +182,7 @@ def _joined(
 ) -> tuple[Body, Callable[[Sizes], Grid]]:
     """Statements in which each block has elements of one operand, and their grid."""
     sizes = [
-        each.size if each.size > 1 and _packs([each.value], Body(body.stored), each.size) else 1
+        each.size if each.size > 1 and _elements([each.value], Body(body.stored), each.size) else 1
         for each in parts
     ]
     grids = [_blocks(each.value, size) for each, size in zip(parts, sizes, strict=True)]
@@ -192,29 +193,19 @@ def _joined(
         with body.block(f"if (block >= 0 && block < {many})"):
             first = "block * (ix)blockDim.x + (ix)threadIdx.x"
             loop = f"for (ix i = {first}; i < {{}}; i += {many} * (ix)blockDim.x)"
-            if size > 1:
-                _packs([each.value], body, size, loop, each)
-            else:
-                _single([each.value], body, loop, each)
+            _elements([each.value], body, size, loop, each)
         body.packs = None
         body.line(f"block -= {many};")
     return body, lambda sizes: (sum(grid(sizes)[0] for grid in grids), 1, 1)
 
 
-def _single(outputs: Sequence[Value], body: Body, loop: str = "", part: Part | None = None) -> Body:
-    """Statements with one element per thread."""
-    shape = outputs[0].type.shape
-    total = body.variable("const ix", body.size(product(shape)))
-    with body.block(loop.format(total) if loop else each_thing(total)):
-        index = body.unflattened("i", shape)
-        place = "i" if part is None else part.place(body, index, 1)
-        for n, value in enumerate(outputs):
-            body.line(f"store<{value.type.dtype}>(out{n}, {place}, {body.element(value, index)});")
-    return body
-
-
 def pack_size(outputs: Sequence[Value]) -> int:
-    """How many elements of a row make 16 bytes of the widest output; fewer where they must."""
+    """How many elements of a row make 16 bytes of the widest output; fewer where they must.
+
+    Of elements of four bits, a thread has one: no model computes many of them.
+    """
+    if any(value.type.dtype in FOUR_BITS for value in outputs):
+        return 1
     last = outputs[0].type.shape[-1:]
     size = min(8, 16 // max(numpy_dtype(value.type.dtype).itemsize for value in outputs))
     while not last or not isinstance(last[0], int) or last[0] % size:
@@ -224,51 +215,28 @@ def pack_size(outputs: Sequence[Value]) -> int:
     return size
 
 
-def _packs(
+def _elements(
     outputs: Sequence[Value], body: Body, size: int, loop: str = "", part: Part | None = None
 ) -> Body | None:
     """Statements with `size` neighbours per thread, or None where one per thread is better."""
     whole, before = outputs[0].type.shape, len(body.lines)
     shape = _packed(whole, size)
     total = body.variable("const ix", body.size(product(shape)))
-    kinds = [f"Pack<{value.type.dtype}, {size}>" for value in outputs]
     with body.block(loop.format(total) if loop else each_thing(total)):
-        *outer, inner = index = body.unflattened("i", shape)
+        index = body.unflattened("i", shape)
+        outer, inner = index[:-1], index[-1] if index else "0"
         place = "i" if part is None else part.place(body, index, size)
-        packs = body.packs = Packs(size, tuple(outer), inner, body.depth)
-        for n, kind in enumerate(kinds):
-            body.line(f"{kind} pack{n};")
+        if size > 1:
+            body.packs = Packs(size, outer, inner, body.depth)
         for k in range(size):
-            number = body.variable("const ix", f"i * {size} + {k}")
-            index = (*outer, body.variable("const ix", f"{inner} * {size} + {k}"))
-            body.remember(index, whole, number)
-            packs.last[index[-1]] = packs.numbers[number] = k
+            if body.packs:
+                number = body.variable("const ix", f"i * {size} + {k}")
+                index = (*outer, body.variable("const ix", f"{inner} * {size} + {k}"))
+                body.remember(index, whole, number)
+                body.packs.last[index[-1]] = body.packs.numbers[number] = k
             for n, value in enumerate(outputs):
-                x = body.element(value, index)
-                body.line(f"pack{n}.item[{k}] = Memory<{value.type.dtype}>::of({x});")
-            if packs.strided or len(body.lines) - before > SIMPLE * (k + 1):
+                body.store(n, value, index, body.element(value, index), place)
+            strided = body.packs is not None and body.packs.strided
+            if size > 1 and (strided or len(body.lines) - before > SIMPLE * (k + 1)):
                 return None
-        for n, kind in enumerate(kinds):
-            body.line(f"(({kind}*)out{n})[{place}] = pack{n};")
-    return body
-
-
-def _pairs(outputs: Sequence[Value], body: Body) -> Body:
-    """Statements with two elements per thread, which are one byte where elements have four bits."""
-    shape = outputs[0].type.shape
-    total = body.variable("const ix", body.size(product(shape)))
-    with body.block(each_thing(body.variable("const ix", f"{total} / 2 + {total} % 2"))):
-        for half in (0, 1):
-            at = body.variable("const ix", f"2 * i + {half}")
-            for n, value in enumerate(outputs):
-                body.line(f"Memory<{value.type.dtype}>::value half{half}_{n} = 0;")
-            with body.block(f"if ({at} < {total})"):
-                index = body.unflattened(at, shape)
-                for n, value in enumerate(outputs):
-                    body.line(f"half{half}_{n} = {body.element(value, index)};")
-                    if value.type.dtype not in FOUR_BITS:
-                        body.line(f"store<{value.type.dtype}>(out{n}, {at}, half{half}_{n});")
-        for n, value in enumerate(outputs):
-            if value.type.dtype in FOUR_BITS:
-                body.line(f"store_pair<{value.type.dtype}>(out{n}, i, half0_{n}, half1_{n});")
     return body

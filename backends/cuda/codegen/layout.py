@@ -139,17 +139,6 @@ def _concat(body: Body, op: ops.Concat, result: int, index: Index) -> str:
     return found
 
 
-@element(ops.Stack)
-def _stack(body: Body, op: ops.Stack, result: int, index: Index) -> str:
-    dim = op.dim % len(index)
-    inner = (*index[:dim], *index[dim + 1 :])
-    found = body.variable(register(op.result.type.dtype), "0")
-    for i, value in enumerate(op.values):
-        with body.block(f"if ({index[dim]} == {i})"):
-            body.line(f"{found} = {body.element(value, inner)};")
-    return found
-
-
 @element(ops.Pad)
 def _pad(body: Body, op: ops.Pad, result: int, index: Index) -> str:
     inside: list[str] = []
@@ -232,9 +221,3 @@ def _gather_elements(body: Body, op: ops.GatherElements, result: int, index: Ind
     size = body.size(op.x.type.shape[op.dim])
     at = _from_front(body, op.indices, index, size)
     return where_inside(body, op.x, _inside(at, size), replaced(index, op.dim, f"(ix){at}"), "0")
-
-
-@element(ops.OneHot)
-def _one_hot(body: Body, op: ops.OneHot, result: int, index: Index) -> str:
-    hit = f"{body.element(op.indices, index[:-1])} == {index[-1]}"
-    return hit if op.dtype == "bool" else f"({register(op.dtype)})({hit})"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from dataclasses import dataclass
 
 from irc.ir.core import Op, Value
@@ -10,13 +9,14 @@ from irc.ir.dims import DimLike, Shape, product
 from irc.ops.convolution import Conv
 from irc.ops.matmul import Linear, Matmul
 
+from ..plan.regime import Regime
 from ..plan.template import Grid, Sizes, Template, kernels_of
 from .body import REGISTERS, Body
 from .files import helpers
 from .kernels import BLOCK, launch, number
 
-HELPERS = helpers("slots.cuh", "products.cuh")
-TILE, FEW = 64, 4  # as in products.cuh
+HELPERS = helpers("products.cuh")
+TILE = 64  # as in products.cuh
 NARROW = 8  # sums over fewer rows or columns than this are made by one thread each
 # What sums are made in: unsigned numbers wrap around.
 SUMS = {"int": "u32", "long long": "u64"}
@@ -43,35 +43,28 @@ class Products:
         return any(isinstance(n, int) and n < NARROW for n in (self.rows, self.columns))
 
     def call(self, body: Body, sums: str) -> str:
-        """The statements that run them, with x, y, at and out defined before."""
+        """The statements that run them, with x, y and out defined before."""
         sizes = (self.batches, self.rows, self.columns, self.depth)
         body.line(f"const Sizes sizes = {{{', '.join(map(body.size, sizes))}}};")
         if self.narrow:
-            return f"products_by_thread<{sums}>(sizes, at, x, y, out);"
-        tiles = f"products_by_tile<{sums}, {str(self.along).lower()}>(sizes, x, y, out);"
-        if not self.along:
-            return tiles
-        return (
-            f"if (sizes.rows <= FEW) products_of_few_rows<{sums}>(sizes, x, y, out); else {tiles}"
-        )
+            return f"products_by_thread<{sums}>(sizes, x, y, out);"
+        return f"products_by_tile<{sums}, {str(self.along).lower()}>(sizes, x, y, out);"
 
     def grid(self, sizes: Sizes) -> Grid:
-        """A block per tile, or per block of results, or per column."""
+        """A block per tile, or per block of results."""
         batches, rows, columns = (number(n, sizes) for n in (self.batches, self.rows, self.columns))
         if self.narrow:
             found = -(-batches * rows * columns // BLOCK)
-        elif self.along and rows <= FEW:
-            found = columns
         else:
             found = batches * -(-rows // TILE) * -(-columns // TILE)
         return (max(1, min(found, 2**31 - 1)), 1, 1)
 
 
 @kernels_of(Matmul)
-def matmul(op: Op, stored: Collection[Value]) -> list[Template]:
+def matmul(op: Op, regime: Regime) -> list[Template]:
     """The launch of a matmul: leading dimensions broadcast."""
     assert isinstance(op, Matmul)
-    body, shape = Body(stored), op.result.type.shape
+    body, shape = Body(regime.stored), op.result.type.shape
     rows, columns = shape[-2:]
     sizes = Products(product(shape[:-2]), rows, columns, op.x.type.shape[-1], along=False)
     for name, operand, last in (("x", op.x, ("m", "k")), ("y", op.y, ("k", "n"))):
@@ -80,26 +73,19 @@ def matmul(op: Op, stored: Collection[Value]) -> list[Template]:
             own = operand.type.ndim - 2
             body.line(f"return {body.element(operand, (*lead[len(lead) - own :], *last))};")
         body.line(";")
-    _at(
-        body,
-        f"n = e % {body.size(columns)};",
-        f"e /= {body.size(columns)};",
-        f"m = e % {body.size(rows)};",
-        f"z = e / {body.size(rows)};",
-    )
     place = f"(z * {body.size(rows)} + m) * {body.size(columns)} + n"
     return [_launched(op, body, sizes, place, None, "n")]
 
 
 @kernels_of(Linear)
-def linear(op: Op, stored: Collection[Value]) -> list[Template]:
+def linear(op: Op, regime: Regime) -> list[Template]:
     """The launch of a linear."""
     assert isinstance(op, Linear)
-    body, shape = Body(stored), op.x.type.shape
+    body, shape = Body(regime.stored), op.x.type.shape
     columns, depth = op.weight.type.shape
     sizes = Products(1, product(shape[:-1]), columns, depth, along=True)
     with body.block(_function(op.x, "x", "ix z, ix m, ix k")):
-        if op.x.producer is None or op.x in stored:
+        if op.x.producer is None or op.x in regime.stored:
             kind, place = op.x.type.dtype, f"m * {body.size(depth)} + k"
             body.line(f"return load<{kind}>({body.pointer(op.x)}, {place});")
         else:
@@ -113,10 +99,10 @@ def linear(op: Op, stored: Collection[Value]) -> list[Template]:
 
 
 @kernels_of(Conv)
-def conv(op: Op, stored: Collection[Value]) -> list[Template]:
+def conv(op: Op, regime: Regime) -> list[Template]:
     """The launch of a conv: per group, the weight [O, K] times the windows [K, positions]."""
     assert isinstance(op, Conv)
-    body, shape = Body(stored), op.result.type.shape
+    body, shape = Body(regime.stored), op.result.type.shape
     outputs, inputs, *kernel = op.weight.type.shape
     each = outputs // op.groups
     places = body.size(product(shape[2:]))
@@ -131,15 +117,6 @@ def conv(op: Op, stored: Collection[Value]) -> list[Template]:
     with body.block(_function(op.x, "y", "ix z, ix k, ix n")):
         _window(op, body, (shape[0], *shape[2:]), (inputs, *kernel))
     body.line(";")
-    _at(
-        body,
-        f"n = e % {places};",
-        f"e /= {places};",
-        f"m = e % {body.size(each)};",
-        f"e /= {body.size(each)};",
-        f"z = e % {op.groups};",
-        f"n += e / {op.groups} * {places};",
-    )
     output = f"z * {body.size(each)} + m"
     place = f"(n / {places} * {body.size(outputs)} + {output}) * {places} + n % {places}"
     return [_launched(op, body, sizes, place, op.bias, output)]
@@ -162,14 +139,6 @@ def _window(op: Conv, body: Body, positions: Shape, weight: Shape) -> None:
 def _function(operand: Value, name: str, arguments: str) -> str:
     """The head of a function that gives elements of an operand."""
     return f"auto {name} = [&]({arguments}) -> {REGISTERS[operand.type.dtype][0]}"
-
-
-def _at(body: Body, *statements: str) -> None:
-    """The function that sets z, m and n by the number `e` of a result."""
-    with body.block("auto at = [&](ix e, ix& z, ix& m, ix& n)"):
-        for statement in statements:
-            body.line(statement)
-    body.line(";")
 
 
 def _launched(

@@ -2,138 +2,123 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from dataclasses import replace
+from typing import TypeAlias
 
-from irc.ir.core import Op, Value
+from irc.ir.core import Op
 from irc.ir.dims import DimLike, exact_divide
 from irc.ops import AddLayerNorm, AddRmsNorm, GroupNorm, LayerNorm, RmsNorm
 
+from ..plan.regime import Regime
 from ..plan.template import Template, kernels_of
-from .body import REGISTERS, Body, Index
-from .rows import Rows, packed
+from .body import REGISTERS, Body
+from .rows import Rows, Source, packed
+
+AnyNorm: TypeAlias = RmsNorm | AddRmsNorm | LayerNorm | AddLayerNorm | GroupNorm
 
 
-class Normalized:
-    """The kernel of one normalization: statistics of every row, then its results.
+def normalized(op: Op, rows: Rows) -> Source:
+    """What is normalized: x, or the sum of the first two operands, the second result."""
+    body, x = rows.body, op.operands[0]
+    residual = op.operands[1] if len(op.results) > 1 else None
+    kind, rounding = REGISTERS[x.type.dtype]
 
-    The first result is the norm; the second one, if any, is the sum that is normalized.
-    """
-
-    def __init__(self, op: Op, rows: Rows) -> None:
-        self.op, self.body, self.rows = op, rows.body, rows
-        self.x: Value = op.operands[0]
-        self.kind, self.rounding = REGISTERS[self.x.type.dtype]
-        rows.keep(self.kind)
-
-    def first(self, column: str) -> str:
-        """The number to normalize, at the first visit."""
-        index = self.rows.index(column)
-        found = self._computed(index)
-        if len(self.op.results) > 1:
-            self.rows.store(1, self.op.results[1], column, found)
-        return self.rows.remembered(column, found)
-
-    def again(self, column: str) -> str:
-        """The number to normalize, at later visits."""
-        return self.rows.recall(self.kind, column) or self._computed(self.rows.index(column))
-
-    def _computed(self, index: Index) -> str:
-        found = self.body.element(self.x, index)
-        if len(self.op.results) == 1:
+    def number(column: str) -> str:
+        index = rows.index(column)
+        found = body.element(x, index)
+        if residual is None:
             return found
-        residual = self.body.element(self.op.operands[1], index)
-        return self.body.variable(self.kind, f"{self.rounding}(add({found}, {residual}))")
+        return body.variable(kind, f"{rounding}(add({found}, {body.element(residual, index)}))")
 
-    def mean(self, total: str) -> str:
-        """A sum over the row divided by its length."""
-        return f"({total} / ({self.kind}){self.rows.length})"
+    return rows.kept(kind, number)
 
-    def number(self, value: float) -> str:
-        """A number in C, in the type of registers."""
-        return f"({self.kind}){value!r}"
+
+def _stored(op: Op, rows: Rows, number: Source) -> Source:
+    """The numbers to normalize at the first visit, which stores them where they are a result."""
+
+    def stored(column: str) -> str:
+        found = number(column)
+        if len(op.results) > 1:
+            rows.store(1, op.results[1], column, found)
+        return found
+
+    return stored
+
+
+def _scale(op: AnyNorm, rows: Rows, squares: str) -> str:
+    """1 / the root of the mean of squares and eps, from their sum."""
+    kind = REGISTERS[op.x.type.dtype][0]
+    root = f"sqrt(add({squares} / ({kind}){rows.length}, ({kind}){op.eps!r}))"
+    return rows.body.variable(kind, f"({kind})1.0 / {root}")
 
 
 @kernels_of(RmsNorm, AddRmsNorm)
-def rms_norm(op: RmsNorm | AddRmsNorm, stored: Collection[Value]) -> list[Template]:
+def rms_norm(op: RmsNorm | AddRmsNorm, regime: Regime) -> list[Template]:
     """A row divided by the root of its mean square."""
 
     def make(pack: int) -> Rows:
-        rows = Rows(Body(stored), op.x.type.shape, (-1,), pack=pack)
-        norm = Normalized(op, rows)
+        rows = Rows(Body(regime.stored), op.x.type.shape, (-1,), pack=pack)
+        number = normalized(op, rows)
         with rows.each():
-            scale = scale_of(op, norm)
-            rows.visit(lambda c: rows.store(0, op.results[0], c, scaled(op, norm, scale, c)))
+            scale = scale_of(op, rows, number)
+            rows.visit(
+                lambda c: rows.store(0, op.results[0], c, scaled(op, rows, number, scale, c))
+            )
         return rows
 
     return [packed(op, make).launch(op)]
 
 
-def scale_of(op: RmsNorm | AddRmsNorm, norm: Normalized) -> str:
+def scale_of(op: RmsNorm | AddRmsNorm, rows: Rows, number: Source) -> str:
     """1 / the root of the mean square of a row."""
+    kind, first = REGISTERS[op.x.type.dtype][0], _stored(op, rows, number)
 
     def square(column: str) -> str:
-        x = norm.first(column)
+        x = first(column)
         return f"mul({x}, {x})"
 
-    total = norm.rows.total(norm.kind, f"({norm.kind})0", "Add", square)
-    root = f"sqrt(add({norm.mean(total)}, {norm.number(op.eps)}))"
-    return norm.body.variable(norm.kind, f"{norm.number(1.0)} / {root}")
+    return _scale(op, rows, rows.total(kind, f"({kind})0", "Add", square))
 
 
-def scaled(op: RmsNorm | AddRmsNorm, norm: Normalized, scale: str, column: str) -> str:
+def scaled(op: RmsNorm | AddRmsNorm, rows: Rows, number: Source, scale: str, column: str) -> str:
     """An element of the normalized row, before it is rounded."""
-    x, index = norm.again(column), norm.rows.index(column)
-    weight = norm.body.element(op.weight, index[-1:])
+    kind, x = REGISTERS[op.x.type.dtype][0], number(column)
+    weight = rows.body.element(op.weight, rows.index(column)[-1:])
     offset = f"({REGISTERS[op.weight.type.dtype][0]}){op.offset!r}"
-    return f"mul(mul({x}, {scale}), ({norm.kind})add({weight}, {offset}))"
-
-
-def norm_of_sum(op: AddRmsNorm) -> Template:
-    """The launch of the norm alone, where another one computes the sum."""
-    total, weight = (Value(v.type, None, 0) for v in (op.results[1], op.weight))
-    norm = RmsNorm(total, weight, eps=op.eps, offset=op.offset)
-    (found,) = rms_norm(norm, {total, weight, norm.result})
-    assert isinstance(found, Template)
-    real = {total: op.results[1], weight: op.weight}
-    reads = tuple(real[value] for value in found.reads)
-    return replace(found, reads=reads, writes=(op.results[0],), operations=(op,))
+    return f"mul(mul({x}, {scale}), ({kind})add({weight}, {offset}))"
 
 
 @kernels_of(LayerNorm, AddLayerNorm)
-def layer_norm(op: LayerNorm | AddLayerNorm, stored: Collection[Value]) -> list[Template]:
+def layer_norm(op: LayerNorm | AddLayerNorm, regime: Regime) -> list[Template]:
     """A row with mean 0 and variance 1, times the weight, plus the bias."""
 
     def make(pack: int) -> Rows:
-        rows = Rows(Body(stored), op.x.type.shape, (-1,), pack=pack)
-        return _standardized(op, Normalized(op, rows), -1)
+        rows = Rows(Body(regime.stored), op.x.type.shape, (-1,), pack=pack)
+        return _standardized(op, rows, -1)
 
     return [packed(op, make).launch(op)]
 
 
 @kernels_of(GroupNorm)
-def group_norm(op: GroupNorm, stored: Collection[Value]) -> list[Template]:
+def group_norm(op: GroupNorm, regime: Regime) -> list[Template]:
     """layer_norm of each group of channels, which lies in one piece in memory."""
     batch, channels, *positions = shape = op.x.type.shape
     size: DimLike = exact_divide(channels, op.groups) or 0
     for each in positions:
         size = size * each
-    rows = Rows(Body(stored), (batch, op.groups, size), (2,), real=shape)
-    return [_standardized(op, Normalized(op, rows), 1).launch(op)]
+    rows = Rows(Body(regime.stored), (batch, op.groups, size), (2,), real=shape)
+    return [_standardized(op, rows, 1).launch(op)]
 
 
-def _standardized(
-    op: LayerNorm | AddLayerNorm | GroupNorm, norm: Normalized, features: int
-) -> Rows:
+def _standardized(op: LayerNorm | AddLayerNorm | GroupNorm, rows: Rows, features: int) -> Rows:
     """The kernel, with a weight and a bias along dimension `features`."""
-    body, rows, kind = norm.body, norm.rows, norm.kind
+    body, kind, number = rows.body, REGISTERS[op.x.type.dtype][0], normalized(op, rows)
 
     def square(column: str) -> str:
-        away = body.variable(kind, f"{norm.again(column)} - {mean}")
+        away = body.variable(kind, f"{number(column)} - {mean}")
         return f"mul({away}, {away})"
 
     def finish(column: str) -> None:
-        done = f"mul({norm.again(column)} - {mean}, {scale})"
+        done = f"mul({number(column)} - {mean}, {scale})"
         at = (rows.index(column)[features],)
         if op.weight is not None:
             done = f"mul({done}, ({kind}){body.element(op.weight, at)})"
@@ -142,10 +127,8 @@ def _standardized(
         rows.store(0, op.results[0], column, done)
 
     with rows.each():
-        total = rows.total(kind, f"({kind})0", "Add", norm.first)
-        mean = body.variable(kind, norm.mean(total))
-        variance = norm.mean(rows.total(kind, f"({kind})0", "Add", square))
-        root = f"sqrt(add({variance}, {norm.number(op.eps)}))"
-        scale = body.variable(kind, f"{norm.number(1.0)} / {root}")
+        total = rows.total(kind, f"({kind})0", "Add", _stored(op, rows, number))
+        mean = body.variable(kind, f"{total} / ({kind}){rows.length}")
+        scale = _scale(op, rows, rows.total(kind, f"({kind})0", "Add", square))
         rows.visit(finish)
     return rows

@@ -74,7 +74,8 @@ template <int RANKS> struct Call {
         for (int r = 0; r < RANKS; ++r)
             if (r != rank) write_words(memory[r] + rank * PEER_PACKS + i, x);
     }
-    // What all ranks sent, with `mine` of this one; anything once the run has failed.
+    // What all ranks sent, with `mine` of this one. Once the run has failed, whatever lies there:
+    // the step goes on with it, into caches too, and peers.py says why nobody reads them.
     INLINE void receive(ix i, const Words& mine, Words (&found)[RANKS]) {
         bool all = false;
         for (u32 turn = 1; !all; ++turn) {

@@ -6,21 +6,22 @@ Sums of streaming products are added in f32, as one rank does; others are rounde
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass
+from dataclasses import replace as with_parts
 
-from irc.ir.core import Op, Value
-from irc.ir.dims import product
+from irc.ir.core import Value
+from irc.ir.dims import DimLike, exact_divide, product
 from irc.ir.dtypes import numpy_dtype
-from irc.ops import Add, AddRmsNorm, AllGather, AllReduce, Linear
+from irc.ops import AllGather, AllReduce, AllReduceAdd, FusedLinear
+from irc.ops.fused_linear import LinearParts
 
 from ..plan.core import WARP
-from ..plan.template import Fused, Sizes, Template, fusion
+from ..plan.regime import Regime
+from ..plan.template import Grid, Sizes, Template, launches_of
 from .body import Body
 from .files import helpers
 from .kernels import launch, number
-from .norms import norm_of_sum
-from .streaming.products import Product, product_of, streamed
+from .streaming.products import streamed
 
 LARGEST = 1 << 20  # bytes that a rank sends another one, above which NCCL is faster
 MOST_RANKS = 8  # of peer_memory.cuh, as those below
@@ -33,109 +34,100 @@ def buffer_size(ranks: int) -> int:
     return 2 * ranks * LARGEST
 
 
-@fusion(AllReduce)
-def _alone(op: Op, sizes: Sizes) -> Fused | str | None:
-    assert isinstance(op, AllReduce)
-    return _summed(op, None, [op], op.result, sizes)
+@launches_of(FusedLinear, order=-1)
+def reduced_linear(op: FusedLinear, regime: Regime) -> list[Template] | str | None:
+    """The launch of a product that writes its sums in f32, before rounding, and that of the sum
+    over ranks."""
+    parts = LinearParts.of(op)
+    if not op.axis or op.act:
+        return f"{op.act} rounds before ranks add" if op.axis else None
+    sums = Value(op.result.type.replace(dtype="f32"), None, 0)
+    parts = with_parts(parts, axis="", group_size=0, residual=None)
+    product = streamed(op, parts, sums, regime)
+    total = _summed(op, sums, op.residual, regime)
+    if isinstance(product, str) or isinstance(total, str):
+        return product if isinstance(product, str) else str(total)
+    return [product, total]
 
 
-@fusion(Add, order=-1)
-def _added(op: Op, sizes: Sizes) -> Fused | str | None:
-    assert isinstance(op, Add)
-    return _with_residual(op, (op.x, op.y), op.result, sizes)
+@launches_of(AllReduce, AllReduceAdd)
+def all_reduce(op: AllReduce | AllReduceAdd, regime: Regime) -> list[Template] | str:
+    """The launch of a sum over ranks, with the residual that is added behind."""
+    kind, dtype = op.attributes.get("op", "sum"), op.x.type.dtype
+    if kind != "sum" or dtype not in ("f32", "f16", "bf16"):
+        return f"ranks write to each other sums of floats, no {kind} of {dtype}"
+    residual = op.residual if isinstance(op, AllReduceAdd) else None
+    total = _summed(op, op.x, residual, regime)
+    return total if isinstance(total, str) else [total]
 
 
-@fusion(AddRmsNorm, order=-1)
-def _added_norm(op: Op, sizes: Sizes) -> Fused | str | None:
-    """The total by this kernel, and its norm by one of its own for those who need it."""
-    assert isinstance(op, AddRmsNorm)
-    found = _with_residual(op, (op.x, op.residual), op.results[1], sizes)
-    if not isinstance(found, Fused):
-        return found
-    return Fused((*found.templates, norm_of_sum(op)), found.covers)
-
-
-@fusion(AllGather)
-def _gathered(op: Op, sizes: Sizes) -> Fused | str | None:
-    """Half of a word that is sent is data."""
-    assert isinstance(op, AllGather)
-    size, nbytes = numpy_dtype(op.x.type.dtype).itemsize, _nbytes(op.x, sizes)
-    if nbytes % 4:
-        return f"ranks write numbers of 4 bytes to each other, no {nbytes} bytes"
-    if why := _refused(op, 2 * nbytes):
+@launches_of(AllGather)
+def all_gather(op: AllGather, regime: Regime) -> list[Template] | str:
+    """The launch that joins the operands of all ranks. Half of a word that is sent is data."""
+    size, count = numpy_dtype(op.x.type.dtype).itemsize, product(op.x.type.shape)
+    if size < 4 and exact_divide(count, 4 // size) is None:
+        return f"ranks write words of 4 bytes to each other, which {op.x.type} has no number of"
+    sent = Sent(op, count, 2 * size)
+    if why := sent.refusal(regime):
         return why
     body = Body([op.x])
-    count = f"{body.size(product(op.x.type.shape))} * {size} / 4"
+    words = f"{body.size(count)} * {size} / 4"
     pointers = f"(const u32*){body.pointer(op.x)}, (u32*)out0"
-    body.line(f"all_gather<{op.group_size}>({pointers}, peers, {count});")
-    return Fused((_launched("all_gather", body, [op], op.result, 2 * nbytes),), (op,))
-
-
-def _with_residual(
-    op: Op, pair: tuple[Value, Value], total: Value, sizes: Sizes
-) -> Fused | str | None:
-    for x, residual in (pair, pair[::-1]):
-        made = x.producer
-        if not isinstance(made, AllReduce) or len(x.users) != 1 or x is residual:
-            continue
-        if residual.type == x.type:
-            return _summed(made, residual, [made, op], total, sizes)
-    return None
+    body.line(f"all_gather<{op.group_size}>({pointers}, peers, {words});")
+    return [sent.launch("all_gather", body, regime)]
 
 
 def _summed(
-    op: AllReduce, residual: Value | None, covers: Sequence[Op], total: Value, sizes: Sizes
-) -> Fused | str:
-    if op.op != "sum" or op.x.type.dtype not in ("f32", "f16", "bf16"):
-        return f"ranks write to each other sums of floats, no {op.op} of {op.x.type.dtype}"
-    before = _unrounded(op.x, sizes)
-    x = before.templates[0].writes[0] if before.templates else op.x
-    nbytes = _nbytes(x, sizes)
-    if why := _refused(op, nbytes):
+    op: FusedLinear | AllReduce | AllReduceAdd, x: Value, residual: Value | None, regime: Regime
+) -> Template | str:
+    """The launch of the sum of x over ranks."""
+    count = product(x.type.shape)
+    sent = Sent(op, count, numpy_dtype(x.type.dtype).itemsize)
+    if why := sent.refusal(regime):
         return why
     body = Body([x] if residual is None else [x, residual])
-    pointers = [body.pointer(each) for each in body.stored]
+    pointers = [body.pointer(value) for value in body.stored]
     flags = f"{op.group_size}, {str(residual is not None).lower()}"
     rest = "out0" if residual is None else pointers[1]
-    given = f"{pointers[0]}, {rest}, out0, peers, {body.size(product(x.type.shape))}"
+    given = f"{pointers[0]}, {rest}, out0, peers, {body.size(count)}"
     body.line(f"all_reduce<{flags}>({given});")
-    launched = _launched("all_reduce", body, covers, total, nbytes)
-    return Fused((*before.templates, launched), (*before.covers, *covers))
+    return sent.launch("all_reduce", body, regime)
 
 
-def _unrounded(x: Value, sizes: Sizes) -> Fused:
-    """The launch of a product that writes a new value, the f32 before rounding; or no launches."""
-    op = x.producer
-    found = product_of(op) if isinstance(op, Linear) and len(x.users) == 1 else None
-    if isinstance(found, Product):
-        result = Value(x.type.replace(dtype="f32"), None, 0)
-        launched = streamed(replace(found, result=result), sizes)
-        if isinstance(launched, Fused):
-            return launched
-    return Fused((), ())
+@dataclass(frozen=True)
+class Sent:
+    """What an operation sends from one rank to another: `count` times so many bytes."""
 
+    op: FusedLinear | AllReduce | AllReduceAdd | AllGather
+    count: DimLike
+    nbytes: int
 
-def _nbytes(x: Value, sizes: Sizes) -> int:
-    return number(product(x.type.shape), sizes) * numpy_dtype(x.type.dtype).itemsize
+    def refusal(self, regime: Regime) -> str:
+        """Why NCCL sends it, or nothing."""
+        ranks = self.op.group_size
+        if not 1 < ranks <= MOST_RANKS:
+            return f"{ranks} ranks are not 2 to {MOST_RANKS}, which write to each other"
+        fits = regime.bucket(self.count, (LARGEST // self.nbytes,)) is not None
+        return "" if fits else f"NCCL sends more than {LARGEST} bytes faster"
 
+    def launch(self, name: str, body: Body, regime: Regime) -> Template:
+        """The launch in few blocks, of more threads where each has several packs."""
+        of_all = MOST_BLOCKS * PACK  # bytes of one thread of every block
+        threads = range(THREADS[0], THREADS[1] + 1, WARP)
+        bounds = [of_all * number // self.nbytes for number in threads]
+        bound = regime.bucket(self.count, bounds)
 
-def _refused(op: AllReduce | AllGather, sent: int) -> str:
-    """Why NCCL computes it."""
-    if op.group_size > MOST_RANKS:
-        return f"{op.group_size} ranks are more than the {MOST_RANKS} that write to each other"
-    return f"NCCL sends {sent} bytes faster" if sent > LARGEST else ""
+        def grid(sizes: Sizes) -> Grid:
+            packs = -(-number(self.count, sizes) * self.nbytes // PACK)
+            return max(1, min(MOST_BLOCKS, -(-packs // THREADS[0]))), 1, 1
 
-
-def _launched(name: str, body: Body, covers: Sequence[Op], result: Value, sent: int) -> Template:
-    packs = -(-sent // PACK)
-    blocks = max(1, min(MOST_BLOCKS, -(-packs // THREADS[0])))
-    return launch(
-        name,
-        body,
-        [result],
-        lambda _: (blocks, 1, 1),
-        operations=covers,
-        block=max(THREADS[0], min(THREADS[1], -(-packs // blocks // WARP) * WARP)),
-        helpers=helpers("peer_memory.cuh"),
-        peers=next(each.axis for each in covers if isinstance(each, AllReduce | AllGather)),
-    )
+        return launch(
+            name,
+            body,
+            [self.op.result],
+            grid,
+            operations=[self.op],
+            block=THREADS[1] if bound is None else threads[bounds.index(bound)],
+            helpers=helpers("peer_memory.cuh"),
+            peers=self.op.axis,
+        )

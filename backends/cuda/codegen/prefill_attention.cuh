@@ -24,9 +24,9 @@ constexpr int SUMS = (GROUPS ? VALUE_CHUNKS * 64 : WIDE_VALUES) / 8;
 struct alignas(16) Tiles {
     u16 queries[CHUNKS][ROWS][64], keys[2][CHUNKS][KEYS][64], values[2][VALUE_CHUNKS][KEYS][64];
 };
-struct Room { unsigned char bytes[sizeof(Tiles) + 1024]; };
+struct AlignedTiles { unsigned char bytes[sizeof(Tiles) + 1024]; };
 // The next address that is a multiple of 1024.
-INLINE Tiles& aligned(Room& room) {
+INLINE Tiles& aligned(AlignedTiles& room) {
     return *(Tiles*)(room.bytes + (0u - (u32)(u64)room.bytes) % 1024u);
 }
 template <int COUNT, typename U> INLINE U* at(U (*chunks)[COUNT][64], int row, int column) {
@@ -60,7 +60,7 @@ INLINE void copy_rows(u16 (*to)[COUNT][64], ix rows, From from) {
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 // What tells tensor cores where 64 columns of rows in a chunk start.
-INLINE u64 place_of(const u16* start) {
+INLINE u64 smem_descriptor(const u16* start) {
     const u64 bytes = __cvta_generic_to_shared(start);
     return (bytes & 0x3ffff) >> 4 | 1ull << 16 | (1024ull >> 4) << 32 | 1ull << 62;
 }
@@ -102,7 +102,8 @@ INLINE void multiply_keys(const Tiles& s, int stage, float (&score)[KEYS / 8][4]
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
     if constexpr (GROUPS) {
         const int group = __shfl_sync(0xffffffffu, first / 64, 0);
-        const u64 queries = place_of(s.queries[0][group * 64]), keys = place_of(s.keys[stage][0][0]);
+        const u64 queries = smem_descriptor(s.queries[0][group * 64]);
+        const u64 keys = smem_descriptor(s.keys[stage][0][0]);
         begin_group();
         #pragma unroll
         for (int k = 0; k < WIDE; k += 16) {
@@ -147,7 +148,7 @@ INLINE void multiply_values(
         }
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
     if constexpr (GROUPS) {
-        const u64 values = place_of(s.values[stage][0][0]);
+        const u64 values = smem_descriptor(s.values[stage][0][0]);
         begin_group();
         #pragma unroll
         for (int k = 0; k < KEYS / 16; ++k)
@@ -171,7 +172,7 @@ INLINE void multiply_values(
 
 // Scores become weights; `half` is 0 or 1 for rows g and g + 8 of the warp. Returns what sums of
 // earlier weights are to be multiplied by.
-INLINE float weigh(float (&score)[KEYS / 8][4], int half, float& top, float& total) {
+INLINE float rescale(float (&score)[KEYS / 8][4], int half, float& top, float& total) {
     float best = top;
     #pragma unroll
     for (int n = 0; n < KEYS / 8; ++n)
@@ -180,9 +181,9 @@ INLINE float weigh(float (&score)[KEYS / 8][4], int half, float& top, float& tot
     best = fmaxf(best, __shfl_xor_sync(0xffffffffu, best, 2));
     if ((best - top) * SCALE <= SLACK) best = top;
     const float base = best == negative_infinity() ? 0.0f : best * SCALE;
-    const float fade = best == top ? 1.0f : exp2_fast(top * SCALE - base);
+    const float factor = best == top ? 1.0f : exp2_fast(top * SCALE - base);
     top = best;
-    total *= fade;
+    total *= factor;
     #pragma unroll
     for (int n = 0; n < KEYS / 8; ++n)
         #pragma unroll
@@ -190,7 +191,7 @@ INLINE float weigh(float (&score)[KEYS / 8][4], int half, float& top, float& tot
             score[n][e] = exp2_fast(score[n][e] * SCALE - base);
             total += score[n][e];
         }
-    return fade;
+    return factor;
 }
 
 INLINE void scale(float (&sums)[SUMS][4], const float (&by)[2]) {
@@ -206,11 +207,11 @@ INLINE void scale(float (&sums)[SUMS][4], const float (&by)[2]) {
 // key of value 0, or -infinity; out(row, column, pair) takes two results.
 template <class Query, class Key, class Value, class Whole, class Visible, class Change, class Sink,
           class Out>
-INLINE void attend(
+INLINE void prefill_attention(
     ix rows, ix low, ix high, Query query, Key key, Value value, Whole whole, Visible visible,
     Change change, Sink sink, Out out
 ) {
-    TILES(Room, room);
+    TILES(AlignedTiles, room);
     Tiles& s = aligned(room);
     const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
     const int first = threadIdx.x / 32 * 16 + g;
@@ -245,8 +246,10 @@ INLINE void attend(
                     score[n][e] = seen ? change(row, at, score[n][e]) : negative_infinity();
                 }
         }
-        const float fade[2] = {weigh(score, 0, top[0], total[0]), weigh(score, 1, top[1], total[1])};
-        scale(sums, fade);
+        const float factors[2] = {
+            rescale(score, 0, top[0], total[0]), rescale(score, 1, top[1], total[1])
+        };
+        scale(sums, factors);
         multiply_values(s, stage, score, sums);
     }
     #pragma unroll

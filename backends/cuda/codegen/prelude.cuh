@@ -202,7 +202,7 @@ template <typename T> struct Halves {
     template <typename I> INLINE static value load(const T* p, I i) {
         return T::decoded(i & 1 ? p[i >> 1].pair >> 4 : p[i >> 1].pair & 15);
     }
-    // One half of a byte whose other half another thread may write: slow, `store_pair` is not.
+    // One half of a byte whose other half another thread may write.
     template <typename I> INLINE static void store(T* p, I i, value x) {
         u64 address = (u64)(p + (i >> 1));
         u32* word = (u32*)(address & ~3ull);
@@ -223,11 +223,6 @@ template <typename T, typename I> INLINE typename Memory<T>::value load(const T*
 }
 template <typename T, typename I> INLINE void store(T* p, I i, typename Memory<T>::value x) {
     Memory<T>::store(p, i, x);
-}
-// Writes byte i of elements of four bits, which are 2 i and 2 i + 1.
-template <typename T, typename I>
-INLINE void store_pair(T* p, I i, typename T::register_type low, typename T::register_type high) {
-    p[i].pair = (unsigned char)(T::encoded(low) | T::encoded(high) << 4);
 }
 
 // ---- rounding to a dtype -------------------------------------------------------------------------
@@ -383,27 +378,11 @@ struct Min { template <typename T> INLINE T operator()(T x, T y) const { return 
 template <typename T> INLINE T block_sum(T value) { return block_reduce(value, Add()); }
 template <typename T> INLINE T block_max(T value) { return block_reduce(value, Max()); }
 
-// A number and where it is. `Larger` takes the larger, of equals or of NaN the first; NaN counts as
-// larger than any number. A place below 0 is nothing.
-template <typename T> struct Place { T value; ix place; };
-struct Larger {
-    template <typename T> INLINE Place<T> operator()(Place<T> a, Place<T> b) const {
-        if (b.place < 0) return a;
-        if (a.place < 0) return b;
-        bool nan_a = a.value != a.value, nan_b = b.value != b.value;
-        bool same = nan_a || nan_b ? nan_a && nan_b : a.value == b.value;
-        if (same) return a.place < b.place ? a : b;
-        return nan_a || (!nan_b && a.value > b.value) ? a : b;
-    }
-};
-
 // Dynamic shared memory of the block as `type* name`.
-#ifdef EMULATED
-#define DYNAMIC_SHARED(type, name) type* name = (type*)dynamic_shared
-#else
+#ifndef EMULATED
 extern __shared__ __align__(128) unsigned char dynamic_shared[];
-#define DYNAMIC_SHARED(type, name) type* name = (type*)dynamic_shared
 #endif
+#define DYNAMIC_SHARED(type, name) type* name = (type*)dynamic_shared
 
 // ---- order between kernels -----------------------------------------------------------------------
 // With programmatic launch a kernel starts before the one in front of it has ended. It may read what

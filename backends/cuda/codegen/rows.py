@@ -7,7 +7,7 @@ every thread has rows of its own, so that neighbours read neighbours. All sums a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from typing import TypeAlias
 
@@ -17,13 +17,12 @@ from irc.ir.dtypes import integer_range, is_float
 from irc.ops import LogSoftmax, ReduceMax, ReduceMean, ReduceMin, ReduceProd, ReduceSum, Softmax
 from irc.ops.reduce import Along, Reduction
 
+from ..plan.regime import Regime
 from ..plan.template import Template, kernels_of
-from .body import FOUR_BITS, REGISTERS, Body, Index, Packs
+from .body import REGISTERS, Body, Index, Packs
 from .kernels import blocks, launch, pack_size
 
 Source: TypeAlias = Callable[[str], str]
-# operators of the prelude -> the function of two numbers
-OPERATORS = {"Add": "add", "Mul": "mul", "Max": "maximum", "Min": "minimum"}
 
 SHORT = 16  # rows up to this length have one thread
 FEW = 256  # rows up to this number have a block each, even where their elements lie apart
@@ -51,8 +50,8 @@ class Rows:
     ) -> None:
         self.body, self.shape, self.real = body, tuple(shape), real
         self.dims = [dim % len(self.shape) for dim in dims]
-        self.kept = [i for i in range(len(self.shape)) if i not in self.dims]
-        self.count = product(tuple(self.shape[i] for i in self.kept))
+        self.outer = [i for i in range(len(self.shape)) if i not in self.dims]
+        self.count = product(tuple(self.shape[i] for i in self.outer))
         self.size = product(tuple(self.shape[i] for i in self.dims))
         self.length = body.size(self.size)
         self.together = self._shared() if together is None else together
@@ -60,7 +59,8 @@ class Rows:
         self.pack, self.strided = (pack if whole else 1), False
         self.block = self._block() if self.together else 256
         self._row: Index = ()
-        self._memory = ""
+        self._loops = 0  # over the elements of a row
+        self.keeps = False
 
     def _shared(self) -> bool:
         if isinstance(self.size, int) and self.size <= SHORT:
@@ -89,20 +89,32 @@ class Rows:
             helpers=helpers,
         )
 
-    @property
-    def keeps(self) -> bool:
-        """Whether numbers of the row are kept."""
-        return bool(self._memory)
+    def kept(self, kind: str, make: Source) -> Source:
+        """The numbers that `make` gives, by column: where there is room, they are made in the first
+        loop that asks for them, and read from shared memory in later ones.
 
-    def keep(self, kind: str) -> None:
-        """Keep a number per element of the row in shared memory, where there is room: `kept`.
-
-        To be called before `each`.
+        To be called before `each`. All of one kernel share the memory: once the last ones are asked
+        for, the others are gone.
         """
         width = 8 if kind in ("double", "long long", "u64") else 4
-        if self.together and isinstance(self.size, int) and 0 < self.size * width <= MOST_KEPT:
-            self._memory = "kept"
+        if not (
+            self.together and isinstance(self.size, int) and 0 < self.size * width <= MOST_KEPT
+        ):
+            return make
+        if not self.keeps:
             self.body.line(f"__shared__ {kind} kept[{self.size}];")
+        self.keeps, first = True, 0
+
+        def number(column: str) -> str:
+            nonlocal first
+            first = first or self._loops
+            if self._loops > first:
+                return self.body.variable(kind, f"kept[{self._place(column)}]")
+            name = make(column)
+            self.body.line(f"kept[{self._place(column)}] = {name};")
+            return name
+
+        return number
 
     @contextmanager
     def each(self) -> Generator[None]:
@@ -113,12 +125,13 @@ class Rows:
             step = f"(ix){step} * (ix)blockDim.x"
         head = f"for (ix row = {first}; row < {self.body.size(self.count)}; row += {step})"
         with self.body.block(head):
-            self._row = self.body.unflattened("row", [self.shape[i] for i in self.kept])
+            self._row = self.body.unflattened("row", [self.shape[i] for i in self.outer])
             yield
 
     @contextmanager
     def columns(self) -> Generator[str]:
         """The loop over the elements of a row; the number of the element."""
+        self._loops += 1
         first, step = ("threadIdx.x", "blockDim.x") if self.together else ("0", "1")
         with self.body.block(
             f"for (ix column = {first}; column < {self.length}; column += {step})"
@@ -131,6 +144,7 @@ class Rows:
             with self.columns() as column:
                 each(column)
             return
+        self._loops += 1
         body = self.body
         with body.block(
             f"for (ix pack = threadIdx.x; pack < {self.length} / {self.pack}; pack += blockDim.x)"
@@ -145,37 +159,19 @@ class Rows:
 
     def store(self, number: int, value: Value, column: str, text: str) -> None:
         """Write an element of the result `value` of the launch."""
-        body, dtype, index = self.body, value.type.dtype, self.index(column)
-        if body.packs is None:
-            body.line(f"store(out{number}, {body.place(value, index)}, {text});")
-            return
-        found = body.packs.place(body, value, index)
-        assert found is not None and dtype not in FOUR_BITS, f"no packs of {value.type}"
-        k, place = found
-        kind = f"Pack<{dtype}, {self.pack}>"
-        if k == 0:
-            body.line(f"{kind} pack{number};")
-        body.line(f"pack{number}.item[{k}] = Memory<{dtype}>::of({text});")
-        if k == self.pack - 1:
-            body.line(f"(({kind}*)out{number})[{place}] = pack{number};")
+        self.body.store(number, value, self.index(column), text)
 
     def index(self, column: str) -> Index:
         """The index of an element of this row in the value."""
         inner = self.body.unflattened(column, [self.shape[i] for i in self.dims])
-        places = dict(zip(self.kept, self._row, strict=True)) | dict(
+        places = dict(zip(self.outer, self._row, strict=True)) | dict(
             zip(self.dims, inner, strict=True)
         )
         index = tuple(places[i] for i in range(len(self.shape)))
         if self.real is None:
             return index
-        return self.body.unflattened(self.number(index), self.real)
-
-    def number(self, index: Index) -> str:
-        """The number of an element in row-major order of `shape`."""
-        found = "0"
-        for i, size in zip(index, self.shape, strict=True):
-            found = i if found == "0" else f"({found}) * {self.body.size(size)} + {i}"
-        return self.body.variable("const ix", found)
+        number = self.body.variable("const ix", self.body.flattened(index, self.shape))
+        return self.body.unflattened(number, self.real)
 
     @contextmanager
     def once(self) -> Generator[None]:
@@ -183,30 +179,13 @@ class Rows:
         with self.body.block("if (threadIdx.x == 0)" if self.together else ""):
             yield
 
-    def combined(self, name: str, operator: str) -> None:
-        """The variable becomes the combination of those of all threads that share the row."""
-        if self.together:
-            self.body.line(f"{name} = block_reduce({name}, {operator}());")
-
     def total(self, kind: str, start: str, operator: str, source: Source) -> str:
         """The combination of a number per element, which `source` makes from a column."""
         name = self.body.variable(kind, start)
-        combine = OPERATORS[operator]
-        self.visit(lambda c: self.body.line(f"{name} = {combine}({name}, {source(c)});"))
-        self.combined(name, operator)
+        self.visit(lambda c: self.body.line(f"{name} = {operator}()({name}, {source(c)});"))
+        if self.together:
+            self.body.line(f"{name} = block_reduce({name}, {operator}());")
         return name
-
-    def remembered(self, column: str, name: str) -> str:
-        """The number of an element, which is kept where there is room."""
-        if self._memory:
-            self.body.line(f"{self._memory}[{self._place(column)}] = {name};")
-        return name
-
-    def recall(self, kind: str, column: str) -> str | None:
-        """The number that is kept for an element; None where none is."""
-        if not self._memory:
-            return None
-        return self.body.variable(kind, f"{self._memory}[{self._place(column)}]")
 
     def _place(self, column: str) -> str:
         """Where the number of an element is kept: those of a pack lie in different banks."""
@@ -244,9 +223,9 @@ def _reduction(op: Reduction) -> tuple[str, str]:
 
 
 @kernels_of(ReduceSum, ReduceMean, ReduceMax, ReduceMin, ReduceProd)
-def reduction(op: Reduction, stored: Collection[Value]) -> list[Template]:
+def reduction(op: Reduction, regime: Regime) -> list[Template]:
     """One number per row."""
-    return [packed(op, lambda pack: _reduced(op, Body(stored), pack)).launch(op)]
+    return [packed(op, lambda pack: _reduced(op, Body(regime.stored), pack)).launch(op)]
 
 
 def _reduced(op: Reduction, body: Body, pack: int) -> Rows:
@@ -266,33 +245,25 @@ def _reduced(op: Reduction, body: Body, pack: int) -> Rows:
 
 
 @kernels_of(Softmax, LogSoftmax)
-def softmax(op: Along, stored: Collection[Value]) -> list[Template]:
+def softmax(op: Along, regime: Regime) -> list[Template]:
     """The powers of a row divided by their sum, or the logarithm of that."""
-    return [packed(op, lambda pack: _softmax(op, Body(stored), pack)).launch(op)]
+    return [packed(op, lambda pack: _softmax(op, Body(regime.stored), pack)).launch(op)]
 
 
 def _softmax(op: Along, body: Body, pack: int) -> Rows:
     x, result = op.x, op.results[0]
     kind = REGISTERS[x.type.dtype][0]
     rows = Rows(body, x.type.shape, (op.dim,), pack=pack)
-    rows.keep(kind)
-
-    def first(column: str) -> str:
-        return rows.remembered(column, body.element(x, rows.index(column)))
-
-    def again(column: str) -> str:
-        return rows.recall(kind, column) or body.element(x, rows.index(column))
+    number = rows.kept(kind, lambda column: body.element(x, rows.index(column)))
 
     def finish(column: str) -> None:
-        below = f"{again(column)} - {most}"
+        below = f"{number(column)} - {most}"
         done = f"{below} - {total}" if isinstance(op, LogSoftmax) else f"exp({below}) / {total}"
         rows.store(0, result, column, done)
 
     with rows.each():
-        most = rows.total(kind, f"({kind})-{INFINITY}", "Max", first)
-        total = rows.total(
-            kind, f"({kind})0", "Add", lambda column: f"exp({again(column)} - {most})"
-        )
+        most = rows.total(kind, f"({kind})-{INFINITY}", "Max", number)
+        total = rows.total(kind, f"({kind})0", "Add", lambda c: f"exp({number(c)} - {most})")
         if isinstance(op, LogSoftmax):
             total = body.variable(kind, f"log({total})")
         rows.visit(finish)

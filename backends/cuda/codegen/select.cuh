@@ -1,6 +1,6 @@
 // The largest of many elements, by keys: larger elements have larger keys, and of equal ones the
 // first has.
-struct Key { u64 value; u32 place; };
+struct Key { u64 value; u32 place; };  // `place` is ~i of element i
 INLINE bool larger(const Key& a, const Key& b) {
     return a.value > b.value || (a.value == b.value && a.place > b.place);
 }
@@ -74,4 +74,18 @@ INLINE int rank_of(int i, int count, const Key* chosen) {
     int rank = 0;
     for (int j = 0; j < count; ++j) rank += larger(chosen[j], chosen[i]);
     return rank;
+}
+
+// Whether the block comes here as the last of `parts`; `arrived` is 0 before the first of them and
+// behind the last, which reads what the others wrote.
+INLINE bool is_last_block(int* arrived, int parts) {
+    __shared__ int is_last;
+    __threadfence();
+    __syncthreads();
+    if (threadIdx.x == 0) is_last = atomicAdd(arrived, 1) == parts - 1;
+    __syncthreads();
+    if (!is_last) return false;
+    __threadfence();
+    if (threadIdx.x == 0) *arrived = 0;
+    return true;
 }

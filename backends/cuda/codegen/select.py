@@ -7,65 +7,40 @@ from contextlib import contextmanager
 
 from irc.ir.core import Value
 from irc.ir.dims import product
+from irc.ir.dtypes import dtype
+from irc.ir.types import TensorType
 from irc.ops import Argmax, Cumsum, ScatterElements, Topk
 
-from ..plan.template import Template, kernels_of
+from ..plan.regime import Regime
+from ..plan.template import Grid, Sizes, Template, kernels_of
 from .body import REGISTERS, Body, Index
 from .files import helpers
-from .kernels import blocks, each_thing, launch
+from .kernels import BLOCK, blocks, each_thing, launch, number
 from .rows import Rows
-from .split_select import MOST, select
 
 COMBINE = {"add": "add", "mul": "mul", "max": "maximum", "min": "minimum"}
-LONG = 1 << 11  # elements; in shorter rows every element is compared with every other
-
-# Sums of a block's numbers from that of thread 0 to that of the caller, and the sum of all. It may
-# be called again at once.
-SCAN = """template <typename T> INLINE T block_scan(T value, T* before, T* total) {
-  __shared__ T sums[1024];
-  const int me = threadIdx.x, threads = blockDim.x;
-  sums[me] = value;
-  __syncthreads();
-  for (int step = 1; step < threads; step *= 2) {
-    T other = me >= step ? sums[me - step] : (T)0;
-    __syncthreads();
-    sums[me] = add(other, sums[me]);
-    __syncthreads();
-  }
-  *before = me > 0 ? sums[me - 1] : (T)0;
-  *total = sums[threads - 1];
-  value = sums[me];
-  __syncthreads();
-  return value;
-}
-"""
+SELECT, SCAN = helpers("select.cuh"), helpers("scan.cuh")
+MOST = 1 << 10  # results per row, whose keys are in shared memory
+COUNTED = 1 << 11  # elements of rows, up to which every element is compared with every other
+LONG = 1 << 14  # elements of a row, from which on several blocks share it
+SLICE = 1 << 11  # elements of a block of these, at least
+BLOCKS = 264  # of all rows that are shared, at most
 
 
 @kernels_of(Argmax)
-def argmax(op: Argmax, stored: Collection[Value]) -> list[Template]:
+def argmax(op: Argmax, regime: Regime) -> list[Template]:
     """The place of the largest element of every row."""
-    body, x = Body(stored), op.x
-    rows = Rows(body, x.type.shape, (op.dim,))
-    kind = REGISTERS[x.type.dtype][0]
-    with rows.each():
-        body.line(f"Place<{kind}> best = {{0, -1}};")
-        with rows.columns() as column:
-            found = body.element(x, rows.index(column))
-            body.line(f"best = Larger()(best, Place<{kind}>{{{found}, {column}}});")
-        rows.combined("best", "Larger")
-        with rows.once():
-            body.line("store(out0, row, (int)best.place);")
-    return [rows.launch(op)]
+    return [_largest(op, 1, regime.stored)]
 
 
 @kernels_of(Topk)
-def topk(op: Topk, stored: Collection[Value]) -> list[Template]:
+def topk(op: Topk, regime: Regime) -> list[Template]:
     """The k largest elements of every row, in order."""
-    size = op.x.type.shape[op.dim]
-    short = isinstance(size, int) and size <= LONG
-    if short or not isinstance(op.k, int) or op.k > MOST:
-        return [_topk_by_counting(op, stored)]
-    return [_topk_by_keys(op, stored)]
+    size, count = op.x.type.shape[op.dim], op.k
+    short = isinstance(size, int) and size <= COUNTED
+    if short or not isinstance(count, int) or count > MOST:
+        return [_topk_by_counting(op, regime.stored)]
+    return [_largest(op, count, regime.stored)]
 
 
 def _topk_by_counting(op: Topk, stored: Collection[Value]) -> Template:
@@ -73,94 +48,118 @@ def _topk_by_counting(op: Topk, stored: Collection[Value]) -> Template:
     body, x = Body(stored), op.x
     kind = REGISTERS[x.type.dtype][0]
     rows = Rows(body, x.type.shape, (op.dim,), together=True)
-    rows.keep(kind)
+    number = rows.kept(kind, lambda column: body.element(x, rows.index(column)))
     with rows.each():
         if rows.keeps:
             body.line("__syncthreads();")
             with rows.columns() as column:
-                rows.remembered(column, body.element(x, rows.index(column)))
+                number(column)
             body.line("__syncthreads();")
         with rows.columns() as column:
-            index = rows.index(column)
-            mine = rows.recall(kind, column) or body.element(x, index)
+            value = number(column)
+            key = body.variable("const Key", f"{{ordered({value}), ~(u32){column}}}")
             front = body.variable("int", "0")
             with body.block(f"for (ix other = 0; other < {rows.length}; ++other)"):
-                theirs = rows.recall(kind, "other") or body.element(x, rows.index("other"))
-                first = f"Place<{kind}>{{{mine}, {column}}}, Place<{kind}>{{{theirs}, other}}"
-                body.line(f"{front} += Larger()({first}).place != {column};")
+                body.line(f"{front} += larger({{ordered({number('other')}), ~(u32)other}}, {key});")
             with body.block(f"if ({front} < {body.size(op.k)})"):
-                _store_chosen(op, body, rows, front, mine, column)
-    return rows.launch(op)
+                _store_chosen(op, body, rows.index(front), value, column)
+    return rows.launch(op, SELECT)
 
 
-def _topk_by_keys(op: Topk, stored: Collection[Value]) -> Template:
-    """The largest elements are found by their bytes, and placed by the number in front of them."""
-    assert isinstance(op.k, int)
-    body, x = Body(stored), op.x
-    rows = Rows(body, x.type.shape, (op.dim,), together=True)
-    with rows.each():
-        with select(body, x, op.k, "0", rows.length, rows.index):
-            rank = body.variable("const int", f"rank_of(i, {op.k}, chosen)")
-            place = body.variable("const ix", "(ix)~chosen[i].place")
-            _store_chosen(op, body, rows, rank, body.element(x, rows.index(place)), place)
-        body.line("__syncthreads();")
-    return rows.launch(op, helpers("select.cuh"))
+def _largest(op: Argmax | Topk, count: int, stored: Collection[Value]) -> Template:
+    """Every block finds the largest of its slice; the last one of a row, the largest of these.
+
+    Of few long rows each has several blocks, else one.
+    """
+    shape, dim = op.x.type.shape, op.dim % op.x.type.ndim
+    outer, size = (*shape[:dim], *shape[dim + 1 :]), shape[dim]
+    body, rows, width = Body(stored), product(outer), 8 if dtype(op.x.type.dtype).bits == 64 else 4
+    length, select = body.size(size), f"select_largest<{width}>({count}, {{}}, {{}}, chosen);"
+    body.line(f"const ix parts = gridDim.x / {body.size(rows)};")
+    body.line("const ix row = blockIdx.x / parts, part = blockIdx.x % parts;")
+    body.line(f"const ix slice = ({length} + parts - 1) / parts, first = part * slice;")
+    body.line(f"const ix until = first + slice < {length} ? first + slice : {length};")
+    body.line(f"__shared__ Key chosen[{count}];")
+    index = body.unflattened("row", outer)
+    with body.block("auto key = [&](ix i) -> Key"):
+        value = body.element(op.x, (*index[:dim], "i", *index[dim:]))
+        body.line(f"return {{ordered({value}), ~(u32)i}};")
+    body.line(f"; {select.format('first, until', 'key')}")
+    each = f"for (int i = threadIdx.x; i < {count}; i += blockDim.x)"
+    with body.block("if (parts > 1)"):
+        with body.block(each):
+            body.line(f"store(scratch0, blockIdx.x * {count} + i, (long long)chosen[i].value);")
+            body.line(f"store(scratch1, blockIdx.x * {count} + i, (int)chosen[i].place);")
+        body.line("if (!is_last_block((int*)zeros0 + row, parts)) return;")
+        body.line("auto found = [&](ix i) -> Key {")
+        body.line("  return {(u64)load(scratch0, i), (u32)load(scratch1, i)};")
+        body.line("};")
+        ends = f"row * parts * {count}, (row + 1) * parts * {count}"
+        body.line(select.format(ends, "found"))
+    with body.block(each):
+        place = body.variable("const ix", "(ix)~chosen[i].place")
+        if isinstance(op, Argmax):
+            body.line(f"store(out0, row, (int){place});")
+        else:
+            rank = body.variable("const ix", f"rank_of(i, {count}, chosen)")
+            value = body.element(op.x, (*index[:dim], place, *index[dim:]))
+            _store_chosen(op, body, (*index[:dim], rank, *index[dim:]), value, place)
+
+    def grid(sizes: Sizes) -> Grid:
+        total, elements = max(1, number(rows, sizes)), number(size, sizes)
+        most = min(elements // SLICE, BLOCKS // total) if elements >= LONG else 1
+        return total * max(1, most), 1, 1
+
+    return launch(
+        op.opname,
+        body,
+        op.results,
+        grid,
+        operations=[op],
+        block=32 if isinstance(size, int) and size <= BLOCK else BLOCK,
+        scratch=[TensorType(kind, (BLOCKS * count,)) for kind in ("i64", "i32")],
+        zeros=[TensorType("i32", (BLOCKS,))],
+        helpers=SELECT,
+    )
 
 
-def _store_chosen(op: Topk, body: Body, rows: Rows, number: str, value: str, place: str) -> None:
-    """Write an element of the row as number `number` of the results."""
-    at = op.dim % op.x.type.ndim
-    index = rows.index("0")
-    to = body.place(op.results[0], (*index[:at], number, *index[at + 1 :]))
+def _store_chosen(op: Topk, body: Body, index: Index, value: str, place: str) -> None:
+    """Write an element, which is at `place` of its row, at the index of its rank."""
+    to = body.place(op.results[0], index)
     body.line(f"store(out0, {to}, {value});")
     body.line(f"store(out1, {to}, (int){place});")
 
 
 @kernels_of(Cumsum)
-def cumsum(op: Cumsum, stored: Collection[Value]) -> list[Template]:
-    """The sum of every row up to each of its elements."""
-    body, x, result = Body(stored), op.x, op.results[0]
-    kind = REGISTERS[x.type.dtype][0]
-    rows = Rows(body, x.type.shape, (op.dim,))
+def cumsum(op: Cumsum, regime: Regime) -> list[Template]:
+    """The sum of every row up to each of its elements: by a block, as many elements at a time."""
+    body, kind = Body(regime.stored), REGISTERS[op.x.type.dtype][0]
+    rows = Rows(body, op.x.type.shape, (op.dim,), together=True)
     with rows.each():
         body.line(f"{kind} sum = 0;")
-        if not rows.together:
-            with rows.columns() as column:
-                index = rows.index(column)
-                before = body.variable(kind, "sum")
-                body.line(f"sum = add(sum, {body.element(x, index)});")
-                done = before if op.exclusive else "sum"
-                body.line(f"store(out0, {body.place(result, index)}, {done});")
-        else:
-            _scanned(op, body, rows, kind)
-    return [rows.launch(op, SCAN if rows.together else "")]
-
-
-def _scanned(op: Cumsum, body: Body, rows: Rows, kind: str) -> None:
-    """Running sums of a row by all threads of a block, as many elements at a time."""
-    head = f"for (ix start = 0; start < {rows.length}; start += (ix)blockDim.x)"
-    with body.block(head):
-        body.line("const ix column = start + (ix)threadIdx.x;")
-        body.line(f"{kind} mine = 0, before, total;")
-        with body.block(f"if (column < {rows.length})"):
-            body.line(f"mine = {body.element(op.x, rows.index('column'))};")
-        body.line("mine = block_scan(mine, &before, &total);")
-        with body.block(f"if (column < {rows.length})"):
-            place = body.place(op.results[0], rows.index("column"))
-            done = "before" if op.exclusive else "mine"
-            body.line(f"store(out0, {place}, add(sum, {done}));")
-        body.line("sum = add(sum, total);")
+        with body.block(f"for (ix start = 0; start < {rows.length}; start += (ix)blockDim.x)"):
+            body.line("const ix column = start + (ix)threadIdx.x;")
+            body.line(f"{kind} mine = 0, before, total;")
+            with body.block(f"if (column < {rows.length})"):
+                body.line(f"mine = {body.element(op.x, rows.index('column'))};")
+            body.line("mine = block_scan(mine, &before, &total);")
+            with body.block(f"if (column < {rows.length})"):
+                place = body.place(op.results[0], rows.index("column"))
+                done = "before" if op.exclusive else "mine"
+                body.line(f"store(out0, {place}, add(sum, {done}));")
+            body.line("sum = add(sum, total);")
+    return [rows.launch(op, SCAN)]
 
 
 @kernels_of(ScatterElements)
-def scatter_elements(op: ScatterElements, stored: Collection[Value]) -> list[Template]:
+def scatter_elements(op: ScatterElements, regime: Regime) -> list[Template]:
     """x with updates; combined ones are in the order of the indices, so that sums are repeatable.
 
     An index out of range changes nothing.
     """
     if op.reduction == "none":
-        return [_copied(op, stored), _replaced(op, stored)]
-    return [_combined(op, stored)]
+        return [_copied(op, regime.stored), _replaced(op, regime.stored)]
+    return [_combined(op, regime.stored)]
 
 
 def _copied(op: ScatterElements, stored: Collection[Value]) -> Template:

@@ -16,7 +16,6 @@ from irc.backends.cuda.execute.program import GpuProgram, Staged
 from irc.backends.cuda.execute.rank import CudaRank
 from irc.backends.cuda.execute.stream import RankStream
 from irc.backends.cuda.plan import Argument, Kernel, Launch
-from irc.backends.cuda.watch import wait
 from irc.backends.ranks.ports import Sizes, sized
 
 _BLOCK = 256
@@ -74,10 +73,7 @@ class Ahead:
         return staged, self._rank.stream.event()
 
     def _read(self, staged: Mapping[str, Staged], done: Event, sizes: Sizes, full: Sizes) -> Arrays:
-        if self._rank.driver.groups:
-            wait(done, self._rank.driver.groups, "the step")
-        else:
-            done.wait()
+        done.wait()
         return self._program.joined(staged, sizes, full)
 
     def _feed(self, found: Mapping[str, DeviceArray], staged: Mapping[str, Staged]) -> None:

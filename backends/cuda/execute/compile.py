@@ -20,14 +20,13 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from irc.artifact.atomic import whole_file
-from irc.backends.cuda.codegen.prelude import PRELUDE
+from irc.backends.cuda.codegen.files import PRELUDE
 from irc.backends.cuda.plan import Kernel
 from irc.backends.cuda.runtime import unavailable
 from irc.errors import Error
 from irc.files import sharing_problem
 
 VARIABLE = "IRC_CACHE"  # the environment variable with the user's folder
-CHOICES = "choices.json"  # see tuning.py
 LEAST = 80  # the compute capability that kernels need
 _AT_ONCE = 16  # kernels that are compiled at the same time, at most
 _LONGEST = 2000  # characters of the compiler's log in a message
@@ -55,9 +54,8 @@ def unshared(folder: Path | None) -> Path | None:
 
 
 def kept(folder: Path) -> list[Path]:
-    """The files of a cache: compiled kernels, and choices by their times."""
-    kernels = (path for path in folder.glob("*.cubin") if re.fullmatch(r"[0-9a-f]{64}", path.stem))
-    return [*kernels, *folder.glob(CHOICES)]
+    """The compiled kernels of a cache."""
+    return [path for path in folder.glob("*.cubin") if re.fullmatch(r"[0-9a-f]{64}", path.stem)]
 
 
 def key_of(kernel: Kernel) -> Key:

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from functools import partial
+from itertools import pairwise
+from typing import Any, TypeAlias
 
-from irc.backends.cuda.driver import Driver, Stream
+from irc.backends.cuda.driver import Driver, Event, Stream
 from irc.backends.cuda.execute.launch import Enqueue
-from irc.backends.cuda.execute.memory import DeviceArray, Memory
+from irc.backends.cuda.execute.memory import DeviceArray, Memory, packed_offsets
 from irc.backends.cuda.execute.steps import Steps, failure
 from irc.backends.cuda.plan import Buffer, Plan
-from irc.backends.cuda.plan.core import ALIGNMENT
 from irc.errors import Error
 
-GRAPHS = 8  # that one plan keeps: one per conversation that takes turns with others
+GRAPHS = 64  # that one plan keeps: one per conversation that takes turns with others
+
+# a plan, when the run of its graph began (ns of time.time_ns), and microseconds by step
+Record: TypeAlias = Callable[[Plan, int, Sequence[float]], None]
 
 
 class PlanExecution:
@@ -22,7 +27,8 @@ class PlanExecution:
 
     `weights` are addresses by buffer, of the memory of groups too; `results` the names of the
     function's results, in order. The second run in a row over the same addresses becomes a graph,
-    if `graphs`. `stepwise`: wait after every step, so that an error names its kernel.
+    if `graphs`. `stepwise`: wait after every step, so that an error names its kernel. `record`: is
+    called after every run of a graph with the microseconds of its steps.
     """
 
     def __init__(
@@ -37,7 +43,9 @@ class PlanExecution:
         *,
         graphs: bool = True,
         stepwise: bool = False,
+        record: Record | None = None,
     ) -> None:
+        self._record = record
         self.plan, self.memory, self._arena = plan, memory, plan.arena
         self._results, self._driver, self._stream = results, driver, stream
         self._steps, self._weights = steps, weights
@@ -47,11 +55,8 @@ class PlanExecution:
 
     def _zeroed(self) -> dict[str, int]:
         """The addresses of memory that is zero before the first step, in one allocation."""
-        offsets, size = dict[str, int](), 0
-        for name, buffer in self.plan.buffers.items():
-            if buffer.place == "zeros":
-                offsets[name] = size
-                size += -(-buffer.nbytes // ALIGNMENT) * ALIGNMENT
+        zeros = {n: b.nbytes for n, b in self.plan.buffers.items() if b.place == "zeros"}
+        offsets, size = packed_offsets(zeros)
         if not size:
             return {}
         self._zeros_at = self._driver.allocate(size)
@@ -119,18 +124,29 @@ class PlanExecution:
         if run.graph is not None:
             self._stream.launch(run.graph)
         elif self._graphs and run.count:
-            run.graph = self._stream.capture(lambda: self._enqueue(run))
+            run.graph = self._stream.capture(partial(self._enqueue, run, timed=True))
             self._stream.launch(run.graph)
         else:
             self._enqueue(run)
         run.count += 1
+        if self._driver.marks is not None:
+            self._driver.marks.after_run()
+        if self._record is not None and run.graph is not None:
+            began = time.time_ns()
+            self._stream.wait("a run whose steps are timed")
+            us = [1e3 * a.ms_until(b) for a, b in pairwise(run.events)]
+            self._record(self.plan, began, us[: len(self.plan.steps)])
         return False
 
-    def _enqueue(self, run: _Run) -> None:
+    def _enqueue(self, run: _Run, timed: bool = False) -> None:
+        """Enqueue the steps; `timed`: with events around them, which only a graph can repeat."""
         handle = self._stream.handle
+        timed = timed and self._record is not None
+        run.events = [self._stream.event(inside=True)] if timed else []
         for i, enqueue in enumerate(run.steps):
             try:
                 enqueue(handle)
+                run.events += [self._stream.event(inside=True)] if timed else []
                 if self._stepwise:
                     self._stream.wait()
             except Error as error:
@@ -162,4 +178,5 @@ class _Run:
 
     def __init__(self, steps: list[Enqueue]) -> None:
         self.steps, self.count = steps, 0
+        self.events: list[Event] = []  # before the first step and after each, if they are timed
         self.graph: Any = None

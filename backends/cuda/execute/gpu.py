@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any, TypeVar
 
 from irc.backends.cuda.calls import Library as Nccl
 from irc.backends.cuda.driver import Driver, Gpu
-from irc.backends.cuda.group import TIMEOUT, Group, open_group
+from irc.backends.cuda.group import TIMEOUT, Group, abort, open_group
 from irc.backends.cuda.runtime import device_count, driver_version
 from irc.backends.ranks.communicator import Communicator
 from irc.errors import Error, did_you_mean
@@ -17,23 +17,37 @@ CUDA = 13000  # the oldest version that cuda-python and its libraries run on
 
 
 class RankGpu:
-    """One GPU and NCCL.
+    """One GPU and NCCL, and what its rank holds there: `held` releases it, the latest first.
 
-    `timeout`: seconds that work with collectives may take. `nccl` replaces the NCCL library.
+    `timeout`: seconds in which some rank must make progress. `nccl` replaces the NCCL library.
     """
 
     def __init__(self, driver: Driver, timeout: float = TIMEOUT, nccl: Nccl | None = None) -> None:
         self.driver = driver
         self._timeout, self._nccl = timeout, nccl
+        self.held = ExitStack()
+        self.held.callback(driver.close)
 
     def group(self, host: Communicator, ranks: Sequence[int], label: str) -> Group:
         """The group of these ranks; all of them call this at once. `label` names it in errors."""
         options = {"label": label, "timeout": self._timeout, "meeting": self._timeout + 1}
-        return open_group(host, ranks, self.driver, library=self._nccl, **options)
+        group = open_group(host, ranks, self.driver, library=self._nccl, **options)
+        self.held.callback(group.close)
+        return group
 
     def close(self) -> None:
-        """Forget the groups, which their ranks close together."""
-        self.driver.groups.clear()
+        """Release everything, the rest too where something fails; every rank calls it, last."""
+        try:
+            self.held.close()
+        finally:
+            self.driver.groups.clear()
+
+    def abandon(self, error: BaseException) -> None:
+        """Release everything after an error, without the other ranks, which may wait for this one;
+        what they have open of this rank's memory ends with them."""
+        abort(self.driver.groups, f"loading failed: {error}")
+        with suppress(Error):  # of a GPU that has failed
+            self.close()
 
 
 def open_driver(local_rank: int, instead: str) -> Driver:
@@ -100,7 +114,7 @@ G = TypeVar("G", bound=RankGpu)
 def gpu_of_rank(
     options: Mapping[str, Any], host: Communicator | None, open_gpu: Callable[[int], G]
 ) -> Generator[G]:
-    """The GPU of this rank, whose groups are forgotten where the work inside fails.
+    """The GPU of this rank, which is left as it was where the work inside fails.
 
     It is the one with the number `device` of the options, by default the local rank; `gpu` of the
     options replaces `open_gpu`.
@@ -113,8 +127,8 @@ def gpu_of_rank(
         if host is not None:
             check_distinct(gpu.driver.gpu, host)
         yield gpu
-    except BaseException:
-        gpu.close()
+    except BaseException as error:
+        gpu.abandon(error)
         raise
 
 

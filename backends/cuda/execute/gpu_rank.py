@@ -13,6 +13,7 @@ from irc.backends.base import Port, Ports
 from irc.backends.cuda.execute.gpu import RankGpu
 from irc.backends.cuda.execute.memory import DeviceArray, Memory
 from irc.backends.cuda.group import Group
+from irc.backends.cuda.watch import Marks
 from irc.backends.ranks.communicator import Communicator
 from irc.backends.ranks.ports import Sizes, Write
 from irc.errors import Error
@@ -82,23 +83,22 @@ class GpuRank(ABC, Generic[S]):
     """One rank of a program on its GPU; all ranks call the same methods in the same order.
 
     `host` communicates with the other ranks, None for one rank. `taken` are the inputs that the
-    caller provides; `shared` is memory for results that other ranks have.
+    caller provides; `shared` is memory for results that other ranks have. What a rank acquires is
+    released by `gpu`.
     """
 
     def __init__(self, facts: RankFacts[S], gpu: RankGpu, host: Communicator | None) -> None:
         self.facts, self.rank, self.stage, self.taken = facts, facts.rank, facts.stage, facts.taken
         self.gpu, self.driver, self.host = gpu, gpu.driver, host
         self.stream = self.driver.stream()
+        gpu.held.callback(self.stream.close)
         self.shared = Memory(self.driver, self.stream)
+        gpu.held.callback(self.shared.free)
         self._groups: dict[tuple[int, ...], Group] = {}  # by their ranks
 
     @abstractmethod
     def execution(self, sizes: Sizes) -> Execution:
         """What runs at these sizes; compiled and loaded."""
-
-    @abstractmethod
-    def free(self) -> None:
-        """Free the device memory of this rank, except `shared`; nothing runs any more."""
 
     def padded(self, sizes: Sizes) -> Sizes:
         """The sizes of a run, which are those of the inputs or larger ones."""
@@ -114,15 +114,22 @@ class GpuRank(ABC, Generic[S]):
             for ranks in mesh.groups(axes):
                 if len(ranks) > 1:
                     labels.setdefault(tuple(ranks), f"the group {'.'.join(axes)}")
+        self._mark(self.host)
         for ranks, label in labels.items():  # in the same order on all ranks
             if self.rank in ranks:
                 self._groups[ranks] = self.gpu.group(self.host, ranks, label)
         self._transfer()
 
+    def _mark(self, host: Communicator) -> None:
+        """Let all ranks see how far the stream of this one is."""
+        self.driver.marks = Marks(self.shared, self.stream)
+        self.gpu.held.callback(host.report, lambda: 0)
+        host.report(self.driver.marks.passed)
+
     def _transfer(self) -> None:
         """Send a number wherever values will be sent: NCCL connects two ranks at their first send,
         and waits for both."""
-        world, stream, memory = self.world, self.stream, Memory(self.driver, self.stream)
+        world, stream, memory = self.world, self.stream, self.shared
         assert world is not None
         own = memory.upload("own", np.array([self.rank], np.int32))
         for source in self.facts.receives:
@@ -139,7 +146,6 @@ class GpuRank(ABC, Generic[S]):
         for to in self.facts.sends:
             world.send(own, 4, to, stream.handle)
         stream.wait("the first transfer between stages")
-        memory.free()
 
     @property
     def world(self) -> Group | None:
@@ -157,12 +163,10 @@ class GpuRank(ABC, Generic[S]):
 
     def close(self) -> None:
         """Release device memory and groups; every rank calls it, last."""
-        self.stream.wait()
-        self.free()
-        self.shared.free()
-        for group in self._groups.values():
-            group.close()
-        self.gpu.close()
+        try:
+            self.stream.wait()
+        finally:
+            self.gpu.close()
 
 
 def symbols_of(port: Port) -> set[str]:

@@ -19,7 +19,7 @@ Enqueue: TypeAlias = Callable[[int], None]  # (stream)
 # clusters; below it, kernels do without either.
 PROGRAMMATIC = 90
 _PORTABLE = 8  # blocks per cluster that every GPU allows
-_PLAIN = 48 << 10  # bytes of shared memory that a kernel gets without asking
+_PLAIN = 48 << 10  # bytes of static and dynamic shared memory that a kernel gets without asking
 
 
 class Kernels(Protocol):
@@ -41,6 +41,10 @@ class Kernels(Protocol):
         `values` are the arguments, with addresses for pointers. `early`: it may start before the
         kernel in front of it has ended.
         """
+        ...
+
+    def close(self) -> None:
+        """Unload all kernels; none runs any more."""
         ...
 
 
@@ -93,6 +97,12 @@ class CudaKernels:
 
         return run
 
+    def close(self) -> None:
+        self._functions.clear()
+        self._shared.clear()
+        while self._modules:
+            call_driver("cuModuleUnload", self._modules.pop())
+
     def _attributes(self, driver: Any, launch: Launch, early: bool) -> list[Any]:
         kinds, found = driver.CUlaunchAttributeID, list[Any]()
         if early and self._capability >= PROGRAMMATIC:
@@ -114,7 +124,10 @@ class CudaKernels:
 
         key = key_of(kernel)
         function, limits = self._functions[key], driver.CUfunction_attribute
-        if launch.shared > max(_PLAIN, self._shared.get(key, 0)):
+        static = call_driver(
+            "cuFuncGetAttribute", limits.CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES, function
+        )
+        if launch.shared > max(_PLAIN - static, self._shared.get(key, 0)):
             most = limits.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
             call_driver("cuFuncSetAttribute", function, most, launch.shared)
             self._shared[key] = launch.shared

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import os
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import irc
+from irc.analysis.topology_file import default_topology
 from irc.backends.base import Arrays
-from irc.backends.cuda import tuning
-from irc.backends.cuda.codegen.streaming.choices import Target, use
 from irc.backends.cuda.device import FAILED
 from irc.backends.cuda.driver import Array
 from irc.backends.cuda.execute.ahead import Ahead, can_follow
-from irc.backends.cuda.execute.compile import Compiler, default_folder
+from irc.backends.cuda.execute.compile import Compiler, default_folder, nvrtc_version
+from irc.backends.cuda.execute.cublaslt import CublasLt, library_version
+from irc.backends.cuda.execute.execution import Record
 from irc.backends.cuda.execute.gpu import (
     RankGpu,
     check_options,
@@ -24,23 +26,28 @@ from irc.backends.cuda.execute.gpu import (
     open_driver,
 )
 from irc.backends.cuda.execute.launch import CudaKernels, Kernels
-from irc.backends.cuda.execute.memory import DeviceArray, check_room
+from irc.backends.cuda.execute.memory import DeviceArray
 from irc.backends.cuda.execute.program import GpuProgram, GpuStream
 from irc.backends.cuda.execute.rank import CudaRank
 from irc.backends.cuda.execute.steps import Products
 from irc.backends.cuda.execute.stream import RankStream
 from irc.backends.cuda.facts import TEXT, facts_of_rank, sharding_facts
 from irc.backends.cuda.group import TIMEOUT
+from irc.backends.cuda.plan import Plan
+from irc.backends.cuda.plan.build import Planner
+from irc.backends.cuda.plan.described import described
+from irc.backends.cuda.plan.regime import Target
 from irc.backends.cuda.runtime import block_limits
-from irc.backends.ranks.communicator import Communicator
+from irc.backends.cuda.tuning import FILE, Choices, read_choices
 from irc.backends.ranks.ports import ShardedPorts, Sizes
+from irc.backends.recorder import Event, Recorder
 from irc.errors import Error
 from irc.ir.core import Module
 from irc.text import parse_module
 
 OPTIONS = (
-    *("communicator", "device", "fused", "gpu", "graphs", "programmatic", "stepwise"),
-    "timeout",
+    *("communicator", "device", "fused", "gpu", "graphs", "locked", "programmatic", "recorder"),
+    *("stepwise", "timeout"),
 )
 STEPWISE = "IRC_CUDA_STEPWISE"  # the environment variable that sets this option
 _INSTEAD = "a program of plans needs one. The same module compiled with --backend onnx runs on CPU"
@@ -50,20 +57,25 @@ class CudaGpu(RankGpu):
     """A GPU with NCCL, the kernels on it, and its library of products."""
 
     kernels: Kernels
+    target: Target
 
-    def products(self, rank: CudaRank, host: Communicator | None) -> Products:
-        """The library of products; `host`: the ranks that make the same calls."""
-        from irc.backends.cuda.execute.products import TimedProducts
+    def products(self, algorithms: Mapping[str, str], locked: bool) -> Products:
+        """The library of products, see CublasLt."""
+        return CublasLt(self.driver, algorithms, locked)
 
-        return TimedProducts(self.driver, rank.stream, host)
+    def versions(self) -> dict[str, str]:
+        """The versions of what decides which bits are computed."""
+        versions = {"irc": irc.__version__, "NVRTC": "{}.{}".format(*nvrtc_version())}
+        with suppress(Error):  # a program without products needs no cuBLASLt
+            versions["cuBLASLt"] = library_version()
+        return versions
 
 
 def open_gpu(local_rank: int, timeout: float) -> CudaGpu:
     """The GPU with the number of a local rank."""
     gpu = CudaGpu(open_driver(local_rank, _INSTEAD), timeout)
     capability = gpu.driver.gpu.capability
-    use(Target(capability, *block_limits()))
-    tuning.use_for(gpu.driver.gpu)
+    gpu.target = Target(capability, *block_limits())
     gpu.kernels = CudaKernels(capability, Compiler(capability, default_folder()))
     return gpu
 
@@ -73,8 +85,7 @@ class CudaProgram(GpuProgram[CudaRank]):
 
     def open(self, sizes: Mapping[str, int]) -> CudaStream:
         """A stream whose states are zeros; `sizes` has the symbols in their shapes."""
-        check_room(self.rank.driver, self.rank.caches(sizes), sizes)
-        return CudaStream(self, RankStream(self.rank, sizes))
+        return CudaStream(self, RankStream(self.rank, sizes), sizes)
 
     def gather(
         self, names: Iterable[str], found: Mapping[str, DeviceArray], sizes: Sizes, full: Sizes
@@ -115,19 +126,26 @@ class CudaStream(GpuStream):
         """
         program = self._program
         shards, sizes = program.plain_shards(inputs)
-        if not can_follow(program.ports, sizes, fed, advanced) or any(
-            program.sharding.results[name].is_sharded for name in fed.values()
+        if (
+            self.rows.chosen(sizes, 0) is not None
+            or not can_follow(program.ports, sizes, fed, advanced)
+            or any(program.sharding.results[name].is_sharded for name in fed.values())
         ):
             return None
         ahead = Ahead(program, self._stream, fed, advanced)
-        return _each(ahead.outputs(shards, sizes, count))
+        return self._each(ahead.outputs(shards, sizes, count))
+
+    def _each(self, outputs: Iterator[Arrays]) -> Iterator[Arrays]:
+        """The outputs; the states live as long as whoever takes them."""
+        with _hinted():
+            yield from outputs
 
     def times(self, inputs: Mapping[str, Array], count: int) -> list[float]:
         """Milliseconds of each of `count` steps over the same inputs, which follow each other
         without the host; two steps in front of them are not counted."""
         shards, sizes = self._program.plain_shards(inputs)
         stream = self._program.rank.stream
-        self._stream.step(shards, sizes)
+        self._stream.step(shards, sizes, self.rows.chosen(sizes, 0))
         self._stream.again()
         events = [stream.event()]
         for _ in range(count):
@@ -137,51 +155,87 @@ class CudaStream(GpuStream):
         return [before.ms_until(after) for before, after in pairwise(events)]
 
 
-def _each(outputs: Iterator[Arrays]) -> Iterator[Arrays]:
-    with _hinted():
-        yield from outputs
-
-
 def load(folder: Path, facts: Mapping[str, Any], **options: Any) -> CudaProgram:
     """The program of an artifact.
 
     Options: `communicator`, of the ranks of the run, required for several; `device`, the number of
     the GPU (default: the local rank); `fused=False` plans without kernels for several operations;
-    `graphs=False` uses no CUDA graphs; `programmatic=False` lets
-    no kernel start before the one in front of it has ended; `stepwise=True` waits after every
-    launch, so that an error names its kernel; `timeout`, the seconds that work with collectives may
-    take (7); `gpu`, a function from a local rank to a CudaGpu.
+    `graphs=False` uses no CUDA graphs; `locked=True` raises an Error where the bits would depend on
+    more than the artifact: on another GPU or version than its choices are for, or on a kernel or
+    algorithm without a choice; `programmatic=False` lets no kernel start before the one in front of
+    it has ended, nor does a `recorder`, which gets the times of the steps of CUDA graphs;
+    `stepwise=True` waits after every launch, so that an error names its kernel; `timeout`, the
+    seconds in which the GPU of some rank must get on (7); `gpu`, a function from a local rank to a
+    CudaGpu.
     """
     check_options(options, OPTIONS, "a program of the backend cuda")
     path = folder / TEXT
     module = parse_module(path.read_text(encoding="utf-8"), str(path))
-    return program_of(module, Path(facts["base"]) if facts.get("base") else folder, **options)
+    base = Path(facts["base"]) if facts.get("base") else folder
+    return program_of(module, base, read_choices(folder), **options)
 
 
-def program_of(module: Module, base: Path, **options: Any) -> CudaProgram:
-    """The program of a localized module, its checkpoint files below `base`; options of `load`."""
-    from irc.backends.cuda.plan.build import Planner
+def recording(recorder: Recorder | None, planner: Planner) -> Record | None:
+    """What adds the steps of a run to a recorder, by the names of the module's text."""
+    if recorder is None:
+        return None
+    topology = default_topology()
 
+    def record(plan: Plan, began: int, us: Sequence[float]) -> None:
+        for step, each in zip(described(planner, plan, topology), us, strict=False):
+            value = step.values[0] if step.values else ""
+            recorder.events.append(Event(planner.rank, step.name, value, began, each))
+            began += int(1e3 * each)
+
+    return record
+
+
+class LockedPlanner(Planner):
+    """Plans with kernels that are chosen, and no others."""
+
+    def __init__(self, choices: Choices, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._choices = choices
+
+    def plan(self, sizes: Mapping[str, int]) -> Plan:
+        """As of Planner; an Error about a kernel without a choice."""
+        plan = super().plan(sizes)
+        self._choices.check_plan(plan)
+        return plan
+
+
+def program_of(
+    module: Module, base: Path, choices: Choices | None = None, **options: Any
+) -> CudaProgram:
+    """The program of a localized module, its checkpoint files below `base`; options of `load`.
+
+    `choices`: by default those of irc for the GPU of this rank.
+    """
     host = check_ranks(f"@{module.name}", module.mesh.ranks, options.get("communicator"))
     number = 0 if host is None else host.rank
     own, facts = facts_of_rank(module, number), sharding_facts(module)
-    fused = options.get("fused", True)
-    planner = Planner(module, own.stage.function, number, fused=fused)
+    locked: bool = options.get("locked", False)
     timeout = options.get("timeout") or TIMEOUT
     with gpu_of_rank(options, host, lambda device: open_gpu(device, timeout)) as gpu:
         if host is not None:
-            tuning.use(tuning.agreed(tuning.used(), host))
-        alike = host if len(facts["stages"]) == 1 else None
+            host.agree(FILE, "" if choices is None else choices.text())
+        if locked and choices is not None:
+            choices.check(gpu.driver.gpu, gpu.target, gpu.versions())
+        chosen = (choices or Choices(gpu.target)).on(gpu.driver.gpu, gpu.target)
+        fused: bool = options.get("fused", True)
+        arguments = module, own.stage.function, number, fused, chosen.device
+        planner = LockedPlanner(chosen, *arguments) if locked else Planner(*arguments)
         rank = CudaRank(
             own,
             planner,
             base,
             gpu,
             gpu.kernels,
-            lambda rank: gpu.products(rank, alike),
+            lambda: gpu.products(chosen.products, locked),
             host,
-            early=options.get("programmatic", True),
+            early=options.get("programmatic", True) and options.get("recorder") is None,
             graphs=options.get("graphs", True),
             stepwise=options.get("stepwise", bool(os.environ.get(STEPWISE))),
+            record=recording(options.get("recorder"), planner),
         )
         return CudaProgram(ShardedPorts(facts), rank)

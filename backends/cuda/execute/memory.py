@@ -5,17 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 
 from irc.analysis.units import amount
 from irc.backends.cuda.driver import Array, Driver, Stream
+from irc.backends.cuda.plan.arena import aligned
 from irc.errors import Error
 from irc.ir.dtypes import dtype as dtype_called
 from irc.ir.dtypes import numpy_dtype, packed, unpacked
 
 Shape: TypeAlias = tuple[int, ...]
+K = TypeVar("K")
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,15 @@ class DeviceArray:
 def size_of(shape: Shape, dtype: str) -> int:
     """Bytes of an array in device memory."""
     return dtype_called(dtype).nbytes(prod(shape))
+
+
+def packed_offsets(sizes: Mapping[K, int]) -> tuple[dict[K, int], int]:
+    """The offsets of pieces of memory behind each other, all aligned, and the bytes of all."""
+    offsets, end = dict[K, int](), 0
+    for name, size in sizes.items():
+        offsets[name] = end
+        end += aligned(size)
+    return offsets, end
 
 
 def as_stored(array: Array, dtype: str) -> Array:

@@ -1,9 +1,15 @@
-"""Memory of the GPUs of one host that the ranks of a group write to (CUDA IPC)."""
+"""Memory of the GPUs of one host that the ranks of a group write to (CUDA IPC).
+
+Once the run has failed, `Group.stops` lets kernels that wait for other ranks go on, with whatever
+lies in the memory of the group: all that the steps compute from then on, caches too, is wrong.
+Nobody reads it, since every wait for the stream raises a PeerError, and the program only closes.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, suppress
 
 import numpy as np
 
@@ -27,26 +33,29 @@ class Peers:
     def __init__(
         self, host: Communicator, ranks: Sequence[int], group: Group, driver: Driver, stream: Stream
     ) -> None:
-        self._host, self._ranks, self._driver, self._stream = host, ranks, driver, stream
+        self._host, self._ranks, self._group = host, ranks, group
+        self._driver, self._stream = driver, stream
         self._size, self._opened = buffer_size(len(ranks)), dict[int, int]()
         self._held: list[int] = []  # addresses of own memory
         try:
             self._open()
-            self._try()
+            for work in (self._write, self._check, self._make_table):
+                self._agree(work)
+        except Error:
+            with suppress(PeerError):  # it is the one that is raised
+                self.close()
+            raise
+
+    def _agree(self, work: Callable[[], None]) -> None:
+        """Do work of all ranks; an Error, the same on all of them, where it fails on one."""
+        problem = ""
+        try:
+            work()
         except PeerError:
             raise
-        except Error:
-            self.close()
-            raise
-        self._stop = driver.pinned(4).view(np.uint32)
-        self._stop[0] = 0
-        group.stops.append(self._stop)
-        words = np.zeros(PEERS // 8, np.uint64)
-        words[:2] = self._stop.ctypes.data, group.rank
-        words[2 : 2 + len(ranks)] = [self._opened.get(rank, self._held[0]) for rank in ranks]
-        self.table = driver.allocate(PEERS)
-        self._held.append(self.table)
-        self._upload(self.table, words)
+        except Error as error:
+            problem = error.message
+        _check(self._gathered(problem))
 
     def _open(self) -> None:
         """Open the memory of all other ranks."""
@@ -63,29 +72,49 @@ class Peers:
         if len(set(places)) > 1:
             problems = ("they are on several hosts, or see different processes",)
         _check(problems)
-        for rank, each in zip(self._ranks, handles, strict=True):
-            if rank == own or problem:
-                continue
-            try:
-                self._opened[rank] = self._driver.open_shared(bytes.fromhex(each))
-            except Error as error:
-                problem = f"rank {own} cannot open that of rank {rank}: {error.message}"
-        _check(self._gathered(problem))
 
-    def _try(self) -> None:
-        """Write a number to every other rank, then make the memory ones, as the kernel expects."""
-        count, own = len(self._ranks), self._ranks.index(self._host.rank)
-        for number in self._ranks:
-            if number != self._host.rank:
-                self._upload(self._opened[number] + 4 * own, np.array([own + 1], np.int32))
-        self._gathered("written")
-        found = np.zeros(count, np.int32)
-        self._stream.download(found, self._held[0])
+        def open_all() -> None:
+            for rank, each in zip(self._ranks, handles, strict=True):
+                if rank != own:
+                    self._open_one(rank, bytes.fromhex(each))
+
+        self._agree(open_all)
+
+    def _open_one(self, rank: int, handle: bytes) -> None:
+        try:
+            self._opened[rank] = self._driver.open_shared(handle)
+        except Error as error:
+            message = f"rank {self._host.rank} cannot open that of rank {rank}: {error.message}"
+            raise Error(message) from error
+
+    def _write(self) -> None:
+        """Write a number to every other rank."""
+        own = self._group.rank
+        for address in self._opened.values():
+            self._upload(address + 4 * own, np.array([own + 1], np.int32))
+
+    def _check(self) -> None:
+        """Compare what the others wrote, then make the memory ones, as the kernel expects."""
+        numbers = np.zeros(len(self._ranks), np.int32)
+        self._stream.download(numbers, self._held[0])
         self._stream.wait("reading what other ranks wrote")
-        found[own] = own + 1
-        wrong = [str(self._ranks[i]) for i in range(count) if found[i] != i + 1]
+        numbers[self._group.rank] = self._group.rank + 1
+        wrong = [str(self._ranks[i]) for i, number in enumerate(numbers) if number != i + 1]
+        if wrong:
+            raise Error(f"numbers of rank {', '.join(wrong)} do not arrive")
         self._upload(self._held[0], np.full(self._size, 0xFF, np.uint8))
-        _check(self._gathered(f"numbers of rank {', '.join(wrong)} do not arrive" if wrong else ""))
+
+    def _make_table(self) -> None:
+        stop = self._driver.pinned(4).view(np.uint32)
+        stop[0] = 0
+        self._group.stops.append(stop)
+        words = np.zeros(PEERS // 8, np.uint64)
+        words[:2] = stop.ctypes.data, self._group.rank
+        memory = [self._opened.get(rank, self._held[0]) for rank in self._ranks]
+        words[2 : 2 + len(memory)] = memory
+        self.table = self._driver.allocate(PEERS)
+        self._held.append(self.table)
+        self._upload(self.table, words)
 
     def _upload(self, address: int, array: Array) -> None:
         self._stream.upload(address, array)
@@ -97,12 +126,17 @@ class Peers:
         return [self._host.broadcast(data, root, self._ranks).decode() for root in self._ranks]
 
     def close(self) -> None:
-        """Release the memory, once no rank runs a kernel that uses it; every rank calls it."""
-        for address in self._opened.values():
-            self._driver.close_shared(address)
-        self._gathered("closed")
-        for address in self._held:
-            self._driver.free(address)
+        """Release the memory, once no rank runs a kernel that uses it; every rank calls it.
+
+        Where the group has failed, it does not wait for the other ranks.
+        """
+        with ExitStack() as memory:
+            for address in self._held:
+                memory.callback(self._driver.free, address)
+            for address in self._opened.values():
+                self._driver.close_shared(address)
+            if self._group.failure is None:
+                self._gathered("closed")
 
 
 def _check(problems: Sequence[str]) -> None:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 import numpy as np
 
-from irc.backends.base import Arrays, Ports, check_plain
+from irc.backends.base import Arrays, Ports, StateRows, check_plain
 from irc.backends.cuda.driver import Array, Launch
 from irc.backends.cuda.execute.gpu_rank import GpuRank
 from irc.backends.cuda.execute.memory import DeviceArray, as_array, host_like
@@ -55,7 +55,7 @@ class GpuProgram(Generic[R]):
 
     def open(self, sizes: Mapping[str, int]) -> GpuStream:
         """A stream whose states are zeros; `sizes` has the symbols in their shapes."""
-        return GpuStream(self, RankStream(self.rank, sizes))
+        return GpuStream(self, RankStream(self.rank, sizes), sizes)
 
     def gather(
         self, names: Iterable[str], found: Mapping[str, DeviceArray], sizes: Sizes, full: Sizes
@@ -128,19 +128,32 @@ class Staged:
 class GpuStream:
     """The states of one conversation, of which this process has those of its rank."""
 
-    def __init__(self, program: GpuProgram[Any], stream: RankStream) -> None:
+    def __init__(
+        self, program: GpuProgram[Any], stream: RankStream, sizes: Mapping[str, int]
+    ) -> None:
         self._program, self._stream = program, stream
+        self.rows = StateRows.of(program.ports.states, sizes)
         self._names = [port.name for port in program.ports.outputs]
         self._finalizer = weakref.finalize(self, _close, stream)
         self._finalizer.atexit = False
 
-    def step(self, inputs: Mapping[str, Array]) -> Arrays:
-        """Run once over the plain inputs, advance the states, return the plain outputs."""
+    def step(self, inputs: Mapping[str, Array], first: int = 0) -> Arrays:
+        """See Stream."""
         program = self._program
         check_plain(inputs, program.ports)
         shards, sizes = program.plain_shards(inputs)
-        found, full = self._stream.step(shards, sizes)
+        found, full = self._stream.step(shards, sizes, self.rows.chosen(sizes, first))
         return program.gather(self._names, found, sizes, full)
+
+    def copy_rows(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+        """See Stream."""
+        self.rows.check(sources, targets)
+        self._stream.copy_rows(sources, targets)
+
+    def clear_rows(self, rows: Sequence[int]) -> None:
+        """See Stream."""
+        self.rows.check(rows)
+        self._stream.clear_rows(rows)
 
     def close(self) -> None:
         """Free the states."""

@@ -9,17 +9,24 @@ from irc.backends.cuda.driver import Driver, Stream
 from irc.backends.cuda.execute.launch import Enqueue, Kernels
 from irc.backends.cuda.group import Group
 from irc.backends.cuda.plan import Argument, Launch, LibraryCall, Plan, Step
+from irc.backends.cuda.watch import Marks
 from irc.errors import Error
 
 # axes of the mesh -> the group of this rank along them
 GroupOf = Callable[[tuple[str, ...]], Group]
+LITTLE = 64 << 20  # bytes of an arena
+MARKED = 4  # steps from one mark to the next
 
 
 class Products(Protocol):
     """The library of matrix products."""
 
-    def prepare(self, calls: Sequence[LibraryCall]) -> None:
-        """Choose how to compute calls; nothing is captured meanwhile."""
+    def choose(self, algorithms: Mapping[str, str]) -> None:
+        """Use these algorithms too, by what a choice depends on."""
+        ...
+
+    def offered(self, call: LibraryCall) -> tuple[str, list[str]]:
+        """What the choice for a call depends on, and the algorithms that could compute it."""
         ...
 
     def close(self) -> None:
@@ -51,20 +58,30 @@ class Steps:
         self._group, self._products, self._early = group, products, early
 
     def bound(self, plan: Plan, places: Mapping[str, int]) -> list[Enqueue]:
-        """A function per step of a plan whose buffers lie at `places`."""
+        """A function per step of a plan whose buffers lie at `places`.
+
+        In plans that may take seconds marks follow some steps, see watch.py. A plan of little
+        memory reads weights and caches about once: it takes less than that.
+        """
+        marks = self._driver.marks if plan.arena > LITTLE else None
         found: list[Enqueue] = []
         for i, step in enumerate(plan.steps):
             try:
-                found.append(self._bound(plan, i, step, places))
+                enqueue = self._bound(plan, i, step, places, marks is not None)
             except Error as error:
                 raise failure(step, error) from error
+            is_marked = marks is not None and i % MARKED == MARKED - 1
+            found.append(_with_mark(enqueue, marks) if marks and is_marked else enqueue)
         return found
 
-    def _bound(self, plan: Plan, i: int, step: Step, places: Mapping[str, int]) -> Enqueue:
+    def _bound(
+        self, plan: Plan, i: int, step: Step, places: Mapping[str, int], marked: bool
+    ) -> Enqueue:
         values = [places[a.buffer] if isinstance(a, Argument) else a for a in step.arguments]
         if isinstance(step, LibraryCall):
             return self._call(step, [int(value) for value in values])
         follows = i > 0 and isinstance(plan.steps[i - 1], Launch)
+        follows = follows and not (marked and i % MARKED == 0)
         early = self._early and step.programmatic and follows
         return self._kernels.bind(step, plan.kernels[step.kernel], values, early)
 
@@ -92,6 +109,14 @@ class Steps:
     def _copy(self, call: LibraryCall, addresses: Sequence[int]) -> Enqueue:
         (source, target), size = addresses, int(str(call.settings["nbytes"]))
         return lambda handle: self._stream.copy(target, source, size)
+
+
+def _with_mark(enqueue: Enqueue, marks: Marks) -> Enqueue:
+    def run(stream: int) -> None:
+        enqueue(stream)
+        marks.enqueue()
+
+    return run
 
 
 def failure(step: Step, error: Error) -> Error:

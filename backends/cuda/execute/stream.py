@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from irc.backends.base import Arrays, Port, state_shape
+from irc.backends.base import Arrays, state_shape
 from irc.backends.cuda.driver import Array
 from irc.backends.cuda.execute.gpu_rank import Execution, GpuRank
-from irc.backends.cuda.execute.memory import DeviceArray, Memory, Shape, as_stored, size_of
+from irc.backends.cuda.execute.memory import (
+    DeviceArray,
+    Shape,
+    as_stored,
+    check_room,
+    packed_offsets,
+    size_of,
+)
+from irc.backends.cuda.plan.core import ALIGNMENT
 from irc.backends.ranks.ports import Sizes, sized
 from irc.errors import Error
 
@@ -25,45 +34,74 @@ class RankStream:
         self, rank: GpuRank[Any], sizes: Mapping[str, int], states: Arrays | None = None
     ) -> None:
         self._rank, self._opened = rank, dict(sizes)
-        self._states: dict[str, DeviceArray] = {}
+        rank.driver.make_current()  # the thread of a server is not the one that loaded
         self.inputs: dict[str, DeviceArray] = {}  # of the last step, which stay in place
         self._again: Callable[[], dict[str, DeviceArray]] | None = None
+        ports = {port.name: port for port in rank.stage.ports.states}
+        shapes = {name: state_shape(port, sizes) for name, port in ports.items()}
+        nbytes = {name: size_of(shapes[name], port.dtype) for name, port in ports.items()}
+        offsets, total = packed_offsets(nbytes)
+        self._size = max(1, total)
+        if ports:
+            check_room(rank.driver, {"caches": self._size}, sizes)
+        self._address = rank.driver.allocate(self._size) if ports else 0
+        self._states = {
+            name: DeviceArray(self._address + offsets[name], shapes[name], port.dtype)
+            for name, port in ports.items()
+        }
         try:
-            for port in rank.stage.ports.states:
-                self._allocate(port, sizes, (states or {}).get(port.name))
+            self._fill(states or {})
         except BaseException:
-            self.close()  # the GPU may have too little memory for all of them
+            self.close()
             raise
+
+    def _fill(self, arrays: Arrays) -> None:
+        """Write the first values; attention reads unused positions, which must be numbers."""
+        rank, uploads = self._rank, list[Array]()
+        if self._address:
+            rank.driver.zero(self._address, self._size, rank.stream.handle)
+        for name, array in arrays.items():
+            state = self._states[name]
+            uploads.append(as_stored(pad(array, state.shape), state.dtype))
+            rank.stream.upload(state.address, uploads[-1])
         rank.stream.wait()
 
-    def _allocate(self, port: Port, sizes: Mapping[str, int], array: Array | None) -> None:
-        shape, rank = state_shape(port, sizes), self._rank
-        size = size_of(shape, port.dtype)
-        address = rank.driver.allocate(max(1, size))
-        self._states[port.name] = DeviceArray(address, shape, port.dtype)
-        if array is not None:
-            rank.stream.upload(address, as_stored(pad(array, shape), port.dtype))
-            rank.stream.wait()
-        elif size:
-            rank.driver.zero(address, size, rank.stream.handle)  # attention reads unused positions
-
     def step(
-        self, arrays: Mapping[str, Array], sizes: Sizes
+        self, arrays: Mapping[str, Array], sizes: Sizes, rows: slice | None = None
     ) -> tuple[dict[str, DeviceArray], Sizes]:
         """Enqueue a step over this rank's shards; returns its results, and the sizes that were run.
 
-        The results stay in place until the next step. An Error where the inputs do not fit the
-        states or a profile; the states have not changed then.
+        `rows` are those of the states that it runs, by default all. The results stay in place until
+        the next step. An Error where the inputs do not fit the capacity or a profile; the states
+        have not changed then.
         """
-        for name, size in sizes.items():
-            if self._opened.get(name, size) != size:
-                raise Error(
-                    f"the stream was opened for {name}={self._opened[name]}, "
-                    f"but these inputs have {name}={size}"
-                )
+        if self._states and not self._address:
+            raise Error("expected an open stream, found a closed one; open another")
+        self._rank.driver.make_current()
         full = self._rank.padded({**self._opened, **sizes})
         self._check_capacity(arrays, full)
-        return self._enqueue(arrays, full), full
+        return self._enqueue(arrays, full, rows), full
+
+    def copy_rows(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+        """Enqueue the copies, by way of other memory, since a row may be both source and target."""
+        stream = self._rank.stream
+        self._rank.driver.make_current()
+        for state in self._states.values():
+            size = state.size // state.shape[0]
+            staged = self._rank.shared.device("copied rows", size * len(sources))
+            for n, row in enumerate(sources):
+                stream.copy(staged + n * size, state.address + row * size, size)
+            for n, row in enumerate(targets):
+                stream.copy(state.address + row * size, staged + n * size, size)
+
+    def clear_rows(self, rows: Sequence[int]) -> None:
+        """Enqueue filling rows with zeros."""
+        rank = self._rank
+        rank.driver.make_current()
+        for state in self._states.values():
+            size = state.size // state.shape[0]
+            for row in rows:
+                rank.driver.zero(state.address + row * size, size, rank.stream.handle)
 
     def _check_capacity(self, arrays: Mapping[str, Array], full: Sizes) -> None:
         for write in self._rank.stage.writes:
@@ -75,15 +113,35 @@ class RankStream:
                     f"{capacity}; open the stream with a larger capacity, or compile with one"
                 )
 
-    def _enqueue(self, arrays: Mapping[str, Array], full: Sizes) -> dict[str, DeviceArray]:
+    def _enqueue(
+        self, arrays: Mapping[str, Array], full: Sizes, rows: slice | None
+    ) -> dict[str, DeviceArray]:
         rank = self._rank
         execution = rank.execution(full)
         self._memory, self._user = execution.memory, object()
         self._memory.user = self._user
-        values, results = self._placed(arrays, full, execution.memory)
+        states = self._states
+        if rows is not None:
+            states = {name: _part(state, rows) for name, state in states.items()}
+        # kernels expect arrays at multiples of ALIGNMENT: rows at others are copied there
+        moved = {name: state for name, state in states.items() if state.address % ALIGNMENT}
+        states = states | {
+            name: replace(state, address=execution.memory.device(f"rows of {name}", state.size))
+            for name, state in moved.items()
+        }
+        values, results = self._placed(arrays, full, states)
         self.inputs = {port.name: values[port.name] for port in rank.stage.ports.inputs}
-        self._again = lambda: self._run(execution, values, results)
-        return self._again()
+
+        def again() -> dict[str, DeviceArray]:
+            for name, state in moved.items():
+                rank.stream.copy(states[name].address, state.address, state.size)
+            self._run(execution, values, results)
+            for name, state in moved.items():
+                rank.stream.copy(state.address, states[name].address, state.size)
+            return results
+
+        self._again = again
+        return again()
 
     def again(self) -> dict[str, DeviceArray]:
         """Enqueue another step at the same sizes, over what lies in `inputs` then.
@@ -104,7 +162,7 @@ class RankStream:
         execution: Execution,
         values: Mapping[str, DeviceArray],
         results: dict[str, DeviceArray],
-    ) -> dict[str, DeviceArray]:
+    ) -> None:
         rank, stream, world = self._rank, self._rank.stream, self._rank.world
         run = execution.prepared(values, results)
         # no allocation from here on: it would wait for values that other ranks have not sent
@@ -119,14 +177,13 @@ class RankStream:
         if must_meet:
             # after the sends: it may have waited for its inputs while it was enqueued
             rank.meet("a step of new sizes")
-        return results
 
     def _placed(
-        self, arrays: Mapping[str, Array], full: Sizes, memory: Memory
+        self, arrays: Mapping[str, Array], full: Sizes, states: Mapping[str, DeviceArray]
     ) -> tuple[dict[str, DeviceArray], dict[str, DeviceArray]]:
         """(arguments, results) in device memory; those of `arrays` are being uploaded."""
-        stage = self._rank.stage
-        values = dict(self._states)
+        stage, memory = self._rank.stage, self._memory
+        values = dict(states)
         for port in stage.ports.inputs:
             shape = sized(port.shape, full)
             array = arrays.get(port.name)
@@ -136,7 +193,7 @@ class RankStream:
                 address = memory.upload(port.name, as_stored(pad(array, shape), port.dtype))
                 memory.keep(port.name, array, shape)
             values[port.name] = DeviceArray(address, shape, port.dtype)
-        results = {result: self._states[state] for state, result in stage.states.items()}
+        results = {result: states[state] for state, result in stage.states.items()}
         for port in stage.ports.outputs:
             shape = sized(port.shape, full)
             address = memory.device(f"result {port.name}", size_of(shape, port.dtype))
@@ -144,15 +201,24 @@ class RankStream:
         return values, results
 
     def close(self) -> None:
-        """Free the states."""
-        self._rank.stream.wait()
-        for state in self._states.values():
-            self._rank.driver.free(state.address)
-        self._states.clear()
+        """Free the states; the next stream of equal sizes gets their memory, and its graphs."""
+        try:
+            self._rank.stream.wait()
+        finally:
+            address, self._address = self._address, 0
+            if address:
+                self._rank.driver.keep(address, self._size)
 
 
 def _pairs(named: Mapping[int, Iterable[str]]) -> Iterator[tuple[int, str]]:
     return ((rank, name) for rank, names in named.items() for name in names)
+
+
+def _part(state: DeviceArray, rows: slice) -> DeviceArray:
+    """Rows of a state in place."""
+    count, *row = state.shape
+    shape = (rows.stop - rows.start, *row)
+    return replace(state, address=state.address + rows.start * (state.size // count), shape=shape)
 
 
 def pad(array: Array, shape: Shape) -> Array:

@@ -31,12 +31,15 @@ class Range:
 
 
 class Uploads:
-    """Copies to one GPU; a context that ends when all are done. `piece`: bytes of a piece."""
+    """Copies to one GPU; a context that ends when all are done, and may be entered again.
+
+    `piece`: bytes of a piece. Pieces are allocated when they are first needed, and kept.
+    """
 
     def __init__(self, driver: Driver, stream: Stream, piece: int = PIECE) -> None:
-        self._stream, self._piece = stream, piece
-        self._pieces = [driver.pinned(piece) for _ in range(_PIECES)]
-        self._copied: list[Event | None] = [None] * _PIECES
+        self._driver, self._stream, self._piece = driver, stream, piece
+        self._pieces: list[Array] = []
+        self._copied: dict[int, Event] = {}  # by the number of a piece
         self._turns = cycle(range(_PIECES))
 
     def files(self, places: Iterable[tuple[Range, int]]) -> None:
@@ -66,8 +69,10 @@ class Uploads:
     def _next(self) -> tuple[int, Array]:
         """A piece that no copy reads any more, and its number."""
         turn = next(self._turns)
-        if (before := self._copied[turn]) is not None:
-            before.wait()
+        if turn == len(self._pieces):
+            self._pieces.append(self._driver.pinned(self._piece))
+        if turn in self._copied:
+            self._copied[turn].wait()
         return turn, self._pieces[turn]
 
     def _upload(self, read: Future[None], data: Array, address: int, turn: int) -> None:
@@ -77,6 +82,12 @@ class Uploads:
     def _enqueue(self, data: Array, address: int, turn: int) -> None:
         self._stream.upload(address, data)
         self._copied[turn] = self._stream.event()
+
+    def free(self) -> None:
+        """Release the pieces, which no copy reads any more."""
+        self._copied.clear()
+        self._pieces.clear()
+        self._turns = cycle(range(_PIECES))
 
     def __enter__(self) -> Uploads:
         return self
@@ -146,15 +157,3 @@ def _parts(
         for start in range(0, wanted.size, piece):
             size = min(piece, wanted.size - start)
             yield Range(wanted.path, wanted.offset + start, size), address + start
-
-
-def allocate_weights(driver: Driver, size: int) -> int:
-    """Device memory for the weights of a rank; an Error where too little is free."""
-    free = driver.free_memory()
-    if size > free:
-        raise Error(
-            f"the weights of this rank take {size / 1e9:.2f} GB, and {driver.gpu.name} has "
-            f"{free / 1e9:.2f} of {driver.gpu.memory / 1e9:.2f} GB free; compile for more ranks "
-            "(--mesh tp=N), or end what else uses the GPU"
-        )
-    return driver.allocate(size)

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TypeAlias
 
 from irc.backends.cuda.driver import Driver, Stream
-from irc.backends.cuda.execute.upload import PIECE, Range, Uploads, allocate_weights
-from irc.backends.cuda.plan.core import ALIGNMENT
+from irc.backends.cuda.execute.memory import check_room, packed_offsets
+from irc.backends.cuda.execute.upload import PIECE, Range, Uploads
 from irc.errors import Error
 from irc.ir.core import Weight
 from irc.ir.dtypes import dtype as dtype_called
@@ -24,16 +24,17 @@ class FileWeights:
     """Weights in device memory: `addresses` by name. Equal bytes of a file are there once."""
 
     def __init__(self, driver: Driver, stream: Stream, piece: int = PIECE) -> None:
-        self._driver, self._stream, self._piece = driver, stream, piece
+        self._driver, self._stream = driver, stream
+        self.uploads = Uploads(driver, stream, piece)
         self._memory: list[int] = []
         self._known: dict[Source, int] = {}  # addresses
         self.addresses: dict[str, int] = {}
-        self.bytes = 0
 
     def add_ranges(self, ranges: Mapping[str, Range]) -> None:
-        """Upload weights that are ranges of files."""
+        """Upload weights that are ranges of files; nothing is uploaded later."""
         sources: dict[str, Source] = {name: (each,) for name, each in ranges.items()}
         self._add(sources, {(each,): each.size for each in ranges.values()})
+        self.uploads.free()
 
     def _add(
         self,
@@ -43,36 +44,34 @@ class FileWeights:
         compute: Callable[[Uploads, list[str]], None] = lambda uploads, names: None,
     ) -> None:
         missing = {source: size for source, size in sizes.items() if source not in self._known}
-        total = sum(-(-size // ALIGNMENT) * ALIGNMENT for size in missing.values())
+        offsets, total = packed_offsets(missing)
         check(total)
+        check_room(self._driver, {"weights": total}, {})
         if total:
-            self._place(missing, total)
+            self._place(offsets, total)
             try:
-                with Uploads(self._driver, self._stream, self._piece) as uploads:
+                with self.uploads as uploads:
                     uploads.files(place for key in missing for place in _places(key, self._known))
                     compute(uploads, [key for key in missing if isinstance(key, str)])
             except BaseException:  # what has no bytes yet must not be found there
-                self._drop(missing, total)
+                self._drop(missing)
                 raise
         self.addresses |= {name: self._known.get(source, 0) for name, source in sources.items()}
 
-    def _place(self, missing: Mapping[Source, int], total: int) -> None:
-        address = allocate_weights(self._driver, total)
+    def _place(self, offsets: Mapping[Source, int], total: int) -> None:
+        address = self._driver.allocate(total)
         self._memory.append(address)
-        self.bytes += total
-        for source, size in missing.items():
-            self._known[source] = address
-            address += -(-size // ALIGNMENT) * ALIGNMENT
+        self._known |= {source: address + offset for source, offset in offsets.items()}
 
-    def _drop(self, missing: Mapping[Source, int], total: int) -> None:
+    def _drop(self, missing: Mapping[Source, int]) -> None:
         for source in missing:
             del self._known[source]
-        self.bytes -= total
         with suppress(Error):  # of a GPU that has failed
             self._driver.free(self._memory.pop())
 
     def free(self) -> None:
         """Free the memory."""
+        self.uploads.free()
         for address in self._memory:
             self._driver.free(address)
         self._memory.clear()

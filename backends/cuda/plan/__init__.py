@@ -9,13 +9,10 @@ from .core import LibraryCall as LibraryCall
 from .core import Place as Place
 from .core import Plan as Plan
 from .core import Step as Step
-from .template import FUSIONS as FUSIONS
 from .template import KERNELS as KERNELS
+from .template import LAUNCHES as LAUNCHES
 from .template import AnyTemplate as AnyTemplate
 from .template import CallTemplate as CallTemplate
-from .template import Fused as Fused
-from .template import Fusion as Fusion
 from .template import Template as Template
-from .template import Tuning as Tuning
-from .template import fusion as fusion
 from .template import kernels_of as kernels_of
+from .template import launches_of as launches_of

@@ -7,7 +7,10 @@ from dataclasses import dataclass, field
 from math import prod
 from typing import Literal, TypeAlias
 
+from irc.ir.dims import Dim
 from irc.ir.dtypes import dtype
+
+from .cost import NONE, Work
 
 # arena: memory of a plan, shared by values that are not alive at the same time. All other places
 # keep their addresses from step to step: arguments, results, states (which results overwrite),
@@ -17,6 +20,7 @@ Place: TypeAlias = Literal["arena", "input", "output", "state", "weight", "zeros
 Library: TypeAlias = Literal["cublaslt", "nccl", "memory"]
 ALIGNMENT = 256  # bytes, of every buffer
 WARP = 32
+MANY = 2**30  # elements, from which on indices have 64 bits: loops may count a little further
 PEERS = 336  # bytes of a buffer at the place `peers`: see peer_memory.cuh
 
 
@@ -59,18 +63,22 @@ class Kernel:
     source: str
     macros: Mapping[str, str] = field(default_factory=dict[str, str])
 
+    @property
+    def text(self) -> str:
+        """The source behind its macros."""
+        return "".join(f"#define {k} {v}\n" for k, v in self.macros.items()) + self.source
+
 
 @dataclass(frozen=True)
 class Launch:
     """One kernel launch.
 
     `arguments` are pointers, then integers (`int`) and numbers (`float`), as the kernel declares
-    them. `constant`: positions of pointers to memory that no kernel writes during a step, which the
-    kernel may read before the one in front of it has ended (programmatic dependent launch).
-    `programmatic`: whether it may start before that one has ended; then it waits for it itself.
-    `shared`: bytes of dynamic shared memory. `cluster`: blocks per cluster.
+    them. `shared`: bytes of dynamic shared memory. `cluster`: blocks per cluster.
+    `programmatic`: whether it may start before the kernel in front of it has ended, for which it
+    then waits itself (programmatic dependent launch); `early`: positions of the pointers that it
+    reads before it waits, to memory that no kernel writes during a step, but for rows of caches.
     `operations` are names of the IR values that it computes, `source` the line of the first.
-    `nbytes`: what it reads and writes; `flops`: its floating-point operations.
     """
 
     kernel: str
@@ -79,12 +87,11 @@ class Launch:
     arguments: tuple[Argument | int | float, ...]
     shared: int = 0
     cluster: int = 1
-    constant: tuple[int, ...] = ()
+    early: tuple[int, ...] = ()
     programmatic: bool = False
     operations: tuple[str, ...] = ()
     source: str = ""
-    nbytes: int = 0
-    flops: int = 0
+    work: Work = NONE
 
 
 @dataclass(frozen=True)
@@ -102,8 +109,7 @@ class LibraryCall:
     )
     operations: tuple[str, ...] = ()
     source: str = ""
-    nbytes: int = 0
-    flops: int = 0
+    work: Work = NONE
 
     @property
     def axes(self) -> tuple[str, ...]:
@@ -124,7 +130,9 @@ class Plan:
     """What one function runs at given sizes.
 
     `results` are the buffers of the function's results, in order; a result that overwrites a state
-    is the buffer of that state.
+    is the buffer of that state. `candidates`: the names of kernels by what the choice depends on,
+    see Regime.choose. `ranges`: the least and the largest number of every size within which the
+    same steps run (None: without a limit).
     """
 
     function: str
@@ -133,6 +141,10 @@ class Plan:
     kernels: Mapping[str, Kernel]
     steps: tuple[Step, ...]
     results: tuple[str, ...]
+    candidates: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
+    ranges: Mapping[Dim, tuple[int, int | None]] = field(
+        default_factory=dict[Dim, "tuple[int, int | None]"]
+    )
 
     @property
     def arena(self) -> int:

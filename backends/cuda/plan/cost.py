@@ -1,24 +1,44 @@
-"""What a step of a plan costs: bytes, arithmetic and expected time."""
+"""What a step of a plan costs: bytes and arithmetic."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
-from irc.analysis.communication import message
 from irc.analysis.cost import cost_of
 from irc.analysis.sizes import LocalSizes
-from irc.analysis.topology import Topology
 from irc.ir.core import Op, Value
 from irc.ir.mesh import Mesh
+from irc.ops import FusedAttention
+from irc.ops.fused_attention import cache_writes
 
-from .core import LibraryCall, Plan, Step, pointers
+
+@dataclass(frozen=True, eq=False)
+class Work:
+    """What a launch does, by the values that it reads and writes and its operations."""
+
+    reads: Sequence[Value] = ()
+    writes: Sequence[Value] = ()
+    operations: Sequence[Op] = ()
+    sizes: LocalSizes = field(default_factory=lambda: LocalSizes(Mesh(), {}))
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes that are read and written: of selected or updated elements only these."""
+        return _bytes_of(self.reads, self.writes, self.operations, self.sizes)
+
+    @property
+    def flops(self) -> int:
+        """The floating-point operations."""
+        return round(sum(cost_of(op, self.sizes).flops for op in self.operations))
 
 
-def bytes_of(
-    reads: Iterable[Value], writes: Iterable[Value], operations: Iterable[Op], sizes: LocalSizes
+NONE = Work()
+
+
+def _bytes_of(
+    reads: Sequence[Value], writes: Sequence[Value], operations: Sequence[Op], sizes: LocalSizes
 ) -> int:
-    """The bytes that a launch reads and writes: of selected or updated elements only these."""
-    operations = list(operations)
     total = 0
     for value in dict.fromkeys(reads):
         users = [op for op in operations if value in op.operands]
@@ -26,12 +46,11 @@ def bytes_of(
         used = sum(_used(value, op, sizes) for op in users)
         total += min(whole, used) if users else whole
     total += sum(sizes.bytes(value.type) for value in _updated(operations))
+    rows = {row.cache: (row.new, row.past) for op in operations for row in cache_writes(op)}
     for value in writes:
-        op = value.producer
-        kept = None if op is None or not op.in_place else getattr(op, op.in_place)
-        others = [] if op is None else [v for v in op.operands if v is not kept]
-        part = sum(sizes.bytes(v.type) for v in others)
-        total += sizes.bytes(value.type) if kept is None else part
+        kept = value.producer.overwrites().get(value) if value.producer is not None else None
+        written = (value,) if kept is None else rows.get(kept, (value,))
+        total += sum(sizes.bytes(each.type) for each in written)
     return total
 
 
@@ -43,24 +62,10 @@ def _updated(operations: Sequence[Op]) -> dict[Value, None]:
 
 def _used(value: Value, op: Op, sizes: LocalSizes) -> int:
     """The bytes of a value that an operation reads."""
-    if op.in_place and getattr(op, op.in_place) is value:
+    if not isinstance(op, FusedAttention) and value in op.overwrites().values():
         return 0
     if op.selects and getattr(op, op.selects) is value:
         return sum(
             sizes.bytes(result.type.replace(dtype=value.type.dtype)) for result in op.results
         )
     return sizes.bytes(value.type)
-
-
-def flops_of(operations: Iterable[Op], sizes: LocalSizes) -> int:
-    """The floating-point operations of a launch."""
-    return round(sum(cost_of(op, sizes).flops for op in operations))
-
-
-def microseconds(plan: Plan, step: Step, topology: Topology, mesh: Mesh) -> float:
-    """The expected time of a step, the start of its kernel included."""
-    device, buffers = topology.device, [plan.buffers[each.buffer] for each in pointers(step)]
-    if isinstance(step, LibraryCall) and step.library == "nccl":
-        return message(step.function, step.axes, buffers[0].nbytes, mesh, topology).us
-    peak = device.peak(buffers[-1].dtype if buffers else "f32")
-    return max(step.flops / peak, step.nbytes / device.hbm_gb_s / 1e3) + device.kernel_us

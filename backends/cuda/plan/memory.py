@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Collection, Sequence
+from typing import TypeAlias
 
 from irc.analysis.sizes import LocalSizes
 from irc.ir.core import Function, Value, Weight
 from irc.ir.types import TensorType
 
 from .arena import Lifetime, place
-from .core import PEERS, Argument, Buffer, LibraryCall, Place, Step, pointers
+from .core import PEERS, Argument, Buffer, Place
 from .nodes import Node
 from .storage import view_of
 from .template import AnyTemplate
+
+Copy: TypeAlias = tuple[str, str, TensorType]  # source, target and what is copied
 
 
 class Memory:
@@ -24,17 +26,16 @@ class Memory:
     """
 
     def __init__(
-        self,
-        function: Function,
-        names: dict[Value, str],
-        sizes: LocalSizes,
-        weights: dict[str, Weight],
+        self, function: Function, names: dict[Value, str], weights: dict[str, Weight]
     ) -> None:
-        self.function, self.names, self.sizes, self.weights = function, names, sizes, weights
-        self.buffers: dict[str, Buffer] = {}
+        self.function, self.names, self.weights = function, names, weights
+        self._types: dict[str, TensorType] = {}
+        self._places: dict[str, Place] = {}
+        self._zeros: dict[str, list[TensorType]] = {}
+        self._lives: dict[str, tuple[int, int]] = {}
         self._home: dict[Value, str] = {}
         self._last_use: dict[Value, int] = {}
-        self._copies: list[Step] = []
+        self._copies: list[Copy] = []
         self._scratch: list[str] = []
         self._number = 0
         states = {function.args[at] for at in function.aliases().values()}
@@ -62,7 +63,7 @@ class Memory:
         self._scratch += self._extra(template.zeros, "zeros")
         if template.peers:
             name = f"%peers.{template.peers}"
-            self.buffers[name] = Buffer(name, "u8", (PEERS,), "peers")
+            self._types[name], self._places[name] = TensorType("u8", (PEERS,)), "peers"
             self._scratch.append(name)
 
     def arguments(self, template: AnyTemplate) -> tuple[Argument, ...]:
@@ -71,7 +72,7 @@ class Memory:
         writes = [Argument(self.home(value), written=True) for value in template.writes]
         return (*reads, *writes, *(Argument(name, written=True) for name in self._scratch))
 
-    def copies(self) -> list[Step]:
+    def copies(self) -> list[Copy]:
         """The copies that come first; they are handed out once."""
         found, self._copies = self._copies, []
         return found
@@ -93,17 +94,17 @@ class Memory:
             source = self.home(value)
             if i in aliases:
                 target = self._home[function.args[aliases[i]]]
-            elif self.buffers[source].place == "output" and source not in found:
+            elif self._places[source] == "output" and source not in found:
                 target = source
             else:
                 target = self._buffer(self._result_name(i), value.type, "output")
             found.append(target)
             if source != target:
                 moved.append((source, target, value.type))
-        moved.sort(key=lambda each: self.buffers[each[1]].place == "state")  # outputs first
+        moved.sort(key=lambda each: self._places[each[1]] == "state")  # outputs first
         targets = {target for _, target, _ in moved}
         for number, (source, target, type) in enumerate(moved):
-            if source in targets and self.buffers[target].place == "state":
+            if source in targets and self._places[target] == "state":
                 kept = self._buffer(f"{source}:kept", type, "arena")
                 self._copy(source, kept, type)
                 moved[number] = kept, target, type
@@ -111,21 +112,31 @@ class Memory:
             self._copy(source, target, type)
         return found
 
-    def placed(self, steps: Sequence[Step]) -> dict[str, Buffer]:
-        """The buffers, those of the arena with their offsets."""
-        lives: dict[str, Lifetime] = {}
-        for number, step in enumerate(steps):
-            for each in pointers(step):
-                if self.buffers[each.buffer].place == "arena":
-                    life = lives.get(each.buffer)
-                    first = number if life is None else life.first
-                    size = self.buffers[each.buffer].nbytes
-                    lives[each.buffer] = Lifetime(first, number, size)
-        offsets = place(lives)
-        return {
-            name: replace(buffer, offset=offsets.get(name, 0))
-            for name, buffer in self.buffers.items()
+    def keep(self, used: Collection[str], steps: Sequence[Sequence[Argument]]) -> None:
+        """Forget buffers that nothing uses; `steps` are the pointers of all steps in order."""
+        for name, where in list(self._places.items()):
+            if name not in used and where not in ("input", "state", "output"):
+                del self._types[name], self._places[name]
+        for number, arguments in enumerate(steps):
+            for argument in arguments:
+                if self._places[argument.buffer] == "arena":
+                    first, _ = self._lives.get(argument.buffer, (number, number))
+                    self._lives[argument.buffer] = first, number
+
+    def buffers(self, sizes: LocalSizes) -> dict[str, Buffer]:
+        """The buffers at some sizes, those of the arena with their offsets."""
+        lives = {
+            name: Lifetime(*ends, sizes.bytes(self._types[name]))
+            for name, ends in self._lives.items()
         }
+        offsets = place(lives)
+        buffers: dict[str, Buffer] = {}
+        for name, type in self._types.items():
+            where, kind, shape = self._places[name], type.dtype, sizes.shape(type)
+            if where == "zeros":
+                kind, shape = "u8", (max(map(sizes.bytes, self._zeros[name])),)
+            buffers[name] = Buffer(name, kind, shape, where, offsets.get(name, 0))
+        return buffers
 
     def _fresh(self, value: Value) -> str:
         """New memory for a value, or that of the result or state that it becomes."""
@@ -152,40 +163,32 @@ class Memory:
         """Let a value lie in the memory of the old one, or in a copy where that is needed."""
         source = self.home(old)
         needed = self._last_use.get(old, -1) > self._number
-        if not needed and self.buffers[source].place not in ("input", "weight"):
+        if not needed and self._places[source] not in ("input", "weight"):
             self._home[value] = source
             return
         self._home[value] = self._fresh(value)
         self._copy(source, self._home[value], value.type)
 
     def _copy(self, source: str, target: str, type: TensorType) -> None:
-        nbytes = self.sizes.bytes(type)
-        if nbytes:
-            ends = Argument(source), Argument(target, written=True)
-            settings = {"nbytes": nbytes}
-            self._copies.append(LibraryCall("memory", "copy", ends, settings, nbytes=2 * nbytes))
+        self._copies.append((source, target, type))
 
     def _extra(self, types: Sequence[TensorType], where: Place) -> list[str]:
         """Memory of one launch besides its values; what has to be zero is shared by all."""
         if where == "arena":
             return [self._buffer("%scratch", type, where) for type in types]
-        found: list[str] = []
-        for i, type in enumerate(types):
-            name = f"%zeros{i}"
-            known = self.buffers.get(name)
-            nbytes = self.sizes.bytes(type)
-            if known is None or known.nbytes < nbytes:
-                self.buffers[name] = Buffer(name, "u8", (nbytes,), "zeros")
-            found.append(name)
-        return found
+        names = [f"%zeros{i}" for i in range(len(types))]
+        for name, type in zip(names, types, strict=True):
+            self._types[name], self._places[name] = type, "zeros"
+            self._zeros.setdefault(name, []).append(type)
+        return names
 
     def _buffer(self, name: str, type: TensorType, where: Place) -> str:
         """A new buffer; its name, with a number where another one has that name."""
         number, known = 0, name
-        while name in self.buffers:
+        while name in self._types:
             number += 1
             name = f"{known}:{number}"
-        self.buffers[name] = Buffer(name, type.dtype, self.sizes.shape(type), where)
+        self._types[name], self._places[name] = type, where
         return name
 
     def _result_name(self, number: int) -> str:

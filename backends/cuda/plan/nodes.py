@@ -2,28 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from heapq import heapify, heappop, heappush
 
-from irc.analysis.cost import cost_of
-from irc.analysis.sizes import LocalSizes
 from irc.ir.core import Function, Op, Value, Weight
 from irc.ir.dims import Dim, bind, product
-from irc.ir.mesh import Mesh
 from irc.ops.collective import Exchange
+from irc.rewrite import replace
 
+from .regime import Regime
+from .repeated import Made, Repeated, tree_of
 from .storage import Storage, leaves, view_of
-from .template import FUSIONS, KERNELS, AnyTemplate, CallTemplate, Fused, Sizes
+from .template import KERNELS, LAUNCHES, AnyTemplate, CallTemplate, Sizes
 
-# Floating-point operations per element of a weight, from which on it is unpacked into memory: then
-# a fast product saves more than the element costs that is written and read once more.
-UNPACKING = 48
+# Rows from which on a weight is unpacked into memory: then a fast product saves more than the
+# elements cost that are written and read once more.
+UNPACKING = 24
 
 
 @dataclass(frozen=True, eq=False)
 class Node:
-    """The launches of one or several operations; `position` is that of the first of these."""
+    """The launches of one operation; `position` is where it stands in the function."""
 
     position: int
     templates: tuple[AnyTemplate, ...]
@@ -47,137 +48,153 @@ def read_by(template: AnyTemplate) -> tuple[Value, ...]:
 
 
 class Launches:
-    """The nodes of a function at given sizes, and why values are stored and operations not fused.
+    """The nodes of a function for a regime, and why values are stored and operations not fused.
 
-    `apart`: mesh axes whose ranks do not share memory -> the reason. `stored` has the reason per
-    value in memory, `declined` that of fusions per operation.
+    `expand` puts simpler operations in place of a composite one, and gives those. `stored` has the
+    reason per value in memory, `declined` that of makers per operation.
     """
 
     def __init__(
         self,
         function: Function,
-        sizes: Sizes,
+        regime: Regime,
+        expand: Callable[[Op], list[Op]],
         fuse: bool = True,
-        apart: Mapping[str, str] | None = None,
     ) -> None:
-        self.function, self.sizes, self._apart = function, sizes, apart or {}
+        self.function, self._regime = function, regime
         self.declined: list[tuple[Op, str]] = []
+        self._repeated = Repeated()
+        made = self._made(expand, fuse)
         self._positions = {op: i for i, op in enumerate(function)}
-        fused = self._fused() if fuse else []
-        while True:
-            live, needed = self._live(fused)
-            used = [_with_readers(each, needed) for each in fused]
-            storage = Storage(function, live, *_touched(used))
-            self.stored: Mapping[Value, str] = storage.reasons
-            launched = {self._node(each): each for each in used if each.templates}
-            nodes = [*self._unfused(live), *launched]
-            self.nodes = in_order(nodes)
-            if len(self.nodes) == len(nodes):
-                return
-            stuck = [each for node, each in launched.items() if node not in set(self.nodes)][-1]
-            self.declined.append((stuck.covers[0], "a result is needed before an operand"))
-            fused = [each for each in fused if each.covers != stuck.covers]
+        live, needed = self._live(made)
+        read: set[Value] = set()
+        written: list[Value] = []
+        nodes: list[Node] = []
+        for op, templates in made.items():
+            kept = tuple(t for t in templates if any(value in needed for value in t.writes))
+            if kept:
+                nodes.append(Node(self._positions[op], kept))
+                read.update(value for template in kept for value in read_by(template))
+                written += [value for template in kept for value in template.writes]
+        self.stored = regime.stored = Storage(function, live, read, written).reasons
+        self.nodes = in_order(_weights_late([*self._others(live), *nodes]))
 
-    def _fused(self) -> list[Fused]:
-        """The fusions, chosen from the last operation to the first."""
-        chosen: list[Fused] = []
-        covered: set[Op] = set()
-        for op in reversed(self.function):
-            if op in covered:
+    def _made(
+        self, expand: Callable[[Op], list[Op]], fuse: bool
+    ) -> dict[Op, tuple[AnyTemplate, ...]]:
+        """The launches of operations that read operands from memory; composite operations without
+        any are expanded."""
+        made: dict[Op, tuple[AnyTemplate, ...]] = {}
+        parts: dict[object, Op] = {}
+        waiting = list(self.function)[::-1]
+        while waiting:
+            op = waiting.pop()
+            templates = self._asked(op) if fuse else None
+            if templates is not None:
+                made[op] = templates
+            elif op.composite:
+                fresh = expand(op)
+                waiting += reversed([part for part in fresh if not _merged(part, parts)])
+        return made
+
+    def _asked(self, op: Op) -> tuple[AnyTemplate, ...] | None:
+        """The launches of the first maker that has some."""
+        makers = LAUNCHES.get(type(op), ())
+        tree = tree_of(op, _is_computed, self._about) if makers else None
+        for maker in makers:
+            assert tree is not None
+            answer = self._repeated(maker, tree, partial(maker, op, self._regime))
+            if answer is None:
                 continue
-            for rule in FUSIONS.get(type(op), ()):
-                found = rule(op, self.sizes)
-                if isinstance(found, Fused):
-                    found = _refused(found, covered, self.function) or found
-                if isinstance(found, Fused):
-                    found = _unpacked(found, self.sizes) or self._missing(found) or found
-                if isinstance(found, Fused):
-                    chosen.append(found)
-                    covered.update(found.covers)
-                    break
-                if found:
-                    self.declined.append((op, found))
-        return chosen[::-1]
+            refusal = answer if isinstance(answer, str) else self._refusal(op, answer)
+            if refusal or isinstance(answer, str):
+                self.declined.append((op, refusal))
+            else:
+                return tuple(answer)
+        return None
 
-    def _missing(self, fused: Fused) -> str:
-        """Why the ranks cannot write to each other's memory, where launches need that."""
-        axes = (each.peers for each in fused.templates)
-        return next((self._apart[each] for each in axes if each in self._apart), "")
+    def _about(self, value: Value) -> Hashable:
+        """What makers may look at of a value that is in memory or computed apart."""
+        producer = value.producer
+        made_by = "" if producer is None else f"{producer.opname} {producer.attributes}"
+        return self._regime.is_constant(value), isinstance(value, Weight), made_by, is_weight(value)
 
-    def _node(self, fused: Fused) -> Node:
-        return Node(min(self._positions[op] for op in fused.covers), fused.templates)
+    def _refusal(self, op: Op, made: Sequence[AnyTemplate]) -> str:
+        """Why launches are not taken: ranks cannot write to each other's memory, or few rows do not
+        pay for weights that are unpacked into memory."""
+        apart, rows = self._regime.apart, product(op.operands[0].type.shape[:-1])
+        for template in made:
+            if template.peers in apart:
+                return apart[template.peers]
+            for value in template.reads:
+                if is_weight(value) and self._regime.bucket(rows, (UNPACKING - 1,)) is not None:
+                    return f"%{value.name or '_'} would be unpacked into memory for few rows"
+        return ""
 
-    def _live(self, fused: Sequence[Fused]) -> tuple[list[Op], set[Value]]:
-        """The operations that have to run and are not fused, in order; the values that are read."""
-        writers = {v: t for each in fused for t in each.templates for v in t.writes}
-        found: set[Op] = set()
+    def _live(self, made: Mapping[Op, Sequence[AnyTemplate]]) -> tuple[list[Op], set[Value]]:
+        """The other operations that have to run, in order; the values that are read."""
+        writers = {v: t for templates in made.values() for t in templates for v in t.writes}
+        running: set[Op] = set()
         seen: set[Value] = set()
-        work = list(self.function.returned)
-        while work:
-            value = work.pop()
+        waiting = list(self.function.returned)
+        while waiting:
+            value = waiting.pop()
             if value in seen:
                 continue
             seen.add(value)
             if value in writers:
-                work += read_by(writers[value])
+                waiting += read_by(writers[value])
             elif value.producer is not None:
-                found.add(value.producer)
-                work += value.producer.operands
-        return [op for op in self.function if op in found], seen
+                running.add(value.producer)
+                waiting += value.producer.operands
+        return [op for op in self.function if op in running], seen
 
-    def _unfused(self, live: Iterable[Op]) -> Iterable[Node]:
-        from ..codegen.kernels import elementwise
-
+    def _others(self, live: Iterable[Op]) -> Iterable[Node]:
         for op in live:
             if isinstance(op, Exchange):
-                yield Node(self._positions[op], (_collective(op),))
+                yield self._launched(op, "collective", partial(_collective, op))
             elif type(op) in KERNELS:
-                yield Node(self._positions[op], tuple(KERNELS[type(op)](op, self.stored)))
+                yield self._launched(
+                    op, KERNELS[type(op)], partial(KERNELS[type(op)], op, self._regime)
+                )
             elif not (op.is_view and self._in_memory(view_of(op.results[0]))):
                 for value in op.results:
                     if value in self.stored:
-                        yield Node(self._positions[op], (elementwise([value], self.stored),))
+                        yield self._elementwise(op, value)
+
+    def _elementwise(self, op: Op, value: Value) -> Node:
+        from ..codegen.kernels import elementwise
+
+        return self._launched(op, value.index, lambda: [elementwise([value], self.stored)])
+
+    def _launched(self, op: Op, about: Hashable, make: Callable[[], Made]) -> Node:
+        """The launches of an operation, whose operands are stored or computed in its kernels."""
+        tree = tree_of(op, self._in_memory, lambda value: isinstance(value, Weight))
+        made = self._repeated(about, tree, make)
+        assert made is not None and not isinstance(made, str)
+        return Node(self._positions[op], tuple(made))
 
     def _in_memory(self, value: Value) -> bool:
         return value.producer is None or value in self.stored
 
 
-def _with_readers(fused: Fused, needed: Collection[Value]) -> Fused:
-    """The launches that write what is read."""
-    kept = [each for each in fused.templates if any(value in needed for value in each.writes)]
-    return Fused(tuple(kept), fused.covers)
+def _is_computed(value: Value) -> bool:
+    """Whether makers of launches from memory do not look through what computes a value."""
+    producer = value.producer
+    return producer is None or not (producer.cheap or producer.moves_data)
 
 
-def _touched(fused: Iterable[Fused]) -> tuple[set[Value], set[Value]]:
-    templates = [template for each in fused for template in each.templates]
-    written = {value for template in templates for value in template.writes}
-    return {value for template in templates for value in read_by(template)}, written
-
-
-def _refused(fused: Fused, covered: set[Op], function: Function) -> str:
-    """Why operations cannot be fused, or nothing."""
-    if taken := covered.intersection(fused.covers):
-        return f"{next(iter(taken)).opname} is fused with others"
-    written = {value for template in fused.templates for value in template.writes}
-    inside = set(fused.covers)
-    for op in fused.covers:
-        for value in op.results:
-            if value in written:
-                continue
-            if value in function.returned or not inside.issuperset(value.users):
-                return f"the result of {op.opname} is used elsewhere, too"
-    return ""
-
-
-def _unpacked(fused: Fused, sizes: Sizes) -> str:
-    """Why weights are better unpacked inside of kernels than into memory, or nothing."""
-    local = LocalSizes(Mesh(), sizes)
-    flops = sum(cost_of(op, local).flops for op in fused.covers)
-    for template in fused.templates:
-        for value in template.reads:
-            if is_weight(value) and flops < UNPACKING * local.count(value.type):
-                return f"%{value.name or '_'} would be unpacked into memory for few rows"
-    return ""
+def _merged(part: Op, parts: dict[object, Op]) -> bool:
+    """Whether an operation of an expansion is given up for an equal one of an earlier expansion."""
+    if not part.pure or part.parent is None:
+        return False
+    key = type(part), part.operands, part.present, repr(part.attributes)
+    first = parts.setdefault(key, part)
+    if first is part or first.parent is None:
+        parts[key] = part
+        return False
+    replace(part, first.results)
+    return True
 
 
 def is_weight(value: Value) -> bool:
@@ -194,12 +211,11 @@ def is_weight(value: Value) -> bool:
     return found
 
 
-def _collective(op: Exchange) -> CallTemplate:
+def _collective(op: Exchange) -> list[CallTemplate]:
     """The NCCL call of a collective along dimension 0."""
-    name = op.opname.removeprefix("collective_")
+    name, count = op.opname.removeprefix("collective_"), product(op.x.type.shape)
 
     def settings(sizes: Sizes) -> Mapping[str, int | str]:
-        count = product(op.x.type.shape)
         elements = bind(count, sizes)
         assert not isinstance(elements, Dim)
         attributes = op.attributes
@@ -212,7 +228,22 @@ def _collective(op: Exchange) -> CallTemplate:
             "root": attributes.get("root", -1),
         }
 
-    return CallTemplate("nccl", name, (op.x,), op.results, settings, operations=(op,))
+    return [CallTemplate("nccl", name, (op.x,), op.results, settings, operations=(op,))]
+
+
+def _weights_late(nodes: Sequence[Node]) -> list[Node]:
+    """The nodes, those that compute weights at the position of the first that reads them: so few
+    unpacked weights are in memory at a time."""
+    first: dict[Value, int] = {}
+    moved: list[Node] = []
+    for node in sorted(nodes, key=lambda each: -each.position):
+        if node.writes and all(map(is_weight, node.writes)):
+            position = min(first.get(value, node.position) for value in node.writes)
+            node = Node(position, node.templates)
+        moved.append(node)
+        for value in node.reads:
+            first[value] = min(first.get(value, node.position), node.position)
+    return moved
 
 
 def in_order(nodes: Sequence[Node]) -> list[Node]:

@@ -5,7 +5,7 @@ Collectives work along dimension 0, as those of NCCL; layout operations around t
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache
 from importlib import import_module
 from pkgutil import walk_packages
@@ -23,12 +23,13 @@ from irc.ir.expansion import expansion
 from irc.ops.collective import Exchange
 from irc.passes.dce import Dce
 from irc.passes.inline import Inline
+from irc.passes.shared.edit import copy_before
 from irc.pipeline import Stats
 from irc.rewrite import replace
 from irc.text import parse_module
-from irc.text.printer import print_module
+from irc.text.printer import names_of, print_module
 
-from .template import KERNELS
+from .template import KERNELS, LAUNCHES
 
 
 @cache
@@ -77,29 +78,73 @@ def _refused(op: Exchange) -> str | None:
     return None
 
 
-def prepared(module: Module) -> Module:
-    """A copy of a module in which every operation has elements, kernels or a library call."""
+def prepared(module: Module, origins: dict[Value, str] | None = None) -> Module:
+    """A copy of a module in which every operation has elements, kernels or a library call.
+
+    `origins` gets the names that the module's text has for values of the copy, or for the result
+    of the operation that they are a part of.
+    """
     check_module(module)
     load_tables()
     copy = parse_module(print_module(module, locs=True), module.name)
+    origins = {} if origins is None else origins
+    for function in copy.functions.values():
+        origins |= names_of(function)
     Inline().run(copy, Stats())
+    _localize(copy)
     for function in copy.functions.values():
         for op in function:
-            _prepare(op)
+            simplified(op, origins)
     Dce().run(copy, Stats())
     return copy
 
 
-def _prepare(op: Op) -> None:
-    work = [op]
-    while work:
-        op = work.pop()
+def _localize(module: Module) -> None:
+    """Leave values the shapes that a rank has, without what they are shards of."""
+    values = [value for f in module.functions.values() for op in f for value in op.results]
+    values += [arg for function in module.functions.values() for arg in function.args]
+    for value in (*values, *module.weights.values()):
+        value.type = value.type.replicated
+
+
+def exchanges(ops: Iterable[Op]) -> Iterator[Exchange]:
+    """The collectives among operations and their expansions."""
+    for op in ops:
         if isinstance(op, Exchange):
-            moved = _along_first(op)
-            if moved is not None:
-                replace(op, moved)
-        elif not covers(type(op)) and op.composite:
-            work += reversed(replace(op, op.expand()))
+            yield op
+        elif op.composite and not covers(type(op)):
+            yield from exchanges(expansion(op).ops)
+
+
+def expand(op: Op, origins: dict[Value, str]) -> list[Op]:
+    """Put simpler operations in place of one that has no kernels; what is left, in order."""
+    name, parts = origins.get(op.results[0], "") if op.results else "", list[Op]()
+    if isinstance(op, Exchange):
+        moved = _along_first(op)
+        if moved is not None:
+            parts = replace(op, moved)
+    elif not covers(type(op)) and op.composite:
+        parts = replace(op, op.expand())
+    origins |= {value: name for part in parts for value in part.results if name}
+    return [left for part in parts for left in simplified(part, origins)]
+
+
+def simplified(op: Op, origins: dict[Value, str]) -> list[Op]:
+    """What is left of an operation that is expanded unless there are makers of launches for it."""
+    if type(op) in LAUNCHES and not isinstance(op, Exchange):
+        return [op]
+    parts = expand(op, origins)
+    return [op] if op.parent is not None else parts
+
+
+def copied(function: Function, origins: Mapping[Value, str]) -> tuple[Function, dict[Value, str]]:
+    """A copy of a function over the same weights, and the origins of its values."""
+    copy = Function(function.name, [(str(arg.name), arg.type) for arg in function.args])
+    copy.results = function.results
+    values: dict[Value, Value] = dict(zip(function.args, copy.args, strict=True))
+    for op in function:
+        copy_before(op, copy, None, values)
+    return copy, {new: origins[old] for old, new in values.items() if old in origins}
 
 
 def _along_first(op: Exchange) -> Op | Value | None:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from math import prod
 from typing import Any
 
-from irc.ir.dtypes import dtype as dtype_called
-
 Settings = Mapping[str, "int | float | str | tuple[int, ...]"]
+SIZES = ("batch", "rows", "columns", "inner")
+OPTIONAL = ("bias", "residual", "x_scale", "weight_scale")  # operands, in order
 
 
 @dataclass(frozen=True)
@@ -19,11 +18,6 @@ class Operand:
     name: str
     dtype: str
     shape: tuple[int, ...]
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of its elements."""
-        return dtype_called(self.dtype).nbytes(prod(self.shape))
 
 
 @dataclass(frozen=True)
@@ -82,16 +76,6 @@ class Product:
         return tuple(
             Operand(name, kind, shape) for name, (kind, shape, there) in every.items() if there
         )
-
-    @property
-    def flops(self) -> int:
-        """Multiplications and additions."""
-        return 2 * self.batch * self.rows * self.columns * self.inner
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes that are read and written."""
-        return sum(each.nbytes for each in self.operands())
 
     @property
     def is_empty(self) -> bool:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 
-from irc import ops
 from irc.ir.core import Function, Op, Value
 from irc.ir.dims import product
 from irc.ir.dtypes import is_float
@@ -13,25 +12,6 @@ from irc.ops.collective import Exchange
 
 from .template import KERNELS
 
-# Kernels that read an element of an operand many times.
-REREADING: tuple[type[Op], ...] = (
-    *(ops.Linear, ops.Matmul, ops.Conv, ops.Attention, ops.Topk, ops.ScatterElements),
-    *(ops.MoeSlots, ops.MoeDispatch, ops.MoeCombine),
-)
-# Operations whose elements cost little more than those that they read.
-LIGHT: tuple[type[Op], ...] = (
-    ops.Dequantize,
-    ops.Constant,
-    ops.Full,
-    ops.Iota,
-    ops.Embedding,
-    ops.Rank,
-)
-# Operations that read each element of an operand about once, though not at the same index.
-ONCE: tuple[type[Op], ...] = (
-    *(ops.Reshape, ops.Squeeze, ops.Unsqueeze, ops.Transpose, ops.Slice, ops.Split, ops.Flip),
-    *(ops.Concat, ops.Stack, ops.Pad),
-)
 LARGEST = 64  # operations behind one element of a kernel
 LIGHTEST = 24  # simple operations behind one element that is computed again and again
 
@@ -52,7 +32,7 @@ def is_simple(op: Op) -> bool:
 
     So do indices, masks and single numbers, which are not worth a launch.
     """
-    if isinstance(op, LIGHT) or op.moves_data:
+    if op.cheap or op.moves_data:
         return True
     type = op.results[0].type
     return is_pointwise(op) and (not is_float(type.dtype) or product(type.shape) == 1)
@@ -93,8 +73,10 @@ class Storage:
         self._weights: dict[Value, int] = {}
         self._sinks: dict[Value, Sinks] = {}
         for op in live:
+            if has_kernel(op):
+                continue  # its results are stored
             weight = LIGHTEST + 1
-            if not has_kernel(op) and is_simple(op):
+            if is_simple(op):
                 weight = 1 + sum(self._weights.get(operand, 0) for operand in op.operands)
             self._weights |= dict.fromkeys(op.results, weight)
         for op in reversed(live):
@@ -142,13 +124,13 @@ class Storage:
             return f"{user.opname} reads it"
         if user.is_view and user.results[0] in self.reasons:
             return "a view of it is stored"
-        if user.in_place and getattr(user, user.in_place) is value:
+        if value in user.overwrites().values():
             return f"{user.opname} writes into it"
         if self.is_light(value):
             return ""
-        if isinstance(user, REREADING) and has_kernel(user):
+        if user.reads == "many" and has_kernel(user):
             return f"{user.opname} reads each element several times"
-        if has_kernel(user) or isinstance(user, ONCE):
+        if has_kernel(user) or user.reads == "once":
             return ""
         if is_pointwise(user) and user.results[0].type.shape == value.type.shape:
             return ""

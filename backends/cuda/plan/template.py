@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, TypeAlias
 
@@ -10,6 +10,7 @@ from irc.ir.core import Op, Value
 from irc.ir.types import TensorType
 
 from .core import Argument, Kernel, Launch, Library
+from .regime import Regime
 
 Grid: TypeAlias = tuple[int, int, int]
 Sizes: TypeAlias = Mapping[str, int]
@@ -26,7 +27,8 @@ class Template:
     -> the read value in whose memory it lies; the kernel writes the elements that change. `grid`
     and `shared` are functions of the sizes of all symbols. `waits`: whether the kernel calls
     `wait_for_previous` before it reads what kernels in front of it wrote, so that it may start
-    early. `tuning`: the other kernels that could compute it.
+    early. `early`: what of `reads` it reads before that: values that no kernel writes during a
+    step, or rows of a cache that earlier steps wrote.
     """
 
     kernel: Kernel
@@ -41,9 +43,9 @@ class Template:
     in_place: Mapping[Value, Value] = field(default_factory=dict[Value, Value])
     operations: tuple[Op, ...] = ()
     waits: bool = False
+    early: tuple[Value, ...] = ()
     zeros: tuple[TensorType, ...] = ()
     peers: str = ""
-    tuning: Tuning | None = None
 
     def launch(self, kernel: str, pointers: Iterable[Argument], symbols: Sizes) -> Launch:
         """The launch at the sizes of all symbols; `kernel` is the name of the kernel in a plan."""
@@ -56,19 +58,6 @@ class Template:
             self.cluster,
             programmatic=self.waits,
         )
-
-
-@dataclass(frozen=True)
-class Tuning:
-    """The kernels that `irc bench kernels` times for one launch; see tuning.py.
-
-    `key`: what the choice depends on. `variants`: the launches by the name of the choice, first the
-    one that rules give. `index`: what integers that the kernels read are to be, such as positions.
-    """
-
-    key: str
-    variants: Callable[[], Mapping[str, Template]]
-    index: int = 0
 
 
 Settings: TypeAlias = Mapping[str, "int | float | str | tuple[int, ...]"]
@@ -84,7 +73,6 @@ class CallTemplate:
     in_place: ClassVar[Mapping[Value, Value]] = {}
     scratch: ClassVar[tuple[TensorType, ...]] = ()
     zeros: ClassVar[tuple[TensorType, ...]] = ()
-    tuning: ClassVar[Tuning | None] = None
     peers: ClassVar[str] = ""
 
     library: Library
@@ -98,52 +86,40 @@ class CallTemplate:
 AnyTemplate: TypeAlias = Template | CallTemplate
 
 
-@dataclass(frozen=True)
-class Fused:
-    """Launches that compute several operations at once.
+# Makes the launches of one operation from operands in memory: the launches, or why not, or None
+# where there is nothing to say. The first that fits is taken.
+Launcher: TypeAlias = Callable[[Any, Regime], "Sequence[AnyTemplate] | str | None"]
+LAUNCHES: dict[type[Op], list[Launcher]] = {}
 
-    `covers` are the operations that need no launches of their own any more: what uses a result of
-    them is covered, too, or the launches write that result.
+
+def launches_of(*classes: type[Op], order: int = 0) -> Callable[[Launcher], Launcher]:
+    """Register a maker of launches that read operands from memory, or what these are made of by
+    dequantize and layout operations.
+
+    Those of a lower `order` are asked first. A composite operation that none takes is expanded.
     """
 
-    templates: tuple[AnyTemplate, ...]
-    covers: tuple[Op, ...]
-
-
-# Tries to fuse operations around one of its class, at given sizes: the launches, or why not, or
-# None where there is nothing to say. The first that fits is taken.
-Fusion: TypeAlias = Callable[[Any, Sizes], "Fused | str | None"]
-FUSIONS: dict[type[Op], list[Fusion]] = {}
-
-
-def fusion(*classes: type[Op], order: int = 0) -> Callable[[Fusion], Fusion]:
-    """Register a fusion around operations of these classes.
-
-    Those of a lower `order` are tried first, then those that were registered before.
-    """
-
-    def register(function: Fusion) -> Fusion:
-        _ORDER[function] = order
+    def register(maker: Launcher) -> Launcher:
+        _ORDERS[maker] = order
         for cls in classes:
-            rules = FUSIONS.setdefault(cls, [])
-            rules.append(function)
-            rules.sort(key=_ORDER.__getitem__)
-        return function
+            makers = LAUNCHES.setdefault(cls, [])
+            makers.append(maker)
+            makers.sort(key=_ORDERS.__getitem__)
+        return maker
 
     return register
 
 
-_ORDER: dict[Fusion, int] = {}
+_ORDERS: dict[Launcher, int] = {}
 
 
-# Makes the launches of one operation. `stored` are the values in memory; operands that are not
-# among them are computed by their elements, inside the kernel (codegen/body.py).
-Maker: TypeAlias = Callable[[Any, Collection[Value]], Sequence[AnyTemplate]]
+# Makes the launches of one operation, where `stored` of the regime are the values in memory.
+Maker: TypeAlias = Callable[[Any, Regime], Sequence[AnyTemplate]]
 KERNELS: dict[type[Op], Maker] = {}
 
 
 def kernels_of(*classes: type[Op]) -> Callable[[Maker], Maker]:
-    """Register the maker of the launches of operations."""
+    """Register the maker of launches that may compute operands inside their kernels."""
 
     def register(maker: Maker) -> Maker:
         for cls in classes:

@@ -23,8 +23,9 @@ from irc.backends.onnx.lower_attention import (
 from irc.backends.tensorrt.lowering.emitter import TensorRTEmitter
 from irc.backends.tensorrt.lowering.table import CHOICES
 from irc.backends.tensorrt.nodes import ATTENTION, CACHE_UPDATE
-from irc.ir.core import Function, Value
+from irc.ir.core import Value
 from irc.ir.dims import Dim, DimLike, exact_divide
+from irc.ops.fused_attention import cache_writes
 
 _ALIGNED, _WIDEST = 8, 256  # what the head sizes of fused kernels are a multiple of; the largest
 
@@ -161,22 +162,22 @@ def copied_cache(e: TensorRTEmitter, op: ops.CacheUpdate) -> Lowered:
 )
 def cache_update(e: TensorRTEmitter, op: ops.CacheUpdate) -> Lowered:
     """The cache with the new tokens, in place if possible."""
-    if e.avoids(CACHE_UPDATE) or not _is_in_place(e.function, op):
+    if e.avoids(CACHE_UPDATE) or not _is_in_place(e, op):
         return copied_cache(e, op)
     _, heads, _, width = op.cache.type.shape
-    e.in_place.add(str(op.cache.name))
+    e.in_place.add(str(e.root(op.cache).name))
     new = by_head(e, op.new, heads, width)
     past = e.get(op.past) if op.past.type.dtype in ("i32", "i64") else e.cast64(op.past)
     return e.add(CACHE_UPDATE, e.get(op.cache), new, past, axis=-2)
 
 
-def _is_in_place(function: Function, op: ops.CacheUpdate) -> bool:
+def _is_in_place(e: TensorRTEmitter, op: ops.CacheUpdate) -> bool:
     """Whether TensorRT can overwrite the cache: see the choice above."""
-    cache = op.cache
+    function, cache = e.function, e.root(op.cache)
     if cache.owner is not function or isinstance(cache.type.shape[2], Dim):
         return False
     if cache.type.dtype not in ("f32", "f16", "bf16"):
         return False
     aliased = {function.returned[i]: argument for i, argument in function.aliases().items()}
-    updates = sum(user.opname == "cache_update" for user in cache.users)
-    return aliased.get(op.result) == cache.index and updates == 1
+    updates = sum(w.cache is cache for user in cache.users for w in cache_writes(user))
+    return aliased.get(e.outermost(op.result)) == cache.index and updates == 1

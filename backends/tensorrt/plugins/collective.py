@@ -142,15 +142,15 @@ def _enqueue_fused(values: Values, x: TensorDesc, weight_dtype: str) -> Launch:
 
     def bind(group: Group) -> Any:
         reduce = group.bind("all_reduce", x.dtype, count, "sum")
-        return reduce, group.bind_add_rms_norm(*norm)
+        return reduce, group.driver.add_rms_norm(*norm)
 
     bound = _bound(values, bind)
 
     def launch(sources: Any, targets: Any, stream: int) -> None:
         reduce, normalize = bound()
         (own, residual, weight), (normed, total) = sources, targets
-        reduce(own, total, stream)
-        normalize(total, residual, weight, normed, stream)
+        reduce(own, normed, stream)
+        normalize(normed, residual, weight, normed, total, stream)
 
     return launch
 

@@ -45,8 +45,8 @@ def load(folder: Path, facts: Mapping[str, Any], **options: Any) -> GpuProgram[E
 
     Options: `communicator`, of the ranks of the run, required for several; `device`, the number of
     the GPU (default: the local rank); `graphs=False` uses no CUDA graphs; `self_test=False` skips
-    the self-test; `timeout`, the seconds that work with collectives may take (7); `plugins`, files
-    that register plugins; `gpu`, a function from a local rank to an EngineGpu.
+    the self-test; `timeout`, the seconds in which the GPU of some rank must get on (7); `plugins`,
+    files that register plugins; `gpu`, a function from a local rank to an EngineGpu.
     """
     check_options(options, OPTIONS, "a program of TensorRT")
     host = check_ranks(folder, len(facts["ranks"]), options.get("communicator"))

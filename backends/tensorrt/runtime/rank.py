@@ -49,6 +49,7 @@ class EngineRank(GpuRank[StagePlan]):
         self.engine = Engine(library, plan.engine)
         check_engine(plan, self.engine)
         self.weights = FileWeights(self.driver, self.stream)
+        gpu.held.callback(self.weights.free)
         self.weights.add_ranges({name: each.range for name, each in plan.bindings.items()})
         if host is not None:
             self.meet("the weights")
@@ -56,6 +57,7 @@ class EngineRank(GpuRank[StagePlan]):
         named = {key: axes for key, axes in self.stage.groups.items() if plan.members(axes)[1:]}
         self.named = {key: self.group(axes) for key, axes in named.items()}
         self._scalars = Memory(self.driver, self.stream)
+        gpu.held.callback(self._scalars.free)
         self.fixed = self.weights.addresses | self._upload_scalars()
         self._executions = [  # made by all ranks in the same order
             EngineExecution(self, number, graphs, warn) for number in range(self.engine.profiles)
@@ -81,13 +83,6 @@ class EngineRank(GpuRank[StagePlan]):
         self.stream.wait("the upload of scalars")
         return addresses
 
-    def free(self) -> None:
-        """Free graphs, memory and weights."""
-        for execution in self._executions:
-            execution.free()
-        for memory in (self._scalars, self.weights):
-            memory.free()
-
 
 class EngineExecution:
     """See Execution: an engine under one profile, in memory that stays while other profiles run.
@@ -100,6 +95,7 @@ class EngineExecution:
         self._graphs, self._warn = graphs, warn
         self._context = rank.engine.context(profile, rank.stream)
         self.memory = Memory(rank.driver, rank.stream)
+        rank.gpu.held.callback(self.free)
         profiles = rank.stage.profiles
         self._dynamic = list(profiles[profile].shapes) if profiles else []
         self._shapes: dict[str, Shape] = {}
@@ -127,6 +123,8 @@ class EngineExecution:
             self._run(shapes, addresses, outputs)
             for state, address in copies.items():
                 stream.copy(values[state].address, address, values[state].size)
+            if self._rank.driver.marks is not None:
+                self._rank.driver.marks.enqueue()
             key = tuple(shapes.items())
             is_new = key not in self._seen
             self._seen.add(key)

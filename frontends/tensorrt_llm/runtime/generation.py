@@ -10,7 +10,6 @@ import csv
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy
-from dataclasses import fields as fields_of
 from functools import partial
 from itertools import count
 from os import PathLike
@@ -22,10 +21,12 @@ import numpy as np
 
 from irc.errors import Error, did_you_mean
 from irc.generation.decoding import Decoding
-from irc.generation.inputs import split_prompts, vocabulary
+from irc.generation.inputs import cache_range, split_prompts, vocabulary
 from irc.generation.rows import check_language_model
-from irc.generation.sampling import Sampling, random_of_row
-from irc.generation.search import Beams, DecodingRules, Sampled
+from irc.generation.rules import DecodingRules
+from irc.generation.sampling import random_of_row
+from irc.generation.search import Beams, Sampled
+from irc.generation.settings import GenerationSettings
 from irc.generation.words import WordLists, word_array, words_of
 from irc.json_files import read_object
 
@@ -40,6 +41,12 @@ Hook: TypeAlias = Callable[..., Any]
 # Inputs that an engine may lack because its results do not need them.
 _MAY_BE_UNUSED = {"tasks", "prompt_vocab_size", "encoder_input_lengths"}
 _WINDOW, _SINK = "host_max_attention_window_size", "host_sink_token_length"
+# Fields of SamplingConfig that are those of GenerationSettings.
+_SETTINGS = (
+    "temperature", "top_k", "top_p", "repetition_penalty", "presence_penalty", "frequency_penalty",
+    "no_repeat_ngram_size", "length_penalty",
+)  # fmt: skip
+_ENDLESS = 2**31  # the limit of tokens is that of the session
 # Attributes of a session that are fields of its ModelConfig under another name.
 _RENAMED = {
     "use_gpt_attention_plugin": "gpt_attention_plugin",
@@ -250,15 +257,16 @@ class GenerationSession:
         return result()
 
     def _check_length(self, longest: int) -> None:
-        """An Error where caches that grow hold fewer tokens (others are checked elsewhere)."""
+        """An Error where the caches hold fewer tokens."""
         dims = self.artifact.manifest["dims"]
-        caches = [port for port in self.ports.inputs if port.name.startswith("past_key")]
-        for size in {str(port.shape[3]) for port in caches} & dims.keys():
-            if longest > (most := int(dims[size][2])):
-                raise ScriptError(
-                    f"prompt and new tokens are {longest}, but the caches of this engine hold "
-                    f"{most}; build it with a larger max_seq_len, or ask for fewer tokens"
-                )
+        grown = [port for port in self.ports.inputs if port.name.startswith("past_key")]
+        sizes = [int(dims[size][2]) for port in grown if (size := str(port.shape[3])) in dims]
+        sizes += [size for size in [cache_range(self.ports.states, dims)[1]] if size]
+        if longest > min(sizes, default=longest):
+            raise ScriptError(
+                f"prompt and new tokens are {longest}, but the caches of this model hold "
+                f"{min(sizes)}; build it with a larger max_seq_len, or ask for fewer tokens"
+            )
 
     def decode_batch(
         self,
@@ -282,13 +290,10 @@ class GenerationSession:
                 f"num_beams is {width}, but setup was called with beam_width={self.beam_width}; "
                 "give one number to both"
             )
-        rules = DecodingRules(config.of_row(row), self.max_new_tokens, config.ends(), stop, bad)
-        if width == 1:
-            return Sampled(prompt, rules, config.random(row))
-        penalty, early = (
-            as_array(x).reshape(-1)[0] for x in (config.length_penalty, config.early_stopping)
+        rules = DecodingRules(
+            config.of_row(row), self.max_new_tokens, config.ends(), stop, bad, counts_prompt=True
         )
-        return Beams(prompt, rules, width, float(penalty), bool(early))
+        return Beams(prompt, rules) if width > 1 else Sampled(prompt, rules, config.random(row))
 
 
 def _on_arrays(hook: Hook, given: Any, step: int, ids: Array, logits: Array) -> Any:
@@ -456,15 +461,25 @@ class SamplingConfig(_Record):
             setattr(self, name, given[name])
         return {name: value for name, value in given.items() if name not in names}
 
-    def of_row(self, row: int) -> Sampling:
-        """The sampling of one row of the batch; a temperature of 0 takes the likeliest token."""
+    def of_row(self, row: int) -> GenerationSettings:
+        """The settings of one row of the batch; a temperature of 0 takes the likeliest token."""
         values: dict[str, Any] = {}
-        for field in fields_of(Sampling):
-            if getattr(self, field.name) is not None:
-                values[field.name] = type(field.default)(self._at(field.name, row))
-        if values["temperature"] == 0:
-            values |= {"temperature": 1.0, "top_k": 1}
-        return Sampling(**values)
+        defaults = GenerationSettings()
+        for name in _SETTINGS:
+            if getattr(self, name) is not None:
+                values[name] = type(getattr(defaults, name))(self._at(name, row))
+        temperature, beams = values["temperature"], int(self.num_beams)
+        for name in ("presence_penalty", "frequency_penalty"):  # of logits that are divided already
+            values[name] *= temperature
+        if values["top_p"] == 0:  # no limit; without any, the most likely token
+            values |= {"top_p": 1.0, "temperature": temperature if values["top_k"] else 0.0}
+        if beams > 1:
+            if temperature not in (0, 1):
+                raise Error(f"temperature is {temperature}; expected 1, as there are {beams} beams")
+            values |= {"temperature": 0.0, "num_beams": beams}
+            values["early_stopping"] = bool(self._at("early_stopping", row))
+        least = max(int(self._at("min_length", row)) - 1, 0)  # an end token is a token
+        return GenerationSettings(min_new_tokens=least, max_length=_ENDLESS, **values)
 
     def random(self, row: int) -> np.random.Generator:
         """The random numbers of one row; the same for one seed, whatever the other rows are."""

@@ -19,6 +19,7 @@ from tests.cli.runner import works
 from tests.fresh import fresh
 from tests.frontends.checkpoints.rank_folders import Arrays, Conversion, write_folder
 from tests.models.golden import write_safetensors
+from tests.models.runners import continued
 from tests.models.test_transformers import checkpoint as transformers_model
 from tests.models.test_transformers import greedy_of, tokens
 
@@ -150,8 +151,7 @@ def test_tokens_on_other_meshes(case: str, how: Conversion, tmp_path: Path) -> N
     for mesh in ("", "tp=2", "tp=3"):
         out = tmp_path / f"out{mesh}"
         artifact = irc.compile(folder, out, mesh=mesh, backend="reference")
-        found = artifact.model.generate_ids(prompt[0].tolist(), 12)
-        assert list(found.tokens) == wanted, mesh
+        assert continued(artifact, prompt[0].tolist(), 12) == wanted, mesh
 
 
 def changed(folder: Path, rank: int, change: Callable[[Arrays], object]) -> None:

@@ -427,7 +427,7 @@ REFUSED: list[tuple[Callable[[Any], Any], str]] = [
     (lambda r: r.generate([[1]], end_id=1, prompt_table=np.zeros((1, 2, 4))), "no input called p"),
     (lambda r: r.generate([[]], end_id=1), "an empty prompt"),
     (lambda r: r.generate([[1]], temprature=1.0), "no argument 'temprature'; did you mean"),
-    (lambda r: r.generate([[1]], end_id=1, temperature=-1.0), "temperature is -1.0; expected"),
+    (lambda r: r.generate([[1]], end_id=1, temperature=-1.0), "temperature is -1.0; give"),
     (lambda r: r.generate([[1] * 8], end_id=-1, max_new_tokens=40), "caches of this model hold"),
     (lambda r: r.generate([[VOCAB]], end_id=1), "has the token 53, but the model has 53"),
     (lambda r: r.generate([[1], [2.5]], end_id=1), "float64; expected token ids"),

@@ -6,8 +6,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from math import ceil
 
+from ...plan.regime import Target
+
 MOST_ROWS = 16
-# Of kernels for weights of so many bits: warps, tiles and depth (Shape), that of the rules first.
+# Of kernels for weights of so many bits: warps, tiles and depth, that of the rules first.
 SHAPES = {
     16: ((12, 2, 4), (8, 2, 6), (16, 2, 2)),
     8: ((16, 2, 2), (16, 3, 2), (8, 2, 2)),
@@ -15,36 +17,17 @@ SHAPES = {
 }
 
 
-@dataclass(frozen=True)
-class Target:
-    """A GPU: its compute capability, multiprocessors, and shared memory of a block in bytes.
+# Bytes of shared memory that a product leaves to attention, which may start beside it.
+BESIDE, LARGE = 27 << 10, 200 << 10
 
-    A block takes more than half of it, so that each multiprocessor has one block: where two fit,
-    they are placed unevenly. It leaves some to attention, which may start beside it.
+
+def budget(target: Target) -> int:
+    """Bytes of shared memory that a product uses.
+
+    A block takes more than half of what there is, so that each multiprocessor has one block: where
+    two fit, they are placed unevenly.
     """
-
-    capability: int = 90
-    multiprocessors: int = 132
-    shared: int = 227 << 10
-
-    @property
-    def budget(self) -> int:
-        """Bytes of shared memory that a product uses."""
-        return self.shared - (27 << 10 if self.shared > 200 << 10 else 0)
-
-
-H200 = Target()
-_targets = [H200]
-
-
-def target() -> Target:
-    """The GPU that kernels are made for: an H200 until `use` is called."""
-    return _targets[-1]
-
-
-def use(new: Target) -> None:
-    """Make kernels for the GPU of this process."""
-    _targets[-1] = new
+    return target.shared - (BESIDE if target.shared > LARGE else 0)
 
 
 @dataclass(frozen=True)
@@ -81,7 +64,7 @@ def candidates(
     if codes.bits < 16 and 32 < ceil(n / target.multiprocessors) * (1 + gated) <= 48:
         shapes = (shapes[1], *shapes)  # all rows of a block at once
     for shape in shapes:
-        yield tiles(n, k, gated, codes, rows, target, Shape(*shape))
+        yield tiles(n, k, gated, codes, rows, target, shape)
 
 
 def one_row(n: int, k: int, gated: bool, target: Target, warps: int = 0) -> Choice | str:
@@ -97,7 +80,7 @@ def one_row(n: int, k: int, gated: bool, target: Target, warps: int = 0) -> Choi
     large = n * k * (2 if gated else 1) >= 1 << 24
     warps, size = warps or (12 if large else 8), 2 * piece
     fixed = -(-2 * k // 128) * 128 + 4 * warps
-    stages = min(12, (target.budget - fixed) // (warps * (size + 8)))
+    stages = min(12, (budget(target) - fixed) // (warps * (size + 8)))
     if stages < 2:
         return f"x of {k} numbers leaves no shared memory for weights"
     shared = fixed + warps * stages * (size + 8)
@@ -123,36 +106,28 @@ class Codes:
         return size >= self.bits and k % columns == 0 and self.group % columns == 0
 
 
-@dataclass(frozen=True)
-class Shape:
-    """Warps of a block, tiles of 16 rows that they compute at once, and pieces under way."""
-
-    warps: int
-    tiles: int
-    depth: int
-
-
 def tiles(
-    n: int, k: int, gated: bool, codes: Codes, rows: int, target: Target, shape: Shape
+    n: int, k: int, gated: bool, codes: Codes, rows: int, target: Target, shape: tuple[int, ...]
 ) -> Choice | str:
-    """The kernel for up to 16 rows of x (tiles.cuh), or why there is none."""
+    """The kernel for up to 16 rows of x (tiles.cuh), or why there is none. `shape`: warps of a
+    block, tiles of 16 rows of weights that they compute at once, and pieces under way."""
     lane = codes.lane(k)
     if not lane:
         groups = f" in groups of {codes.group}" if 0 < codes.group < k else ""
         return f"rows of {k} weights of {codes.bits} bits{groups} cannot be cut into pieces"
     rows = next(size for size in (1, 2, 4, 8, 16) if rows <= size)
-    warps, depth, columns = shape.warps, shape.depth, 32 * lane // codes.bits
+    (warps, tiles, depth), columns = shape, 32 * lane // codes.bits
     rounds = depth * ceil(k // columns / (warps * depth))
-    fixed = 4 * warps * rows * ((2 if rows <= 4 else 1) * (16 * shape.tiles + 4) + 3)
+    fixed = 4 * warps * rows * ((2 if rows <= 4 else 1) * (16 * tiles + 4) + 3)
     phase, staged = rounds, 0
     while codes.bits < 16:  # as few phases of x as leave room
         staged = rows * (2 * min(k, phase * warps * columns) + 64)
-        if fixed + staged <= target.budget:
+        if fixed + staged <= budget(target):
             break
         if phase == depth:
             return f"{rows} rows of {k} numbers do not fit the shared memory"
         phase = depth * ceil(phase / depth / 2)
-    constants = {"WARPS": warps, "TILES": shape.tiles, "DEPTH": depth, "PAIR": 2 - depth % 2}
+    constants = {"WARPS": warps, "TILES": tiles, "DEPTH": depth, "PAIR": 2 - depth % 2}
     constants |= {"LANE": lane, "ROWS": rows, "PHASE_ROUNDS": phase}
     shared = fixed + staged
     if codes.bits < 16 or rows <= 4:  # otherwise x needs room in the L1 cache

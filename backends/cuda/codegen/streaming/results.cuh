@@ -1,4 +1,5 @@
-// What a product reads and writes, and what becomes of its sums. X is the type of x and of results.
+// What a product reads and writes, and what becomes of its sums. X is the type of x and of results;
+// `activated` is the activation of the first sum, if any (ACTIVATED).
 
 // The weights of one product, with a scale (and a zero point) per ROW_BLOCK rows and GROUP columns.
 struct Matrix {
@@ -30,19 +31,6 @@ INLINE void prefetch_gain(const G* gain) {
     for (int at = threadIdx.x * 128; at < K * (int)sizeof(G); at += blockDim.x * 128)
         prefetch((const char*)gain + at);
 }
-
-INLINE float activated(float x) {
-    const float inner = 0.7978845608028654f * (x + 0.044715f * x * x * x);
-    switch (ACTIVATION) {
-        case 0: return x * sigmoid(x);
-        case 1: return 0.5f * x * (1.0f + erff(x * 0.7071067811865476f));
-        case 2: return 0.5f * x * (1.0f + tanhf(inner));
-        case 3: return x * sigmoid(1.702f * x);
-        case 4: return maximum(x, 0.0f);
-        case 5: return maximum(x, 0.0f) * maximum(x, 0.0f);
-        default: return sigmoid(x);
-    }
-}
 // What one result needs besides its sums; loaded long before it is used, and converted then, so
 // that nothing waits for it.
 struct Added { X bias[2], residual; S scale[2]; };
@@ -64,7 +52,8 @@ INLINE void finish(X* y, int row, int token, float first, float second, const Ad
     if (BIAS) first += added.bias[0], second += added.bias[1];
     if (UNROUNDED) return store<f32>((f32*)y, (long long)token * N + row, first);
     float value = to_x(first);
-    if (GATED) value = to_x(to_x(activated(value)) * to_x(second));
+    if (ACTIVATED) value = to_x(activated(value));
+    if (GATED) value = to_x(value * to_x(second));
     if (RESIDUAL) value = to_x(value + added.residual);
     store<X>(y, (long long)token * N + row, value);
 }

@@ -1,0 +1,1 @@
+"""Modules in Google's Model Explorer: model-explorer FILE.irc --extensions=irc.model_explorer"""

@@ -1,0 +1,1 @@
+"""The server: many requests at once over the rows of one compiled program, and its interfaces."""
