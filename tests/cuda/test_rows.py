@@ -8,15 +8,17 @@ import numpy as np
 import pytest
 
 from irc.backends.cuda.codegen import experts, norms, rows, select
-from irc.backends.cuda.plan import KERNELS, Template
+from irc.backends.cuda.plan import KERNELS, Launch, Template
 from irc.backends.cuda.plan.prepare import load_tables
 from irc.backends.reference import evaluate
 from irc.ir.core import Op
 from irc.ir.dims import symbol
+from irc.ir.dtypes import numpy_dtype
 from irc.ops import Maximum
 from irc.text import parse_module
 from tests.cuda.cases import cases, drawn, launches, wide_launches
 from tests.cuda.emulate import prepare, run_templates
+from tests.cuda.run_plan import HostProgram
 from tests.ops.compare import assert_close
 from tests.ops.example import Arg, Example, module_of, operation
 from tests.ops.examples import EXAMPLES
@@ -73,11 +75,12 @@ def test_operands_that_are_computed_inside(name: str, rng: np.random.Generator) 
 
 @pytest.mark.parametrize("example", LONG, ids=str)
 def test_rows_of_any_length(example: Example, rng: np.random.Generator) -> None:
-    """With a symbol as length, and with a number, which keeps short rows in shared memory.
+    """With a symbol as length, and with a number, which keeps short rows in shared memory, or in
+    registers where all threads have as many numbers.
 
     Indices are of 64 bits where the length is a symbol.
     """
-    lengths = [1, 2, 33, 264, int(rng.integers(200, 1200))]
+    lengths = [1, 2, 33, 264, 128 * int(rng.integers(1, 9)), int(rng.integers(200, 1200))]
     fixed = [replace(example, sizes={"N": length}).bound() for length in lengths]
     found = [*cases([example], wide_launches, ("f32",)), *cases(fixed, launches, ("f32",))]
     prepare([each.kernel for case in found for each in case.templates], threaded=True)
@@ -102,6 +105,29 @@ def test_neighbours_are_read_and_written_together(example: Example, together: bo
     (template,) = launches(operation(module_of(example, "bf16")))
     for pointer in ("(const Pack<bf16, 8>*)p0", "(Pack<bf16, 8>*)out0"):
         assert (pointer in template.kernel.source) is together
+
+
+@pytest.mark.parametrize(("size", "threads"), [(512, 64), (8192, 512)])
+def test_constant_weights_are_read_before_the_kernel_in_front_has_ended(
+    size: int, threads: int, rng: np.random.Generator
+) -> None:
+    """A thread has one pack of a row, or two."""
+    kind = f"bf16[3, {size}]"
+    module = parse_module(f"""module @m {{
+      weight @w : bf16[{size}] = random("w", 1, 0.5)
+      func @forward(%x: {kind}) -> ({kind}, {kind}) {{
+        %y = rms_norm %x, @w {{eps=0.01}} : {kind}
+        %s, %z = add_rms_norm %y, %x, @w {{eps=0.01}} : {kind}, {kind}
+        return %s, %z }} }}""")
+    program = HostProgram(module)
+    inputs = {"x": rng.normal(0, 3, (3, size)).astype(numpy_dtype("bf16"))}
+    first, second = program.planners[0].plan({}).steps
+    assert isinstance(first, Launch) and isinstance(second, Launch) and second.programmatic
+    assert first.block == second.block == threads
+    assert len(first.early) == len(second.early) == 1
+    results = program.run(inputs)
+    for name, want in evaluate(module, inputs).items():
+        assert_close(results[name], want, name)
 
 
 def test_neighbours_that_are_computed_apart_are_taken_one_by_one(rng: np.random.Generator) -> None:

@@ -58,6 +58,7 @@ class Packs:
         self.size, self.outer, self.inner, self.depth = size, outer, inner, depth
         self.last: dict[str, int] = {}  # the last index of an element -> its place in the pack
         self.numbers: dict[str, int] = {}  # its number in row-major order -> the same
+        self.stored: dict[int, str] = {}  # number of an output -> the variable of its pack
         self.strided = False
         self._counts: dict[Value, int] = {}
 
@@ -104,6 +105,8 @@ class Body:
         self.stored = stored
         self.lines: list[str] = []
         self.first: list[str] = []  # statements before `lines`
+        self.early: list[str] = []  # statements before the kernel waits for the one in front of it
+        self.read_early: list[Value] = []  # what these read
         self._once: dict[object, str] = {}
         self.pointers: dict[Value, str] = {}  # in the order of the kernel's arguments
         self.symbols: dict[str, None] = {}
@@ -178,10 +181,11 @@ class Body:
         assert found is not None and dtype not in FOUR_BITS, f"no packs of {value.type}"
         kind = f"Pack<{dtype}, {packs.size}>"
         if found[0] == 0:
-            self.line(f"{kind} pack{number};")
-        self.line(f"pack{number}.item[{found[0]}] = Memory<{dtype}>::of({text});")
+            packs.stored[number] = self.variable(kind, "{}")
+        name = packs.stored[number]
+        self.line(f"{name}.item[{found[0]}] = Memory<{dtype}>::of({text});")
         if found[0] == packs.size - 1:
-            self.line(f"(({kind}*)out{number})[{place or found[1]}] = pack{number};")
+            self.line(f"(({kind}*)out{number})[{place or found[1]}] = {name};")
 
     def _computed(self, value: Value, index: Index) -> str:
         op = value.producer
@@ -263,6 +267,16 @@ class Body:
         finally:
             self._known.pop()
             self.line("}")
+
+    @contextmanager
+    def before_wait(self) -> Generator[None]:
+        """Statements that all threads execute before they wait for the kernel in front."""
+        lines, known = self.lines, self._known
+        self.lines, self._known = self.early, known[:1]
+        try:
+            yield
+        finally:
+            self.lines, self._known = lines, known
 
     @property
     def depth(self) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from irc.ir.core import Value
@@ -64,8 +64,8 @@ def quantize_rows(op: QuantizeRows, regime: Regime) -> list[Template]:
     if regime.bucket(product(op.x.type.shape[:-1]), (MOST_ROWS,)) is not None:
         first = tuple(value for value in op.results if value.users)
         rest = tuple(value for value in op.results[:2] if value not in first)
-        return [_rows_of(op, results) for results in (first, rest) if results]
-    return [_rows_of(op, first), *(_numbers(op, value) for value in rest if value.users)]
+        return [_rows_of(op, results, regime) for results in (first, rest) if results]
+    return [_rows_of(op, first, regime), *(_numbers(op, value) for value in rest if value.users)]
 
 
 def _numbers(op: QuantizeRows, numbers: Value) -> Template:
@@ -75,18 +75,23 @@ def _numbers(op: QuantizeRows, numbers: Value) -> Template:
     return replace(template, reads=op.results[:2], writes=(numbers,), operations=(op,))
 
 
-def _rows_of(op: QuantizeRows, writes: Sequence[Value]) -> Template:
+def _rows_of(op: QuantizeRows, writes: Sequence[Value], regime: Regime) -> Template:
     """The launch for some of the results."""
     parts = expansion(op)
     results = [parts.results[op.results.index(value)] for value in writes]
-    rows = packed(op, lambda pack: _quantized(parts, results, pack))
     operands = dict(zip(parts.operands, op.operands, strict=True))
+    constants = [value for value, operand in operands.items() if regime.is_constant(operand)]
+    rows = packed(op, lambda pack: _quantized(parts, results, constants, pack))
     template = rows.launch(op, writes=results)
-    reads = tuple(operands[value] for value in template.reads)
-    return replace(template, reads=reads, writes=tuple(writes))
+    reads, early = (
+        tuple(map(operands.__getitem__, each)) for each in (template.reads, template.early)
+    )
+    return replace(template, reads=reads, early=early, writes=tuple(writes))
 
 
-def _quantized(parts: Expansion, writes: Sequence[Value], pack: int) -> Rows:
+def _quantized(
+    parts: Expansion, writes: Sequence[Value], constants: Collection[Value], pack: int
+) -> Rows:
     norm = next((part for part in parts.ops if isinstance(part, RmsNorm)), None)
     op = next(part for part in parts.ops if isinstance(part, DynamicScale))
     body = Body(parts.operands)
@@ -110,6 +115,8 @@ def _quantized(parts: Expansion, writes: Sequence[Value], pack: int) -> Rows:
                 rows.store(i, value, column, body.element(value, index))
 
     with rows.each():
+        if norm and norm.weight in constants:
+            rows.read_early(norm.weight)
         factor = scale_of(norm, rows, before) if norm and before else ""
         scale = _scale(op, rows, number)
         rows.visit(finish)

@@ -44,7 +44,8 @@ def launch(
     The kernel's arguments are the pointers of the body, `out0`, `out1`, ... of `writes`,
     `scratch0`, ..., `zeros0`, ..., `peers` if any, and the symbols of the body. The kernel is
     called `name` and a number that is its own. `bounds`: the launch bounds, where they are not
-    `block` alone. It waits for the kernel in front of it before the first statement.
+    `block` alone. It waits for the kernel in front of it before the first statement that is not
+    `early`.
     """
     reads, symbols = tuple(body.pointers), tuple(body.symbols)
     only = "" if in_place else "__restrict__ "
@@ -58,7 +59,8 @@ def launch(
     arguments += ["Peers* peers"] if peers else []
     arguments += [f"int given_{each}" for each in symbols]
     lines = [f"  const ix size_{each} = given_{each};" for each in symbols]
-    lines += ["  allow_next();", "  wait_for_previous();", *body.first, *body.lines, "}", ""]
+    lines += ["  allow_next();", *body.early, "  wait_for_previous();"]
+    lines += [*body.first, *body.lines, "}", ""]
     rest = f"({', '.join(arguments)}) {{\n" + "\n".join(lines)
     # kernels that write to other ranks compute no operands, so that they need few registers
     bounds = bounds or f"__launch_bounds__({block})" * (block > UNBOUNDED and not peers)
@@ -76,6 +78,7 @@ def launch(
         in_place=in_place or {},
         operations=tuple(operations),
         waits=True,
+        early=tuple(body.read_early),
         zeros=tuple(zeros),
         peers=peers,
     )

@@ -59,6 +59,8 @@ def rms_norm(op: RmsNorm | AddRmsNorm, regime: Regime) -> list[Template]:
         rows = Rows(Body(regime.stored), op.x.type.shape, (-1,), pack=pack)
         number = normalized(op, rows)
         with rows.each():
+            if regime.is_constant(op.weight):
+                rows.read_early(op.weight)
             scale = scale_of(op, rows, number)
             rows.visit(
                 lambda c: rows.store(0, op.results[0], c, scaled(op, rows, number, scale, c))

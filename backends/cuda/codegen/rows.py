@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
+from functools import cache
 from typing import TypeAlias
 
 from irc.ir.core import Op, Value
@@ -27,6 +28,7 @@ Source: TypeAlias = Callable[[str], str]
 SHORT = 16  # rows up to this length have one thread
 FEW = 256  # rows up to this number have a block each, even where their elements lie apart
 MOST_KEPT = 32 << 10  # bytes of shared memory that keep a row
+EACH = 2  # packs of a row that a thread keeps in registers, at most
 
 INFINITY = "__uint_as_float(0x7f800000u)"
 
@@ -57,7 +59,9 @@ class Rows:
         self.together = self._shared() if together is None else together
         whole = self.together and real is None and self.dims == [len(self.shape) - 1]
         self.pack, self.strided = (pack if whole else 1), False
+        self.each_thread = self._each_thread()  # packs that a thread keeps in registers, or 0
         self.block = self._block() if self.together else 256
+        self._packs: list[Packs] = []  # these packs
         self._row: Index = ()
         self._loops = 0  # over the elements of a row
         self.keeps = False
@@ -69,9 +73,19 @@ class Rows:
         few = isinstance(self.count, int) and self.count <= FEW
         return few or not long or long[-1] in self.dims
 
+    def _each_thread(self) -> int:
+        """How many packs of a row every thread has, if all have as many, and few."""
+        if self.pack == 1 or not isinstance(self.size, int):
+            return 0
+        fit = [n for n in range(1, EACH + 1) if self.size % (32 * self.pack * n) == 0]
+        few = [n for n in fit if self.size // (self.pack * n) <= 512]
+        return next((n for n in (*few, *fit) if self.size // (self.pack * n) <= 1024), 0)
+
     def _block(self) -> int:
         if not isinstance(self.size, int):
             return 256
+        if self.each_thread:
+            return self.size // (self.pack * self.each_thread)
         most = 1024 if self.size > 1 << 14 else 512
         each = max(4, 2 * self.pack)  # elements of a thread
         return min(most, max(32, -(-self.size // (32 * each)) * 32))
@@ -79,6 +93,8 @@ class Rows:
     def launch(self, op: Op, helpers: str = "", writes: Sequence[Value] = ()) -> Template:
         """The launch of the body, which writes the results of an operation, or `writes`."""
         grid = blocks(self.count, 1 if self.together else self.block)
+        if self.each_thread:
+            helpers = f"{helpers}constexpr int THREADS = {self.block};\n"
         return launch(
             op.opname,
             self.body,
@@ -91,11 +107,13 @@ class Rows:
 
     def kept(self, kind: str, make: Source) -> Source:
         """The numbers that `make` gives, by column: where there is room, they are made in the first
-        loop that asks for them, and read from shared memory in later ones.
+        loop that asks for them, and read from registers or shared memory in later ones.
 
         To be called before `each`. All of one kernel share the memory: once the last ones are asked
         for, the others are gone.
         """
+        if self.each_thread:
+            return cache(make)
         width = 8 if kind in ("double", "long long", "u64") else 4
         if not (
             self.together and isinstance(self.size, int) and 0 < self.size * width <= MOST_KEPT
@@ -126,7 +144,32 @@ class Rows:
         head = f"for (ix row = {first}; row < {self.body.size(self.count)}; row += {step})"
         with self.body.block(head):
             self._row = self.body.unflattened("row", [self.shape[i] for i in self.outer])
+            if self.each_thread:
+                self._packs = [self._own_pack(n) for n in range(self.each_thread)]
             yield
+
+    def _own_pack(self, number: int) -> Packs:
+        """A pack of the thread, at the same place in every row."""
+        body = self.body
+        with body.before_wait():
+            place = body.variable("const ix", f"{number * self.block} + threadIdx.x")
+            packs = Packs(self.pack, self._row, place, body.depth)
+            for k in range(self.pack):
+                packs.last[body.variable("const ix", f"{place} * {self.pack} + {k}")] = k
+        return packs
+
+    def read_early(self, value: Value) -> None:
+        """Read the row `value` [size], which no kernel writes, before the kernel waits.
+
+        To be called in `each`; where threads keep no packs it does nothing.
+        """
+        body = self.body
+        for packs in self._packs:
+            with body.before_wait():
+                body.packs, packs.depth = packs, body.depth
+                if body.packed(value, (next(iter(packs.last)),)) and value not in body.read_early:
+                    body.read_early.append(value)
+            body.packs = None
 
     @contextmanager
     def columns(self) -> Generator[str]:
@@ -146,6 +189,14 @@ class Rows:
             return
         self._loops += 1
         body = self.body
+        for packs in self._packs:
+            body.packs, packs.depth = packs, body.depth
+            for column in packs.last:
+                each(column)
+            self.strided |= packs.strided
+            body.packs = None
+        if self._packs:
+            return
         with body.block(
             f"for (ix pack = threadIdx.x; pack < {self.length} / {self.pack}; pack += blockDim.x)"
         ):
@@ -204,7 +255,7 @@ def packed(op: Op, make: Callable[[int], Rows]) -> Rows:
     return make(1) if rows.strided else rows
 
 
-def _bound(dtype: str, greatest: bool) -> str:
+def bound(dtype: str, greatest: bool) -> str:
     """The least or the greatest number of a dtype in C, which floats have in infinities."""
     if is_float(dtype):
         return INFINITY if greatest else f"-{INFINITY}"
@@ -216,9 +267,9 @@ def _reduction(op: Reduction) -> tuple[str, str]:
     """What a reduction starts with, and its operator."""
     dtype = op.x.type.dtype
     if isinstance(op, ReduceMax):
-        return _bound(dtype, greatest=False), "Max"
+        return bound(dtype, greatest=False), "Max"
     if isinstance(op, ReduceMin):
-        return _bound(dtype, greatest=True), "Min"
+        return bound(dtype, greatest=True), "Min"
     return ("1", "Mul") if isinstance(op, ReduceProd) else ("0", "Add")
 
 

@@ -13,10 +13,10 @@ from irc.ops import Argmax, Cumsum, ScatterElements, Topk
 
 from ..plan.regime import Regime
 from ..plan.template import Grid, Sizes, Template, kernels_of
-from .body import REGISTERS, Body, Index
+from .body import REGISTERS, Body, Index, Packs
 from .files import helpers
-from .kernels import BLOCK, blocks, each_thing, launch, number
-from .rows import Rows
+from .kernels import BLOCK, blocks, each_thing, launch, number, pack_size
+from .rows import Rows, bound
 
 COMBINE = {"add": "add", "mul": "mul", "max": "maximum", "min": "minimum"}
 SELECT, SCAN = helpers("select.cuh"), helpers("scan.cuh")
@@ -66,36 +66,64 @@ def _topk_by_counting(op: Topk, stored: Collection[Value]) -> Template:
     return rows.launch(op, SELECT)
 
 
+def _sliced(op: Argmax | Topk, stored: Collection[Value], pack: int) -> tuple[Body, Index, bool]:
+    """A body with the `slice` of a row that the block has, which is read in packs of `pack`
+    neighbours; the index of the row; whether the packs turn out to be strided.
+    """
+    shape, dim = op.x.type.shape, op.dim % op.x.type.ndim
+    outer, body, kind = (
+        (*shape[:dim], *shape[dim + 1 :]),
+        Body(stored),
+        REGISTERS[op.x.type.dtype][0],
+    )
+    body.line(f"const ix parts = gridDim.x / {body.size(product(outer))};")
+    body.line("const ix row = blockIdx.x / parts, part = blockIdx.x % parts;")
+    body.line(f"const ix packs = {body.size(shape[dim])} / {pack}, more = packs % parts;")
+    body.line("const ix first = part * (packs / parts) + (part < more ? part : more);")
+    body.line("const ix until = first + packs / parts + (part < more);")
+    index = body.unflattened("row", outer)
+    with body.block(f"auto read = [&](ix pack, {kind} (&x)[{pack}])"):
+        packs = Packs(pack, index, "pack", body.depth)
+        body.packs = packs if pack > 1 else None
+        columns = [body.variable("const ix", f"pack * {pack} + {i}") for i in range(pack)]
+        packs.last.update((column, i) for i, column in enumerate(columns))
+        for i, column in enumerate(columns):
+            value = body.element(op.x, (*index[:dim], column, *index[dim:]))
+            body.line(f"x[{i}] = {value};")
+        body.packs = None
+    slice = f"Slice<{kind}, {pack}, decltype(read)>"
+    body.line(f"; const {slice} slice = {{first, until, read}};")
+    return body, index, packs.strided
+
+
 def _largest(op: Argmax | Topk, count: int, stored: Collection[Value]) -> Template:
     """Every block finds the largest of its slice; the last one of a row, the largest of these.
 
     Of few long rows each has several blocks, else one.
     """
-    shape, dim = op.x.type.shape, op.dim % op.x.type.ndim
-    outer, size = (*shape[:dim], *shape[dim + 1 :]), shape[dim]
-    body, rows, width = Body(stored), product(outer), 8 if dtype(op.x.type.dtype).bits == 64 else 4
-    length, select = body.size(size), f"select_largest<{width}>({count}, {{}}, {{}}, chosen);"
-    body.line(f"const ix parts = gridDim.x / {body.size(rows)};")
-    body.line("const ix row = blockIdx.x / parts, part = blockIdx.x % parts;")
-    body.line(f"const ix slice = ({length} + parts - 1) / parts, first = part * slice;")
-    body.line(f"const ix until = first + slice < {length} ? first + slice : {length};")
+    kind, dim = op.x.type.dtype, op.dim % op.x.type.ndim
+    shape = op.x.type.shape
+    rows, size = product((*shape[:dim], *shape[dim + 1 :])), shape[dim]
+    pack = pack_size([op.x]) if dim == op.x.type.ndim - 1 else 1
+    body, index, strided = _sliced(op, stored, pack)
+    if strided:
+        pack, (body, index, _) = 1, _sliced(op, stored, 1)
+    width = 8 if dtype(kind).bits == 64 else 4
     body.line(f"__shared__ Key chosen[{count}];")
-    index = body.unflattened("row", outer)
-    with body.block("auto key = [&](ix i) -> Key"):
-        value = body.element(op.x, (*index[:dim], "i", *index[dim:]))
-        body.line(f"return {{ordered({value}), ~(u32)i}};")
-    body.line(f"; {select.format('first, until', 'key')}")
+    if count == 1:
+        least = f"({REGISTERS[kind][0]}){bound(kind, greatest=False)}"
+        body.line(f"keep_largest<{width}>(slice.largest({least}), chosen);")
+    else:
+        body.line(f"select_largest<{width}>({count}, slice, chosen);")
     each = f"for (int i = threadIdx.x; i < {count}; i += blockDim.x)"
     with body.block("if (parts > 1)"):
         with body.block(each):
             body.line(f"store(scratch0, blockIdx.x * {count} + i, (long long)chosen[i].value);")
             body.line(f"store(scratch1, blockIdx.x * {count} + i, (int)chosen[i].place);")
         body.line("if (!is_last_block((int*)zeros0 + row, parts)) return;")
-        body.line("auto found = [&](ix i) -> Key {")
-        body.line("  return {(u64)load(scratch0, i), (u32)load(scratch1, i)};")
-        body.line("};")
         ends = f"row * parts * {count}, (row + 1) * parts * {count}"
-        body.line(select.format(ends, "found"))
+        body.line(f"const Found found = {{scratch0, scratch1, {ends}}};")
+        body.line(f"select_largest<{width}>({count}, found, chosen);")
     with body.block(each):
         place = body.variable("const ix", "(ix)~chosen[i].place")
         if isinstance(op, Argmax):
