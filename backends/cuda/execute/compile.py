@@ -141,6 +141,7 @@ def compile_kernel(kernel: Kernel, architecture: str) -> bytes:
     _check(nvrtc, status)
     try:
         options = [f"--gpu-architecture={architecture}", "--std=c++17"]
+        options.append("--device-as-default-execution-space")  # of generic lambdas in NVRTC 13.0
         options += [f"-D{key}={value}" for key, value in kernel.macros.items()]
         (status,) = nvrtc.nvrtcCompileProgram(
             program, len(options), [option.encode() for option in options]
