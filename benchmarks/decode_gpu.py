@@ -3,7 +3,7 @@
     python -m benchmarks.decode_gpu                     8B and 1B, every scheme, batch 1 and 16
     python -m benchmarks.decode_gpu --models 8B --schemes bf16 --rows 1 --profile
     python -m benchmarks.decode_gpu --models 8B --schemes bf16 --prefill 2048 --peers
-    python -m benchmarks.decode_gpu --models 8B --schemes bf16 --rows 1 --tp 2
+    python -m benchmarks.decode_gpu --models 8B --schemes bf16 --rows 1 --tp 2 --generate
 
 Weights are repeated random numbers, in caches filled up to the context. Times are medians of
 replays that follow each other. The floor of a step is the bytes of weights and caches that it
@@ -60,6 +60,7 @@ def arguments() -> argparse.Namespace:
     add("--tp", type=int, default=1)
     add("--replays", type=int, default=200)
     add("--profile", action="store_true")
+    add("--generate", action="store_true", help="steps that feed their tokens back, too")
     add("--no-early", dest="early", action="store_false", help="no programmatic launches")
     add("--peers", action="store_true", help="torch.compile and eager transformers too")
     return parser.parse_args()
@@ -96,6 +97,10 @@ def run(host: Communicator | None, words: Sequence[str]) -> None:
             ms = measured.ms(options.replays)
             if rank.rank == 0:
                 print(row(case, ms, measured, rate), flush=True)
+            if options.generate and case.tokens == 1:
+                token = measured.token_ms(options.replays)
+                if rank.rank == 0:
+                    print(f"  {token:.4f} ms a token, {1e3 * (token - ms):+.1f} us", flush=True)
             if options.profile:
                 lines = profile(measured, rate)
                 if rank.rank == 0:

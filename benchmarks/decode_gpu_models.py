@@ -8,8 +8,10 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from statistics import median
+from time import perf_counter
 from typing import Any
 from unittest.mock import patch
 
@@ -30,11 +32,13 @@ from irc.backends.cuda.plan.core import Buffer, Step, pointers
 from irc.backends.ranks.communicator import Communicator
 from irc.ir.core import Weight
 from irc.ir.dtypes import numpy_dtype
+from irc.ir.result_names import NEXT_TOKENS
 
 # Dtypes and schemes of weights by their names on the command line. The head is bf16 but in HEAD8.
 PLAIN = "bf16"
 HEAD8 = "w4a16-head8"
 CHAIN = 32  # launches of a chain at least: a graph of one takes longer
+_WARM = 3  # steps before those that are timed: the second one is captured
 _BLOCK = 64 << 20  # bytes of the numbers that all weights repeat
 
 
@@ -162,6 +166,16 @@ class Measured:
     def ms(self, replays: int) -> float:
         """The median of steps that follow each other."""
         return median(self._stream.times(self.case.inputs, replays))
+
+    def token_ms(self, count: int) -> float:
+        """The mean of steps that feed their tokens back, as `irc generate` runs them."""
+        fed, advanced = {"input_ids": NEXT_TOKENS}, ("positions", "past_lengths")
+        steps = self._stream.follow(self.case.inputs, fed, advanced, count + _WARM)
+        assert steps is not None
+        began = [perf_counter() for _ in islice(steps, _WARM)][-1]
+        for _ in steps:
+            pass
+        return (perf_counter() - began) / count * 1e3
 
     def results(self) -> Arrays:
         """The outputs of a step."""

@@ -30,10 +30,11 @@ _ONE_KERNEL = threading.Lock()
 
 
 class Pointer(Memory):
-    """The memory of a fake GPU from an address on, which is not guarded."""
+    """The memory of a fake GPU, or page-locked one, from an address on, which is not guarded."""
 
     def __init__(self, driver: FakeDriver, address: int) -> None:
-        self._place = driver.memory.view(address, 1).ctypes.data
+        pinned = any(p.ctypes.data <= address < p.ctypes.data + p.size for p in driver.pins)
+        self._place = address if pinned else driver.memory.view(address, 1).ctypes.data
 
     @property
     def address(self) -> int:

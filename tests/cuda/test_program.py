@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -189,10 +191,20 @@ def test_weights_that_every_load_computes_are_said(tmp_path: Path) -> None:
     assert irc.compile(module, tmp_path / "b", bundle=True, **options).notes == []
 
 
-@pytest.mark.parametrize("mesh", ["", "tp=2", "pp=2"])
-def test_tokens_are_fed_back_on_the_gpu(mesh: str, tmp_path: Path) -> None:
+def other_gpu(gpu: FakeCuda) -> None:
+    """Let one rank have a GPU of another kind."""
+    if gpu.driver.number:
+        gpu.driver.gpu = replace(gpu.driver.gpu, name="Fake 8000")
+
+
+FEEDS = [("", False), ("tp=2", False), ("tp=2", True), ("pp=2", False)]
+
+
+@pytest.mark.parametrize(("mesh", "differ"), FEEDS)
+def test_tokens_are_fed_back_on_the_gpu(mesh: str, differ: bool, tmp_path: Path) -> None:
+    """In the graph of the step, unless ranks have to be told the token."""
     module = compiled("gqa", mesh, "next-tokens")
-    world, new = World(module, tmp_path), 7
+    world, new = World(module, tmp_path, other_gpu if differ else lambda gpu: None), 7
     right = ReferenceProgram(compiled("gqa", "", "next-tokens"))
     prompt = [int(token) for token in fresh().integers(0, 37, 4)]
     wanted = greedy(right, prompt, new, (), module.dims).tokens
@@ -201,7 +213,30 @@ def test_tokens_are_fed_back_on_the_gpu(mesh: str, tmp_path: Path) -> None:
     uploads = [call for call in world.gpus[0].calls if call[0] == "upload" and call[2] == 4]
     inputs = len(world.programs[0].rank.stage.ports.inputs)
     assert len(uploads) < 3 * inputs  # those of the prompt and of the first token
-    assert sum(call[0] == "launch" for call in world.gpus[0].calls) == new - 2
+    calls = Counter(call[0] for call in world.gpus[0].calls)
+    assert calls["launch"] == new - 2
+    told = differ or mesh == "pp=2"
+    assert calls["broadcast"] == (new if told else 0)
+    names = Counter(call[1] for call in world.gpus[0].calls if call[0] == "kernel")
+    assert names["feed"] == (new - 1 if told else 2)  # the second one is captured
+    world.close()
+
+
+def test_conversations_that_feed_share_a_graph(tmp_path: Path) -> None:
+    """Over inputs that never change, but for what is fed back."""
+    module = compiled("gqa", "", "next-tokens")
+    world, step = World(module, tmp_path), step_of(1, 0, 1)
+    for array in step.values():
+        array.flags.writeable = False
+    program: Any = world.programs[0]
+    tokens: list[Any] = []
+    for _ in range(3):
+        stream = program.open({"B": 1, "C": 32})
+        fed, advanced = {"input_ids": "next_tokens"}, ("positions", "past_lengths")
+        tokens.append([s["next_tokens"].item() for s in stream.follow(step, fed, advanced, 5)])
+        stream.close()
+    assert tokens[0] == tokens[1] == tokens[2]
+    assert sum(call[0] == "capture" for call in world.gpus[0].calls) == 1
     world.close()
 
 

@@ -210,6 +210,7 @@ class FakeDriver(CudaDriver):
         self.calls: list[tuple[Any, ...]] = []
         self.groups: list[Group] = []
         self.broken = ""
+        self.pins: list[Array] = []  # page-locked memory
         self._kept, self._kept_size, self._keeps = [], 0, True
 
     def _allocate(self, size: int) -> int:
@@ -237,7 +238,8 @@ class FakeDriver(CudaDriver):
         return self.memory.total - self.memory.used
 
     def pinned(self, size: int) -> Array:
-        return np.full(size, 0xAB, np.uint8)
+        self.pins.append(np.full(size, 0xAB, np.uint8))
+        return self.pins[-1]
 
     def zero(self, address: int, size: int, stream: int) -> None:
         def work() -> None:

@@ -10,6 +10,7 @@ from itertools import pairwise
 from typing import Any, TypeAlias
 
 from irc.backends.cuda.driver import Driver, Event, Stream
+from irc.backends.cuda.execute.feed import Feed
 from irc.backends.cuda.execute.launch import Enqueue
 from irc.backends.cuda.execute.memory import DeviceArray, Memory, packed_offsets
 from irc.backends.cuda.execute.steps import Steps, failure
@@ -20,6 +21,7 @@ GRAPHS = 64  # that one plan keeps: one per conversation that takes turns with o
 
 # a plan, when the run of its graph began (ns of time.time_ns), and microseconds by step
 Record: TypeAlias = Callable[[Plan, int, Sequence[float]], None]
+_Key: TypeAlias = "tuple[int | Feed | None, ...]"  # addresses, and what follows the steps
 
 
 class PlanExecution:
@@ -50,7 +52,7 @@ class PlanExecution:
         self._results, self._driver, self._stream = results, driver, stream
         self._steps, self._weights = steps, weights
         self._graphs, self._stepwise = graphs and not stepwise, stepwise
-        self._runs: OrderedDict[tuple[int, ...], _Run] = OrderedDict()
+        self._runs: OrderedDict[_Key, _Run] = OrderedDict()
         self._zeros = self._zeroed()
 
     def _zeroed(self) -> dict[str, int]:
@@ -64,28 +66,37 @@ class PlanExecution:
         return {name: self._zeros_at + offset for name, offset in offsets.items()}
 
     def prepared(
-        self, values: Mapping[str, DeviceArray], results: Mapping[str, DeviceArray]
+        self,
+        values: Mapping[str, DeviceArray],
+        results: Mapping[str, DeviceArray],
+        feed: Feed | None = None,
     ) -> Callable[[], bool]:
         """A function that enqueues a run; ranks need not meet after it."""
         arena = self.memory.device("arena", self._arena) if self._arena else 0
-        key = (arena, *(v.address for v in values.values()), *(v.address for v in results.values()))
+        key = (arena, *(v.address for v in (*values.values(), *results.values())), feed)
         run = self._runs.get(key)
         if run is None:
-            run = self._runs[key] = _Run(self._enqueued(arena, values, results))
+            run = self._runs[key] = _Run(self._enqueued(arena, values, results, feed))
             if len(self._runs) > GRAPHS:
                 self._forget(next(iter(self._runs)))
         self._runs.move_to_end(key)
         return lambda: self._run(run)
 
     def _enqueued(
-        self, arena: int, values: Mapping[str, DeviceArray], results: Mapping[str, DeviceArray]
+        self,
+        arena: int,
+        values: Mapping[str, DeviceArray],
+        results: Mapping[str, DeviceArray],
+        feed: Feed | None,
     ) -> list[Enqueue]:
         places, copies = self._places(arena, values, results)
-        found = self._steps.bound(self.plan, places)
+        enqueues = self._steps.bound(self.plan, places)
         stream = self._stream
         for source, target in copies:
-            found.append(lambda handle, s=source, t=target: stream.copy(t.address, s, t.size))
-        return found
+            enqueues.append(lambda handle, s=source, t=target: stream.copy(t.address, s, t.size))
+        if feed is not None:
+            enqueues.append(self._steps.bound_feed(feed, None if copies else self.plan))
+        return enqueues
 
     def _places(
         self, arena: int, values: Mapping[str, DeviceArray], results: Mapping[str, DeviceArray]
@@ -159,7 +170,7 @@ class PlanExecution:
         """What enqueues the steps of the plan one by one, as the latest run did."""
         return next(reversed(self._runs.values())).steps[: len(self.plan.steps)]
 
-    def _forget(self, key: tuple[int, ...]) -> None:
+    def _forget(self, key: _Key) -> None:
         run = self._runs.pop(key)
         if run.graph is not None:
             self._stream.drop(run.graph)

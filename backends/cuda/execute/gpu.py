@@ -107,6 +107,11 @@ def check_distinct(gpu: Gpu, host: Communicator) -> None:
             )
 
 
+def are_equal(text: str, host: Communicator) -> bool:
+    """Whether all ranks give the same text."""
+    return len({host.broadcast(text.encode(), rank) for rank in range(host.ranks)}) == 1
+
+
 G = TypeVar("G", bound=RankGpu)
 
 

@@ -10,6 +10,7 @@ from typing import Generic, Protocol, TypeVar
 import numpy as np
 
 from irc.backends.base import Port, Ports
+from irc.backends.cuda.execute.feed import Feed
 from irc.backends.cuda.execute.gpu import RankGpu
 from irc.backends.cuda.execute.memory import DeviceArray, Memory
 from irc.backends.cuda.group import Group
@@ -70,9 +71,13 @@ class Execution(Protocol):
     def memory(self) -> Memory: ...
 
     def prepared(
-        self, values: Mapping[str, DeviceArray], results: Mapping[str, DeviceArray]
+        self,
+        values: Mapping[str, DeviceArray],
+        results: Mapping[str, DeviceArray],
+        feed: Feed | None = None,
     ) -> Callable[[], bool]:
-        """A function that enqueues a run over arguments and results; it allocates nothing.
+        """A function that enqueues a run over arguments and results, and `feed` behind it; it
+        allocates nothing.
 
         It returns whether all ranks have to meet after it, as in a run that took long.
         """
@@ -84,8 +89,10 @@ class GpuRank(ABC, Generic[S]):
 
     `host` communicates with the other ranks, None for one rank. `taken` are the inputs that the
     caller provides; `shared` is memory for results that other ranks have. What a rank acquires is
-    released by `gpu`.
+    released by `gpu`. `alike`: whether all ranks compute the same bits of what they all compute.
     """
+
+    alike = False
 
     def __init__(self, facts: RankFacts[S], gpu: RankGpu, host: Communicator | None) -> None:
         self.facts, self.rank, self.stage, self.taken = facts, facts.rank, facts.stage, facts.taken

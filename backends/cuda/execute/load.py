@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -14,12 +15,13 @@ from irc.analysis.topology_file import default_topology
 from irc.backends.base import Arrays
 from irc.backends.cuda.device import FAILED
 from irc.backends.cuda.driver import Array
-from irc.backends.cuda.execute.ahead import Ahead, can_follow
 from irc.backends.cuda.execute.compile import Compiler, default_folder, nvrtc_version
 from irc.backends.cuda.execute.cublaslt import CublasLt, library_version
 from irc.backends.cuda.execute.execution import Record
+from irc.backends.cuda.execute.feed import FeedbackLoop, can_follow
 from irc.backends.cuda.execute.gpu import (
     RankGpu,
+    are_equal,
     check_options,
     check_ranks,
     gpu_of_rank,
@@ -122,18 +124,18 @@ class CudaStream(GpuStream):
 
         Then each input of `fed` is the result that it names, of the step before, and those of
         `advanced` grow by one. Where the caller stops before the end, the states are one step
-        further than the last outputs. None where the results do not fit the inputs.
+        further than the last outputs. None where the results do not fit the inputs, or are sharded.
         """
         program = self._program
         shards, sizes = program.plain_shards(inputs)
         if (
             self.rows.chosen(sizes, 0) is not None
             or not can_follow(program.ports, sizes, fed, advanced)
-            or any(program.sharding.results[name].is_sharded for name in fed.values())
+            or any(program.sharding.results[name].is_sharded for name in self._names)
         ):
             return None
-        ahead = Ahead(program, self._stream, fed, advanced)
-        return self._each(ahead.outputs(shards, sizes, count))
+        loop = FeedbackLoop(program, self._stream, fed, advanced)
+        return self._each(loop.outputs(shards, sizes, count))
 
     def _each(self, outputs: Iterator[Arrays]) -> Iterator[Arrays]:
         """The outputs; the states live as long as whoever takes them."""
@@ -204,6 +206,11 @@ class LockedPlanner(Planner):
         return plan
 
 
+def _kind_of(gpu: CudaGpu) -> str:
+    """What decides how a GPU rounds."""
+    return json.dumps([str(gpu.driver.gpu), str(gpu.target), gpu.versions()])
+
+
 def program_of(
     module: Module, base: Path, choices: Choices | None = None, **options: Any
 ) -> CudaProgram:
@@ -237,5 +244,6 @@ def program_of(
             graphs=options.get("graphs", True),
             stepwise=options.get("stepwise", bool(os.environ.get(STEPWISE))),
             record=recording(options.get("recorder"), planner),
+            alike=host is not None and are_equal(_kind_of(gpu), host),
         )
         return CudaProgram(ShardedPorts(facts), rank)

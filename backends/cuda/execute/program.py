@@ -5,7 +5,6 @@ from __future__ import annotations
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 import numpy as np
@@ -60,51 +59,54 @@ class GpuProgram(Generic[R]):
     def gather(
         self, names: Iterable[str], found: Mapping[str, DeviceArray], sizes: Sizes, full: Sizes
     ) -> Arrays:
-        """Global results from the ranks' shards; bit for bit the same in every process.
-
-        Replicated results are broadcast too: GPUs of different kinds may round differently, and
-        all ranks must choose the same token. `full` are the sizes that were run.
-        """
-        staged = {name: self.staged(name, found, full, name) for name in names}
+        """Global results from the ranks' shards; bit for bit the same in every process. `full` are
+        the sizes that were run."""
+        downloads = {name: self._downloads(name, found, full) for name in names}
         self.rank.stream.wait()
-        return self.joined(staged, sizes, full)
+        return self.joined(downloads, sizes, full)
 
-    def joined(self, staged: Mapping[str, Staged], sizes: Sizes, full: Sizes) -> Arrays:
-        """Global results whose shards have been downloaded."""
+    def is_local(self, name: str) -> bool:
+        """Whether all ranks compute the same bits of a result: not ranks of different kinds, which
+        may round differently, though all have to choose the same token."""
+        result = self.sharding.results[name]
+        everyone = len(self.sharding.ranks_with(result)) == self.sharding.mesh.ranks
+        alone = self.rank.world is None
+        return alone or (self.rank.alike and everyone and not result.is_sharded)
+
+    def joined(
+        self, downloads: Mapping[str, Mapping[int, Array]], sizes: Sizes, full: Sizes
+    ) -> Arrays:
+        """Global results whose shards have been downloaded, by the ranks that have them."""
         results: Arrays = {}
-        for name, each in staged.items():
+        for name, hosts in downloads.items():
             result = self.sharding.results[name]
             shape, dtype = self.sharding.shard_shape(result, full), result.port.dtype
-            shards = {maker: as_array(host, shape, dtype) for maker, host in each.hosts.items()}
+            shards = {maker: as_array(host, shape, dtype) for maker, host in hosts.items()}
             array = self.sharding.join(result, shards, full)
             results[name] = np.array(trim(array, sized(result.port.shape, sizes)))
         return results
 
-    def staged(
-        self, name: str, found: Mapping[str, DeviceArray], sizes: Sizes, label: str
-    ) -> Staged:
-        """Enqueue downloads of all shards of a result, to host memory of this label."""
-        result, rank = self.sharding.results[name], self.rank
+    def _downloads(
+        self, name: str, found: Mapping[str, DeviceArray], sizes: Sizes
+    ) -> dict[int, Array]:
+        """Enqueue downloads of all shards of a result; the host memory by the ranks that have
+        them."""
+        result, rank, is_local = self.sharding.results[name], self.rank, self.is_local(name)
         sources = self.sharding.sources(result)
         shape, dtype = host_like(self.sharding.shard_shape(result, sizes), result.port.dtype)
         shards: dict[int, Array] = {}
-        addresses: list[int] = []
         for source in dict.fromkeys(sources.values()):
-            key = f"{label} of {source}"
-            host = rank.shared.host(key, shape, dtype)
-            size = host.nbytes
-            own = rank.world is None or source == rank.rank
-            address = found[name].address if own else rank.shared.device(key, size)
-            if rank.world is not None and size:
-                self._broadcast(size, source)(address, address, rank.stream.handle)
-            if size:
-                rank.stream.download(host, address)
-            shards[source] = host
-            addresses.append(address)
-        hosts = {maker: shards[source] for maker, source in sources.items()}
-        return Staged(hosts, tuple(addresses))
+            key = f"{name} of {source}"
+            host = shards[source] = rank.shared.host(key, shape, dtype)
+            own = is_local or source == rank.rank
+            address = found[name].address if own else rank.shared.device(key, host.nbytes)
+            if not is_local and host.nbytes:
+                self.broadcast(host.nbytes, source)(address, address, rank.stream.handle)
+            rank.stream.download(host, address)
+        return {maker: shards[source] for maker, source in sources.items()}
 
-    def _broadcast(self, size: int, root: int) -> Launch:
+    def broadcast(self, size: int, root: int) -> Launch:
+        """What sends bytes from a rank to all others."""
         assert self.rank.world is not None
         key = size, root
         if key not in self._broadcasts:
@@ -114,15 +116,6 @@ class GpuProgram(Generic[R]):
     def close(self) -> None:
         """Release the GPU; every rank calls it, last."""
         self.rank.close()
-
-
-@dataclass(frozen=True)
-class Staged:
-    """Downloads of a result: the host memory by the ranks that have its shards, and the addresses
-    of the different shards on this GPU."""
-
-    hosts: Mapping[int, Array]
-    addresses: tuple[int, ...]
 
 
 class GpuStream:

@@ -37,7 +37,7 @@ class CudaRank(GpuRank[PlanStage]):
     """See GpuRank.
 
     `base`: the folder of checkpoint files. `products` opens the library of matrix products,
-    `early`, `graphs`, `stepwise` and `record` as in Steps and PlanExecution.
+    `early`, `graphs`, `stepwise`, `record` and `alike` as in Steps, PlanExecution and GpuRank.
     """
 
     def __init__(
@@ -54,8 +54,10 @@ class CudaRank(GpuRank[PlanStage]):
         graphs: bool = True,
         stepwise: bool = False,
         record: Record | None = None,
+        alike: bool = False,
     ) -> None:
         super().__init__(facts, gpu, host)
+        self.alike = alike
         self.planner, self.kernels = planner, kernels
         self._settings: dict[str, Any] = {"graphs": graphs, "stepwise": stepwise, "record": record}
         gpu.held.callback(kernels.close)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from irc.backends.cuda.driver import Driver, Stream
+from irc.backends.cuda.execute.feed import Feed
 from irc.backends.cuda.execute.launch import Enqueue, Kernels
 from irc.backends.cuda.group import Group
 from irc.backends.cuda.plan import Argument, Launch, LibraryCall, Plan, Step
@@ -73,6 +74,11 @@ class Steps:
             is_marked = marks is not None and i % MARKED == MARKED - 1
             found.append(_with_mark(enqueue, marks) if marks and is_marked else enqueue)
         return found
+
+    def bound_feed(self, feed: Feed, plan: Plan | None) -> Enqueue:
+        """What enqueues a feed, which may start early right behind the last kernel of a plan."""
+        last = plan.steps[-1] if plan is not None and plan.steps else None
+        return feed.bound(self._kernels, self._early and isinstance(last, Launch))
 
     def _bound(
         self, plan: Plan, i: int, step: Step, places: Mapping[str, int], marked: bool

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from irc.backends.base import Arrays, state_shape
 from irc.backends.cuda.driver import Array
+from irc.backends.cuda.execute.feed import Feed
 from irc.backends.cuda.execute.gpu_rank import Execution, GpuRank
 from irc.backends.cuda.execute.memory import (
     DeviceArray,
@@ -22,6 +23,9 @@ from irc.backends.cuda.execute.memory import (
 from irc.backends.cuda.plan.core import ALIGNMENT
 from irc.backends.ranks.ports import Sizes, sized
 from irc.errors import Error
+
+# what follows a step over inputs and results
+MakeFeed: TypeAlias = Callable[[Mapping[str, DeviceArray], Mapping[str, DeviceArray]], Feed]
 
 
 class RankStream:
@@ -67,20 +71,24 @@ class RankStream:
         rank.stream.wait()
 
     def step(
-        self, arrays: Mapping[str, Array], sizes: Sizes, rows: slice | None = None
+        self,
+        arrays: Mapping[str, Array],
+        sizes: Sizes,
+        rows: slice | None = None,
+        feed: MakeFeed | None = None,
     ) -> tuple[dict[str, DeviceArray], Sizes]:
         """Enqueue a step over this rank's shards; returns its results, and the sizes that were run.
 
-        `rows` are those of the states that it runs, by default all. The results stay in place until
-        the next step. An Error where the inputs do not fit the capacity or a profile; the states
-        have not changed then.
+        `rows` are those of the states that it runs, by default all; `feed` makes what follows this
+        step and its repetitions. The results stay in place until the next step. An Error where the
+        inputs do not fit the capacity or a profile; the states have not changed then.
         """
         if self._states and not self._address:
             raise Error("expected an open stream, found a closed one; open another")
         self._rank.driver.make_current()
         full = self._rank.padded({**self._opened, **sizes})
         self._check_capacity(arrays, full)
-        return self._enqueue(arrays, full, rows), full
+        return self._enqueue(arrays, full, rows, feed), full
 
     def copy_rows(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         """Enqueue the copies, by way of other memory, since a row may be both source and target."""
@@ -114,7 +122,7 @@ class RankStream:
                 )
 
     def _enqueue(
-        self, arrays: Mapping[str, Array], full: Sizes, rows: slice | None
+        self, arrays: Mapping[str, Array], full: Sizes, rows: slice | None, feed: MakeFeed | None
     ) -> dict[str, DeviceArray]:
         rank = self._rank
         execution = rank.execution(full)
@@ -132,10 +140,12 @@ class RankStream:
         values, results = self._placed(arrays, full, states)
         self.inputs = {port.name: values[port.name] for port in rank.stage.ports.inputs}
 
+        behind = feed(self.inputs, results) if feed else None
+
         def again() -> dict[str, DeviceArray]:
             for name, state in moved.items():
                 rank.stream.copy(states[name].address, state.address, state.size)
-            self._run(execution, values, results)
+            self._run(execution, values, results, behind)
             for name, state in moved.items():
                 rank.stream.copy(state.address, states[name].address, state.size)
             return results
@@ -162,9 +172,10 @@ class RankStream:
         execution: Execution,
         values: Mapping[str, DeviceArray],
         results: dict[str, DeviceArray],
+        feed: Feed | None,
     ) -> None:
         rank, stream, world = self._rank, self._rank.stream, self._rank.world
-        run = execution.prepared(values, results)
+        run = execution.prepared(values, results, feed)
         # no allocation from here on: it would wait for values that other ranks have not sent
         for source, name in _pairs(rank.facts.receives):
             assert world is not None

@@ -105,9 +105,14 @@ class EngineExecution:
         self._seen: set[_Shapes] = set()
 
     def prepared(
-        self, values: Mapping[str, DeviceArray], results: Mapping[str, DeviceArray]
+        self,
+        values: Mapping[str, DeviceArray],
+        results: Mapping[str, DeviceArray],
+        feed: object = None,
     ) -> Callable[[], bool]:
-        """A function that enqueues a run; whether the library may have compiled kernels in it."""
+        """A function that enqueues a run, which nothing follows; whether the library may have
+        compiled kernels in it."""
+        assert feed is None
         stage, stream = self._rank.stage, self._stream
         # the engine may still read these states while it writes their new values elsewhere
         copies = {
