@@ -19,7 +19,7 @@ from irc.errors import Error, installs
 
 from .driver import Array, Gpu, LaunchNorm
 from .group import Group
-from .runtime import call, use_device
+from .runtime import call, failure, use_device
 from .watch import Marks, wait
 
 if TYPE_CHECKING:
@@ -138,7 +138,7 @@ class CudaDriver:
         """Enqueue filling bytes with zeros."""
         (status,) = self._memset(address, 0, size, stream)
         if status != self._success:
-            raise Error(f"cudaMemsetAsync of {size} bytes failed: {status.name}")
+            raise failure("cudaMemsetAsync", status)
 
     def add_rms_norm(
         self, dtype: str, weight_dtype: str, rows: int, columns: int, eps: float, offset: float
@@ -151,10 +151,10 @@ class CudaDriver:
     @cached_property
     def _kernels(self) -> Kernels:
         from irc.backends.cuda.execute.compile import Compiler, default_folder
-        from irc.backends.cuda.execute.launch import CudaKernels
+        from irc.backends.cuda.execute.launch import Kernels
 
         capability = self.gpu.capability
-        return CudaKernels(capability, Compiler(capability, default_folder()))
+        return Kernels(capability, Compiler(capability, default_folder()))
 
     def stream(self) -> CudaStream:
         """A new stream."""

@@ -8,7 +8,6 @@ from functools import cache
 from typing import Any, TypeAlias
 
 from irc.backends.cuda.execute.compile import Compiler, default_folder
-from irc.backends.cuda.execute.launch import call_driver
 from irc.backends.cuda.plan import Kernel
 from irc.backends.cuda.runtime import call, capability
 
@@ -26,8 +25,8 @@ def kernel(name: str, source: str, macros: Mapping[str, str]) -> Any:
 @cache
 def _loaded(name: str, source: str, macros: tuple[tuple[str, str], ...], device: int) -> Any:
     compiler = Compiler(capability(device) or 0, default_folder())
-    module = call_driver("cuModuleLoadData", compiler.image(Kernel(name, source, dict(macros))))
-    return call_driver("cuModuleGetFunction", module, name.encode())
+    module = call("cuModuleLoadData", compiler.image(Kernel(name, source, dict(macros))))
+    return call("cuModuleGetFunction", module, name.encode())
 
 
 def launcher(kernel: Any, grid: int, block: int) -> Callable[..., None]:
@@ -37,6 +36,6 @@ def launcher(kernel: Any, grid: int, block: int) -> Callable[..., None]:
         held = [ctypes.c_void_p(a) if isinstance(a, int) else a for a in arguments]
         pointers = (ctypes.c_void_p * len(held))(*map(ctypes.addressof, held))
         sizes = (grid, 1, 1, block, 1, 1, 0)
-        call_driver("cuLaunchKernel", kernel, *sizes, stream, ctypes.addressof(pointers), 0)
+        call("cuLaunchKernel", kernel, *sizes, stream, ctypes.addressof(pointers), 0)
 
     return launch

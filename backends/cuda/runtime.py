@@ -1,17 +1,18 @@
-"""Calls of the CUDA runtime and driver libraries: errors, and which GPUs there are."""
+"""Calls of CUDA's libraries: errors, and which GPUs there are."""
 
 # pyright: reportMissingImports=false, reportMissingModuleSource=false
-# pyright: reportAttributeAccessIssue=false
 
 from __future__ import annotations
 
 import ctypes
-from contextlib import suppress
+from importlib import import_module
 from typing import Any
 
 from irc.errors import Error, installs
 
 _MAJOR, _MINOR = 75, 76  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_*, cuda.h
+# beginnings of functions, the longest first, and their modules of cuda.bindings
+_LIBRARIES = {"nvrtc": "nvrtc", "cuda": "runtime", "cu": "driver"}
 
 
 def unavailable(library: str, error: Exception) -> Error:
@@ -22,50 +23,52 @@ def unavailable(library: str, error: Exception) -> Error:
 
 def driver_version() -> int | None:
     """The newest CUDA that the NVIDIA driver serves, 13010 for 13.1; None without a driver."""
-    version = ctypes.c_int(0)
-    try:
-        ctypes.CDLL("libcuda.so.1").cuDriverGetVersion(ctypes.byref(version))
-    except OSError:
-        return None
-    return version.value
+    return _number("cuDriverGetVersion")
 
 
 def device_count() -> int:
     """The number of GPUs that the NVIDIA driver offers; 0 without a driver."""
-    with suppress(OSError):
-        driver = ctypes.CDLL("libcuda.so.1")
-        count = ctypes.c_int(0)
-        if driver.cuInit(0) == 0 and driver.cuDeviceGetCount(ctypes.byref(count)) == 0:
-            return count.value
-    return 0
+    return _number("cuDeviceGetCount") or 0
 
 
 def capability(index: int = 0) -> int | None:
     """The compute capability of a GPU, 90 for sm_90; None without that GPU."""
-    if device_count() <= index:
+    major, minor = (_number("cuDeviceGetAttribute", a, index) for a in (_MAJOR, _MINOR))
+    return None if major is None or minor is None else 10 * major + minor
+
+
+def _number(function: str, *arguments: int) -> int | None:
+    """What a function of the driver returns, without any package; None where it fails."""
+    number = ctypes.c_int(0)
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
         return None
-    driver, device = ctypes.CDLL("libcuda.so.1"), ctypes.c_int(0)
-    if driver.cuDeviceGet(ctypes.byref(device), index) != 0:
-        return None
-    found: list[int] = []
-    for attribute in (_MAJOR, _MINOR):
-        value = ctypes.c_int(0)
-        if driver.cuDeviceGetAttribute(ctypes.byref(value), attribute, device) != 0:
-            return None
-        found.append(value.value)
-    return 10 * found[0] + found[1]
+    driver.cuInit(0)
+    failed = getattr(driver, function)(ctypes.byref(number), *arguments)
+    return None if failed else number.value
 
 
 def call(function: str, *arguments: Any) -> Any:
-    """The result of a function of the CUDA runtime; an Error with CUDA's message."""
-    from cuda.bindings import runtime
-
-    status, *results = getattr(runtime, function)(*arguments)
+    """The result of a function of the CUDA runtime, of the driver or of NVRTC; an Error with the
+    library's message."""
+    status, *results = getattr(_library(function)[1], function)(*arguments)
     if int(status):
-        _, text = runtime.cudaGetErrorString(status)
-        words = text.decode() if isinstance(text, bytes) else str(text)
-        raise Error(f"{function} failed: {words}")
+        raise failure(function, status)
     return results[0] if len(results) == 1 else tuple(results)
+
+
+def failure(function: str, status: Any) -> Error:
+    """The Error about a call that returned this status."""
+    start, library = _library(function)
+    text = getattr(library, f"{start}GetErrorString")(status)[1]
+    return Error(f"{function} failed: {text.decode() if isinstance(text, bytes) else text}")
+
+
+def _library(function: str) -> tuple[str, Any]:
+    """The beginning of the names of a library's functions, and its module."""
+    start = next(start for start in _LIBRARIES if function.startswith(start))
+    return start, import_module(f"cuda.bindings.{_LIBRARIES[start]}")
 
 
 def block_limits() -> tuple[int, int]:

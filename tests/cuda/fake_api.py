@@ -22,7 +22,7 @@ from cuda.bindings import driver, runtime
 
 from irc.backends.cuda.device import CudaDriver
 from irc.backends.cuda.execute.compile import Key, key_of
-from irc.backends.cuda.execute.launch import CudaKernels
+from irc.backends.cuda.execute.launch import Kernels
 from irc.backends.cuda.execute.load import CudaGpu
 from irc.backends.cuda.plan.regime import Target
 from tests.tensorrt.fake_gpu import SOON
@@ -161,6 +161,6 @@ def open_gpu(nccl: FakeNccl, index: int) -> CudaGpu:
     """A CudaGpu of the fake functions."""
     gpu = CudaGpu(CudaDriver(index), SOON, nccl)
     images: Any = Images()
-    gpu.kernels, gpu.target = CudaKernels(90, images), Target()
+    gpu.kernels, gpu.target = Kernels(90, images), Target()
     gpu.products = lambda algorithms, locked: MagicMock()  # computes nothing
     return gpu

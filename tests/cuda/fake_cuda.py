@@ -11,10 +11,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from irc.backends.cuda.execute.cublaslt import key_of
-from irc.backends.cuda.execute.launch import Enqueue
+from irc.backends.cuda.execute.cublaslt import CublasLt, key_of
+from irc.backends.cuda.execute.launch import Enqueue, Kernels
 from irc.backends.cuda.execute.load import CudaGpu, CudaProgram, program_of
-from irc.backends.cuda.execute.steps import Products
 from irc.backends.cuda.plan import Kernel, Launch, LibraryCall
 from irc.backends.cuda.plan.product import Product
 from irc.backends.cuda.plan.regime import Target
@@ -41,7 +40,7 @@ class Pointer(Memory):
         return self._place
 
 
-class EmulatedKernels:
+class EmulatedKernels(Kernels):
     """See Kernels. `launches` has what was enqueued, with whether it may start early."""
 
     def __init__(self, driver: FakeDriver) -> None:
@@ -84,8 +83,8 @@ class EmulatedKernels:
         self._loaded.clear()
 
 
-class EmulatedProducts:
-    """See Products: cuBLASLt in numpy, which offers two algorithms. `bound` are the calls that
+class EmulatedProducts(CublasLt):
+    """See CublasLt, in numpy, which offers two algorithms. `bound` are the calls that
     were bound, with their algorithms."""
 
     def __init__(self, driver: FakeDriver) -> None:
@@ -132,7 +131,7 @@ class FakeCuda(CudaGpu):
         self.called = EmulatedProducts(self.driver)
         self.calls = self.driver.calls
 
-    def products(self, algorithms: Mapping[str, str], locked: bool) -> Products:
+    def products(self, algorithms: Mapping[str, str], locked: bool) -> CublasLt:
         self.called.choose(algorithms)
         return self.called
 

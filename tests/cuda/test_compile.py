@@ -10,7 +10,7 @@ import pytest
 from irc.backends.cuda.execute import compile as module
 from irc.backends.cuda.execute import launch as launch_module
 from irc.backends.cuda.execute.compile import Compiler, compile_kernel, default_folder, key_of
-from irc.backends.cuda.execute.launch import CudaKernels
+from irc.backends.cuda.execute.launch import Kernels
 from irc.backends.cuda.plan import Kernel, Launch
 from irc.errors import Error
 from tests.cuda.fake_api import Images
@@ -122,9 +122,9 @@ def test_more_than_48_kb_of_shared_memory_are_asked_for(
             limits.append(arguments[2])
         return static if function == "cuFuncGetAttribute" else 0
 
-    monkeypatch.setattr(launch_module, "call_driver", call)
+    monkeypatch.setattr(launch_module, "call", call)
     images: Any = Images()
-    kernels = CudaKernels(90, images)
+    kernels = Kernels(90, images)
     kernels.load([ONE])
     for nbytes in dynamic:
         kernels.bind(Launch("one", (1, 1, 1), 32, (), nbytes), ONE, (), False)

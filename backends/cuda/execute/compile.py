@@ -22,7 +22,7 @@ from typing import Any, TypeAlias
 from irc.artifact.atomic import whole_file
 from irc.backends.cuda.codegen.files import PRELUDE
 from irc.backends.cuda.plan import Kernel
-from irc.backends.cuda.runtime import unavailable
+from irc.backends.cuda.runtime import call, unavailable
 from irc.errors import Error
 from irc.files import sharing_problem
 
@@ -137,35 +137,25 @@ def compile_kernel(kernel: Kernel, architecture: str) -> bytes:
     from cuda.bindings import nvrtc
 
     text, name = (PRELUDE + kernel.source).encode(), f"{kernel.name}.cu".encode()
-    status, program = nvrtc.nvrtcCreateProgram(text, name, 0, [], [])
-    _check(nvrtc, status)
+    program = call("nvrtcCreateProgram", text, name, 0, [], [])
+    options = [f"--gpu-architecture={architecture}", "--std=c++17"]
+    options.append("--device-as-default-execution-space")  # of generic lambdas in NVRTC 13.0
+    options += [f"-D{key}={value}" for key, value in kernel.macros.items()]
     try:
-        options = [f"--gpu-architecture={architecture}", "--std=c++17"]
-        options.append("--device-as-default-execution-space")  # of generic lambdas in NVRTC 13.0
-        options += [f"-D{key}={value}" for key, value in kernel.macros.items()]
-        (status,) = nvrtc.nvrtcCompileProgram(
-            program, len(options), [option.encode() for option in options]
-        )
-        if int(status):
-            log = _text(nvrtc, program, "ProgramLog")
-            raise Error(
-                f"the CUDA kernel {kernel.name} does not compile for {architecture}: "
-                f"{log.decode(errors='replace').strip(chr(0)).strip()[:_LONGEST]}"
-            )
-        return _text(nvrtc, program, "CUBIN")
+        call("nvrtcCompileProgram", program, len(options), [each.encode() for each in options])
+        return _output(program, "CUBIN")
+    except Error as error:
+        log = _output(program, "ProgramLog").decode(errors="replace").strip("\0\n ")
+        raise Error(
+            f"the CUDA kernel {kernel.name} does not compile for {architecture}: "
+            f"{log[:_LONGEST] or error.message}"
+        ) from None
     finally:
         nvrtc.nvrtcDestroyProgram(program)
 
 
-def _text(nvrtc: Any, program: Any, kind: str) -> bytes:
-    status, size = getattr(nvrtc, f"nvrtcGet{kind}Size")(program)
-    _check(nvrtc, status)
-    data = b" " * size
-    _check(nvrtc, *getattr(nvrtc, f"nvrtcGet{kind}")(program, data))
+def _output(program: Any, kind: str) -> bytes:
+    """What NVRTC has written: a log or a cubin."""
+    data = b" " * call(f"nvrtcGet{kind}Size", program)
+    call(f"nvrtcGet{kind}", program, data)
     return data
-
-
-def _check(nvrtc: Any, status: Any) -> None:
-    if int(status):
-        _, text = nvrtc.nvrtcGetErrorString(status)
-        raise Error(f"NVRTC failed: {text.decode()}")

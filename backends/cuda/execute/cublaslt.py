@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import ctypes as c
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
 from weakref import WeakValueDictionary
 
 from irc.backends.cuda.driver import Driver
+from irc.backends.cuda.execute.launch import Enqueue
 from irc.backends.cuda.plan.core import LibraryCall
 from irc.backends.cuda.plan.product import Operand, Product
 from irc.backends.cuda.runtime import unavailable
@@ -56,7 +57,6 @@ class _Result(c.Structure):
 
 
 Addresses = Sequence[int]  # of the operands of a product, in order
-Enqueue = Callable[[int], None]  # (stream)
 
 
 class CublasLt:

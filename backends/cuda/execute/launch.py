@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 from irc.backends.cuda.execute.compile import Compiler, Key, key_of
 from irc.backends.cuda.plan import Kernel, Launch
-from irc.errors import Error
+from irc.backends.cuda.runtime import call, failure
 
 Enqueue: TypeAlias = Callable[[int], None]  # (stream)
 
@@ -22,34 +22,8 @@ _PORTABLE = 8  # blocks per cluster that every GPU allows
 _PLAIN = 48 << 10  # bytes of static and dynamic shared memory that a kernel gets without asking
 
 
-class Kernels(Protocol):
-    """The kernels of one GPU."""
-
-    def compile(self, kernels: Iterable[Kernel]) -> None:
-        """Compile kernels that are not loaded yet, for `load`; another thread may call it."""
-        ...
-
-    def load(self, kernels: Iterable[Kernel]) -> None:
-        """Compile and load kernels that are not loaded yet."""
-        ...
-
-    def bind(
-        self, launch: Launch, kernel: Kernel, values: Sequence[int | float], early: bool
-    ) -> Enqueue:
-        """A function that enqueues a launch of a loaded kernel.
-
-        `values` are the arguments, with addresses for pointers. `early`: it may start before the
-        kernel in front of it has ended.
-        """
-        ...
-
-    def close(self) -> None:
-        """Unload all kernels; none runs any more."""
-        ...
-
-
-class CudaKernels:
-    """See Kernels: those of the current GPU, in cubins that NVRTC compiles."""
+class Kernels:
+    """The kernels of the current GPU, in cubins that NVRTC compiles."""
 
     def __init__(self, capability: int, compiler: Compiler) -> None:
         self._capability, self._compiler = capability, compiler
@@ -59,20 +33,27 @@ class CudaKernels:
         self._shared: dict[Key, int] = {}
 
     def compile(self, kernels: Iterable[Kernel]) -> None:
+        """Compile kernels that are not loaded yet, for `load`; another thread may call it."""
         done = {*self._functions, *self._images}
         self._images |= self._compiler.images(each for each in kernels if key_of(each) not in done)
 
     def load(self, kernels: Iterable[Kernel]) -> None:
+        """Compile and load kernels that are not loaded yet."""
         self.compile(kernels)
         while self._images:
             key, image = self._images.popitem()
-            module = call_driver("cuModuleLoadData", image)
+            module = call("cuModuleLoadData", image)
             self._modules.append(module)
-            self._functions[key] = call_driver("cuModuleGetFunction", module, key[0].encode())
+            self._functions[key] = call("cuModuleGetFunction", module, key[0].encode())
 
     def bind(
         self, launch: Launch, kernel: Kernel, values: Sequence[int | float], early: bool
     ) -> Enqueue:
+        """A function that enqueues a launch of a loaded kernel.
+
+        `values` are the arguments, with addresses for pointers. `early`: it may start before the
+        kernel in front of it has ended.
+        """
         from cuda.bindings import driver
 
         function = self._allowed(launch, kernel)
@@ -93,15 +74,16 @@ class CudaKernels:
             config.hStream = stream
             (status,) = enqueue(config, function, address, 0)
             if status != success:
-                raise Error(f"cuLaunchKernelEx failed: {_message(driver, status)}")
+                raise failure("cuLaunchKernelEx", status)
 
         return run
 
     def close(self) -> None:
+        """Unload all kernels; none runs any more."""
         self._functions.clear()
         self._shared.clear()
         while self._modules:
-            call_driver("cuModuleUnload", self._modules.pop())
+            call("cuModuleUnload", self._modules.pop())
 
     def _attributes(self, driver: Any, launch: Launch, early: bool) -> list[Any]:
         kinds, found = driver.CUlaunchAttributeID, list[Any]()
@@ -124,32 +106,15 @@ class CudaKernels:
 
         key = key_of(kernel)
         function, limits = self._functions[key], driver.CUfunction_attribute
-        static = call_driver(
-            "cuFuncGetAttribute", limits.CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES, function
-        )
+        static = call("cuFuncGetAttribute", limits.CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES, function)
         if launch.shared > max(_PLAIN - static, self._shared.get(key, 0)):
             most = limits.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-            call_driver("cuFuncSetAttribute", function, most, launch.shared)
+            call("cuFuncSetAttribute", function, most, launch.shared)
             self._shared[key] = launch.shared
         if launch.cluster > _PORTABLE:
             wide = limits.CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED
-            call_driver("cuFuncSetAttribute", function, wide, 1)
+            call("cuFuncSetAttribute", function, wide, 1)
         return function
-
-
-def call_driver(function: str, *arguments: Any) -> Any:
-    """The result of a function of the CUDA driver; an Error with CUDA's message."""
-    from cuda.bindings import driver
-
-    status, *results = getattr(driver, function)(*arguments)
-    if int(status):
-        raise Error(f"{function} failed: {_message(driver, status)}")
-    return results[0] if len(results) == 1 else tuple(results)
-
-
-def _message(driver: Any, status: Any) -> str:
-    _, text = driver.cuGetErrorString(status)
-    return text.decode() if isinstance(text, bytes) else str(text)
 
 
 def _scalar(given: object, value: int | float) -> Any:

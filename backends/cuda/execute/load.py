@@ -27,11 +27,10 @@ from irc.backends.cuda.execute.gpu import (
     gpu_of_rank,
     open_driver,
 )
-from irc.backends.cuda.execute.launch import CudaKernels, Kernels
+from irc.backends.cuda.execute.launch import Kernels
 from irc.backends.cuda.execute.memory import DeviceArray
 from irc.backends.cuda.execute.program import GpuProgram, GpuStream
 from irc.backends.cuda.execute.rank import CudaRank
-from irc.backends.cuda.execute.steps import Products
 from irc.backends.cuda.execute.stream import RankStream
 from irc.backends.cuda.facts import TEXT, facts_of_rank, sharding_facts
 from irc.backends.cuda.group import TIMEOUT
@@ -61,7 +60,7 @@ class CudaGpu(RankGpu):
     kernels: Kernels
     target: Target
 
-    def products(self, algorithms: Mapping[str, str], locked: bool) -> Products:
+    def products(self, algorithms: Mapping[str, str], locked: bool) -> CublasLt:
         """The library of products, see CublasLt."""
         return CublasLt(self.driver, algorithms, locked)
 
@@ -78,7 +77,7 @@ def open_gpu(local_rank: int, timeout: float) -> CudaGpu:
     gpu = CudaGpu(open_driver(local_rank, _INSTEAD), timeout)
     capability = gpu.driver.gpu.capability
     gpu.target = Target(capability, *block_limits())
-    gpu.kernels = CudaKernels(capability, Compiler(capability, default_folder()))
+    gpu.kernels = Kernels(capability, Compiler(capability, default_folder()))
     return gpu
 
 
@@ -192,20 +191,6 @@ def recording(recorder: Recorder | None, planner: Planner) -> Record | None:
     return record
 
 
-class LockedPlanner(Planner):
-    """Plans with kernels that are chosen, and no others."""
-
-    def __init__(self, choices: Choices, *arguments: Any) -> None:
-        super().__init__(*arguments)
-        self._choices = choices
-
-    def plan(self, sizes: Mapping[str, int]) -> Plan:
-        """As of Planner; an Error about a kernel without a choice."""
-        plan = super().plan(sizes)
-        self._choices.check_plan(plan)
-        return plan
-
-
 def _kind_of(gpu: CudaGpu) -> str:
     """What decides how a GPU rounds."""
     return json.dumps([str(gpu.driver.gpu), str(gpu.target), gpu.versions()])
@@ -230,8 +215,9 @@ def program_of(
             choices.check(gpu.driver.gpu, gpu.target, gpu.versions())
         chosen = (choices or Choices(gpu.target)).on(gpu.driver.gpu, gpu.target)
         fused: bool = options.get("fused", True)
-        arguments = module, own.stage.function, number, fused, chosen.device
-        planner = LockedPlanner(chosen, *arguments) if locked else Planner(*arguments)
+        planner = Planner(module, own.stage.function, number, fused, chosen.device)
+        if locked:
+            planner.check = chosen.check_plan
         rank = CudaRank(
             own,
             planner,

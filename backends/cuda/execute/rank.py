@@ -11,13 +11,14 @@ from typing import Any
 
 from irc.backends.base import state_shape
 from irc.backends.cuda.codegen.peer_memory import MOST_RANKS
+from irc.backends.cuda.execute.cublaslt import CublasLt
 from irc.backends.cuda.execute.execution import PlanExecution, Record
 from irc.backends.cuda.execute.gpu import RankGpu
 from irc.backends.cuda.execute.gpu_rank import GpuRank, RankFacts, symbols_of
 from irc.backends.cuda.execute.launch import Kernels
 from irc.backends.cuda.execute.memory import Memory, check_room, size_of
 from irc.backends.cuda.execute.peers import Peers
-from irc.backends.cuda.execute.steps import Products, Steps
+from irc.backends.cuda.execute.steps import Steps
 from irc.backends.cuda.execute.weights import DeviceWeights
 from irc.backends.cuda.facts import PlanStage, sizes_of
 from irc.backends.cuda.plan import Plan
@@ -47,7 +48,7 @@ class CudaRank(GpuRank[PlanStage]):
         base: Path,
         gpu: RankGpu,
         kernels: Kernels,
-        products: Callable[[], Products],
+        products: Callable[[], CublasLt],
         host: Communicator | None,
         *,
         early: bool = True,
@@ -67,7 +68,7 @@ class CudaRank(GpuRank[PlanStage]):
         self.weights = DeviceWeights(self.driver, self.stream, reader, self.rank)
         gpu.held.callback(self.weights.free)
         self.tables: dict[str, int] = {}  # by buffer
-        self._library: Products | None = None
+        self._library: CublasLt | None = None
         self._open_products = products
         self._steps = Steps(self.driver, self.stream, kernels, self.group, self.products, early)
         self._executions: OrderedDict[tuple[tuple[str, int], ...], PlanExecution] = OrderedDict()
@@ -134,7 +135,7 @@ class CudaRank(GpuRank[PlanStage]):
                     stacklevel=1,
                 )
 
-    def products(self) -> Products:
+    def products(self) -> CublasLt:
         """The library of products, opened when it is needed."""
         if self._library is None:
             self._library = self._open_products()

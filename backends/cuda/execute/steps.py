@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
 
 from irc.backends.cuda.driver import Driver, Stream
+from irc.backends.cuda.execute.cublaslt import CublasLt
 from irc.backends.cuda.execute.feed import Feed
 from irc.backends.cuda.execute.launch import Enqueue, Kernels
 from irc.backends.cuda.group import Group
@@ -17,26 +17,6 @@ from irc.errors import Error
 GroupOf = Callable[[tuple[str, ...]], Group]
 LITTLE = 64 << 20  # bytes of an arena
 MARKED = 4  # steps from one mark to the next
-
-
-class Products(Protocol):
-    """The library of matrix products."""
-
-    def choose(self, algorithms: Mapping[str, str]) -> None:
-        """Use these algorithms too, by what a choice depends on."""
-        ...
-
-    def offered(self, call: LibraryCall) -> tuple[str, list[str]]:
-        """What the choice for a call depends on, and the algorithms that could compute it."""
-        ...
-
-    def close(self) -> None:
-        """Release what is held; nothing runs any more."""
-        ...
-
-    def bind(self, call: LibraryCall, addresses: Sequence[int]) -> Enqueue:
-        """A function that enqueues a call whose arguments lie at these addresses."""
-        ...
 
 
 class Steps:
@@ -52,7 +32,7 @@ class Steps:
         stream: Stream,
         kernels: Kernels,
         group: GroupOf,
-        products: Callable[[], Products],
+        products: Callable[[], CublasLt],
         early: bool,
     ) -> None:
         self._driver, self._stream, self._kernels = driver, stream, kernels

@@ -29,7 +29,8 @@ class Planner:
     """Plans of one function of a module, for one rank of its mesh.
 
     Without `fused` composite operations are expanded, and only kernels of single operations are
-    used. `device`: an H200 with the choices of irc by default; `apart` as of Regime.
+    used. `device`: an H200 with the choices of irc by default; `apart` as of Regime. `check` raises
+    an Error about plans that may not be used.
     `weights` are the weights of all plans made so far, packed ones among them, by buffer. `origins`
     are the names of values in the module's text, see `prepared`.
     """
@@ -48,6 +49,7 @@ class Planner:
         self.rank, self.fused, self.device = rank, fused, device or device_of()
         self.weights: dict[str, Weight] = {}
         self.apart: dict[str, str] = {}
+        self.check: Callable[[Plan], None] = lambda plan: None
         self._plans: list[RegimePlan] = []
 
     def positions(self) -> dict[str, int]:
@@ -69,7 +71,9 @@ class Planner:
 
     def plan(self, sizes: Mapping[str, int]) -> Plan:
         """The plan at the sizes of all symbols in the function's arguments."""
-        return self.regime(sizes).at(sizes)
+        plan = self.regime(sizes).at(sizes)
+        self.check(plan)
+        return plan
 
 
 @dataclass(frozen=True)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, TypeAlias
 
 from irc.ir.core import Op, Value
 from irc.ir.types import TensorType
 
-from .core import Argument, Kernel, Launch, Library
+from .core import Kernel, Library
 from .regime import Regime
 
 Grid: TypeAlias = tuple[int, int, int]
@@ -46,18 +46,6 @@ class Template:
     early: tuple[Value, ...] = ()
     zeros: tuple[TensorType, ...] = ()
     peers: str = ""
-
-    def launch(self, kernel: str, pointers: Iterable[Argument], symbols: Sizes) -> Launch:
-        """The launch at the sizes of all symbols; `kernel` is the name of the kernel in a plan."""
-        return Launch(
-            kernel,
-            self.grid(symbols),
-            self.block,
-            (*pointers, *(symbols[name] for name in self.symbols)),
-            self.shared(symbols),
-            self.cluster,
-            programmatic=self.waits,
-        )
 
 
 Settings: TypeAlias = Mapping[str, "int | float | str | tuple[int, ...]"]
