@@ -168,9 +168,12 @@ class Measured:
         return median(self._stream.times(self.case.inputs, replays))
 
     def token_ms(self, count: int) -> float:
-        """The mean of steps that feed their tokens back, as `irc generate` runs them."""
+        """The mean of steps that feed their tokens back, as `irc generate` runs them; the one in
+        the middle has the context of the case."""
         fed, advanced = {"input_ids": NEXT_TOKENS}, ("positions", "past_lengths")
-        steps = self._stream.follow(self.case.inputs, fed, advanced, count + _WARM)
+        inputs = self.case.inputs
+        inputs |= {name: inputs[name] - count // 2 for name in advanced}
+        steps = self._stream.follow(inputs, fed, advanced, count + _WARM)
         assert steps is not None
         began = [perf_counter() for _ in islice(steps, _WARM)][-1]
         for _ in steps:
