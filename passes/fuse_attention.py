@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from irc.ir.core import Module, Op, Value
-from irc.ops import Attention, CacheUpdate, FusedAttention, Reshape, RmsNorm, Rope
+from irc.ops import Attention, CacheUpdate, FusedAttention, GatherPages, Reshape, RmsNorm, Rope
 from irc.pipeline import Pass, Stats, register
 from irc.rewrite import erase_dead, permit, report_failure
 
@@ -50,7 +50,7 @@ class _Pattern:
 
 def _pattern(op: Attention) -> _Pattern | str:
     """What becomes one operation, or why nothing does."""
-    keys, values = op.k.producer, op.v.producer
+    keys, values = (_pool_of(cache).producer for cache in (op.k, op.v))
     if not isinstance(keys, CacheUpdate) or not isinstance(values, CacheUpdate):
         return "it reads caches that no cache_update in front of it writes"
     refusal = _refusal(op, keys, values)
@@ -67,18 +67,30 @@ def _pattern(op: Attention) -> _Pattern | str:
     return _Pattern(op, (keys, values), q, k, rope, (norms[0], norms[1]))
 
 
+def _pool_of(cache: Value) -> Value:
+    """The pool whose pages are a cache, or the cache."""
+    return cache.producer.pool if isinstance(cache.producer, GatherPages) else cache
+
+
 def _refusal(op: Attention, keys: CacheUpdate, values: CacheUpdate) -> str | None:
     """Why an attention and the updates of its caches stay apart."""
     if keys is values or keys.cache is values.cache:
         return "its keys and values are one cache"
     if op.past is None or not keys.past is values.past is op.past:
         return "the caches are not updated with the tokens of this call: `past` differs"
+    gathers = [each for each in (op.k.producer, op.v.producer) if isinstance(each, GatherPages)]
+    pages = {keys.pages, values.pages, *(gather.pages for gather in gathers)}
+    if len(pages) > 1 or len(gathers) != (0 if keys.pages is None else 2):
+        return "it does not read the pages that the updates write"
+    if not all(used_once(gather.result) for gather in gathers):
+        return "the pages are gathered for other operations, too"
     tokens = {value.type.shape[:2] for value in (op.q, keys.new, values.new)}
     if len(tokens) > 1:
         return "the caches get other tokens than q has"
     if not used_once(keys.cache) or not used_once(values.cache):
         return "a cache is read before its update, too"
-    if not all(_follows(user, op) for update in (keys, values) for user in update.result.users):
+    users = {user for update in (keys, values) for user in update.result.users}
+    if not all(_follows(user, op) for user in users.difference(gathers)):
         return "an updated cache is used in front of the attention"
     return None
 
@@ -125,6 +137,7 @@ def _fuse(pattern: _Pattern) -> None:
         q_norm, k_norm = pattern.norms
         options |= {"q_norm": q_norm.weight, "k_norm": k_norm.weight} | q_norm.attributes
     caches = keys.cache, values.cache
+    options |= {"pages": keys.pages}
     new = FusedAttention(pattern.q, pattern.k, values.new, *caches, **options)
     insert_before(new, op)
     for old, result in zip((op, keys, values), new.results, strict=True):

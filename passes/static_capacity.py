@@ -19,23 +19,28 @@ class StaticCapacity(Pass):
     """
 
     def run(self, module: Module, stats: Stats) -> None:
-        sizes: dict[str, DimLike] = {}
-        writes = [(op, write.cache) for op in module.ops() for write in cache_writes(op)]
-        for op, cache in writes:
-            capacity = cache.type.shape[2]
-            for name in capacity.symbols() if isinstance(capacity, Dim) else ():
-                if name not in module.dims:
-                    raise Error(
-                        f"the capacity {name} of a cache has no upper end; give it a range with "
-                        f"--dims {name}=min:typical:max"
-                    ).at(op)
-                sizes[name] = module.dims[name][2]
-                if module.dims[name][2] < 1:
-                    raise Error(f"the capacity {name} is 0; give it a larger range").at(op)
-        if not sizes:
-            return
-        substitute(module, sizes)
-        for name, size in sizes.items():
-            module.dims.pop(name)
-            stats.explain(f"the caches hold {size} tokens, the most that {name} may be")
-            stats.count("fixed")
+        fix_capacities(module, stats)
+
+
+def fix_capacities(module: Module, stats: Stats, multiple: int = 1) -> None:
+    """Replace the symbols of the capacities by the upper ends of their ranges, rounded up."""
+    sizes: dict[str, DimLike] = {}
+    writes = [(op, write) for op in module.ops() for write in cache_writes(op)]
+    for op, write in writes:
+        capacity = write.capacity
+        for name in capacity.symbols() if isinstance(capacity, Dim) else ():
+            if name not in module.dims:
+                raise Error(
+                    f"the capacity {name} of a cache has no upper end; give it a range with "
+                    f"--dims {name}=min:typical:max"
+                ).at(op)
+            sizes[name] = -(-module.dims[name][2] // multiple) * multiple
+            if module.dims[name][2] < 1:
+                raise Error(f"the capacity {name} is 0; give it a larger range").at(op)
+    if not sizes:
+        return
+    substitute(module, sizes)
+    for name, size in sizes.items():
+        module.dims.pop(name)
+        stats.explain(f"the caches hold {size} tokens, the most that {name} may be")
+        stats.count("fixed")

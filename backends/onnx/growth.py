@@ -21,10 +21,11 @@ def writes_of(function: Function) -> list[dict[str, str]]:
     positions that are computed in the graph.
     """
     writes: list[dict[str, str]] = []
-    for cache, new, past in (write for op in function for write in cache_writes(op)):
+    for cache_write in (each for op in function for each in cache_writes(op)):
+        past = cache_write.past
         if not _is_arg(past):
             continue
-        step, capacity = new.type.shape[1], cache.type.shape[2]
+        step, capacity = cache_write.new.type.shape[1], cache_write.capacity
         write = {"past": str(past.name), "step": str(step), "capacity": str(capacity)}
         if write not in writes:
             writes.append(write)
@@ -34,7 +35,7 @@ def writes_of(function: Function) -> list[dict[str, str]]:
 def growing(function: Function) -> str | None:
     """The symbol of the capacity, if it may be smaller than the caller asked for."""
     states = set(function.aliases().values())
-    capacities = {write.cache.type.shape[2] for op in function for write in cache_writes(op)}
+    capacities = {write.capacity for op in function for write in cache_writes(op)}
     if len(capacities) != 1 or len(writes_of(function)) != 1:
         return None
     symbol = str(*capacities)

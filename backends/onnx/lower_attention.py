@@ -298,6 +298,26 @@ def unpadded_keys(e: Emitter, op: ops.Attention) -> str:
 @TABLE.lower(ops.CacheUpdate)
 def cache_update(e: Emitter, op: ops.CacheUpdate) -> Lowered:
     """TensorScatter, in place where input and output are bound to the same memory."""
+    if op.pages is not None:
+        return paged_update(e, op, op.pages)
     _, heads, _, width = op.cache.type.shape
     new = by_head(e, op.new, heads, width)
     return e.add("TensorScatter", e.get(op.cache), new, e.cast64(op.past), axis=2)
+
+
+def paged_update(e: Emitter, op: ops.CacheUpdate, pages: Value) -> str:
+    """ScatterND into the rows of a copy of the pool; those of page -1 go to a page behind it."""
+    count, heads, size, width = op.cache.type.shape
+    features, length = heads * width, e.sizes((size,))
+    first = e.add("Reshape", e.cast64(op.past), e.ints(-1, 1))
+    tokens = e.add("Reshape", e.iota(op.new.type.shape[1]), e.ints(1, -1))
+    position = e.add("Add", first, tokens)
+    page = e.add("GatherElements", e.cast64(pages), e.add("Div", position, length), axis=1)
+    place = e.add("Add", e.add("Mul", page, length), e.add("Mod", position, length))
+    pool = e.add("Transpose", e.get(op.cache), perm=[0, 2, 1, 3])
+    rows = e.reshape(pool, (count * size, features))
+    behind = e.add("Slice", rows, e.ints(0), length, e.ints(0))
+    rows = e.add("Concat", rows, behind, axis=0)
+    rows = e.add("ScatterND", rows, e.add("Unsqueeze", place, e.ints(-1)), e.get(op.new))
+    rows = e.add("Slice", rows, e.ints(0), e.sizes((count * size,)), e.ints(0))
+    return e.add("Transpose", e.reshape(rows, (count, size, heads, width)), perm=[0, 2, 1, 3])

@@ -120,7 +120,7 @@ def _prompts(module: Module, vocabulary: int) -> Iterator[list[int]]:
     (arg,) = [arg for arg in module.main.args if arg.name == "input_ids"]
     dim = arg.type.global_type.shape[1]
     unit = smallest(dim)  # sharded tokens: a multiple
-    limits = [write.cache.type.shape[2] for op in module.ops() for write in cache_writes(op)]
+    limits = [write.capacity for op in module.ops() for write in cache_writes(op)]
     names = dim.symbols() if isinstance(dim, Dim) else ()
     limits += [unit * module.dims[name][2] for name in names if name in module.dims]
     limits += [dim, _PROMPT]

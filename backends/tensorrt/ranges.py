@@ -74,10 +74,9 @@ def _token_symbol(function: Function, ranges: Mapping[str, Range]) -> str | None
 
 def _within_caches(range: Range, tokens: str, function: Function) -> Range:
     """The range of the number of tokens, at most the capacity of the caches."""
-    for cache, new, _ in (write for op in function for write in cache_writes(op)):
-        capacity = cache.type.shape[2]
-        if isinstance(capacity, int):
-            most = max(capacity // smallest(new.type.shape[1]), 1)
+    for write in (each for op in function for each in cache_writes(op)):
+        if isinstance(write.capacity, int):
+            most = max(write.capacity // smallest(write.new.type.shape[1]), 1)
             range = (min(range[0], most), min(range[1], most), min(range[2], most))
     return range
 

@@ -12,6 +12,8 @@ from ..ir.core import Op, Value
 from ..ir.declare import Operand, OptionalOperand, operation, optional
 from ..ir.dims import DimLike, Shape, exact_divide
 from ..ir.types import TensorType
+from .lookup import Gather, check_bounds
+from .shape import Reshape, Transpose
 from .shapes import bool_operand, float_operand, index_operand, rule_text, same_dtype
 
 Array: TypeAlias = Any  # a numpy array
@@ -264,13 +266,7 @@ def _check_scores(name: str, value: Value | None, scores: Shape) -> None:
         )
 
 
-@operation(
-    "cache_update",
-    sharding="b h c! d!, b s! h, b -> b h c d",
-    moves_data=True,
-    in_place="cache",
-    safe_values={"past": 0},
-)
+@operation("cache_update", moves_data=True, in_place="cache", safe_values={"past": 0, "pages": 0})
 class CacheUpdate(Op):
     """The cache with this call's tokens written into it.
 
@@ -278,11 +274,16 @@ class CacheUpdate(Op):
     position past[b] + i. Rows shorter than S write their padding behind their tokens, where the
     next call overwrites it. Writing beyond the capacity C is an error at run time. The result may
     alias the cache.
+
+    With `pages` i32 [B, N] the cache is a pool of pages [P, H, C, D] that all rows share: position
+    j of row b is place j % C of page pages[b][j // C], and N*C is the capacity of a row. What
+    belongs into page -1 is not written. No two rows write into one page.
     """
 
     cache: Operand
     new: Operand
     past: Operand
+    pages: OptionalOperand = optional()
 
     def infer(self) -> TensorType:
         cache, new = self.cache.type, self.new.type
@@ -290,6 +291,8 @@ class CacheUpdate(Op):
         if cache.ndim != 4:
             raise Error(f"cache_update takes a cache [batch, heads, capacity, width], not {cache}")
         batch, heads, _, width = cache.shape
+        if self.pages is not None:
+            batch = pages_of("cache_update", self.pages)[0]
         if new.ndim != 3 or new.shape[0] != batch or new.shape[2] != heads * width:
             raise Error(
                 f"cache_update: new is {new}, but the cache {cache} takes "
@@ -299,18 +302,75 @@ class CacheUpdate(Op):
             raise Error(f"cache_update: past is {self.past.type}, but it has one number per row")
         return cache.replicated
 
-    def evaluate(self, cache: Array, new: Array, past: Array) -> Array:
-        batch, heads, capacity, width = cache.shape
-        tokens = new.shape[1]
+    def sharding_rule(self) -> str:
+        """Heads may be sharded, and rows where they share no pages."""
+        cache = ["b" if self.pages is None else "p!", "h", "c!", "d!"]
+        return rule_text([cache, ["b", "s!", "h"], ["b"], pages_words(self.pages)], [cache])
+
+    def evaluate(self, cache: Array, new: Array, past: Array, pages: Array = None) -> Array:
+        _, heads, size, width = cache.shape
+        batch, tokens, _ = new.shape
+        table = _page_table(batch, pages)
+        capacity = table.shape[1] * size
         for row, start in enumerate(past.tolist()):
             if start < 0 or start + tokens > capacity:
                 raise Error(
                     f"cache_update: row {row} writes positions {start} to {start + tokens - 1}, "
                     f"but the cache has the capacity {capacity}"
                 )
-        rows = np.arange(batch, dtype=np.int64)[:, None]
+        positions = np.asarray(past[:, None] + np.arange(tokens), np.int64)
+        chosen = np.take_along_axis(table, positions // size, 1)
+        written = chosen >= 0
+        check_bounds("cache_update", chosen[written], len(cache))
         updated = cache.copy()
-        updated.swapaxes(1, 2)[rows, past[:, None] + np.arange(tokens)] = new.reshape(
-            batch, tokens, heads, width
-        )
+        places = chosen[written], (positions % size)[written]
+        updated.swapaxes(1, 2)[places] = new.reshape(batch, tokens, heads, width)[written]
         return updated
+
+
+def _page_table(rows: int, pages: Array) -> Array:
+    """The pages of each row; without `pages` a cache is a pool whose page b is that of row b."""
+    return np.arange(rows)[:, None] if pages is None else pages
+
+
+def pages_words(pages: Value | None) -> list[str]:
+    """The words of `pages`: a pool, which all rows share, has one state on all ranks."""
+    return [] if pages is None else ["b!", "n!"]
+
+
+def pages_of(op: str, pages: Value) -> Shape:
+    """The shape [B, N] of the operand `pages`."""
+    shape = index_operand(op, pages).shape
+    if len(shape) != 2:
+        raise Error(f"{op}: pages is {pages.type}; expected [batch, pages of a row]")
+    return shape
+
+
+@operation(
+    "gather_pages",
+    sharding="p! h c! d, b n! -> b h k d",
+    sums="pool",
+    moves_data=True,
+    selects="pool",
+    cheap=True,
+    safe_values={"pages": 0},
+)
+class GatherPages(Op):
+    """The caches [B, H, N*C, D] of rows whose pages [B, N] lie in a pool [P, H, C, D].
+
+    As cache_update writes them. Page -1 is that of a gather, the last one: its keys must not be
+    visible.
+    """
+
+    pool: Operand
+    pages: Operand
+
+    def expand(self) -> Op:
+        if self.pool.type.ndim != 4:
+            raise Error(
+                f"takes a pool [pages, heads, tokens of a page, width], not {self.pool.type}"
+            )
+        batch, count = pages_of("gather_pages", self.pages)
+        _, heads, size, width = self.pool.type.shape
+        by_head = Transpose(Gather(self.pool, self.pages), order=(0, 2, 1, 3, 4))
+        return Reshape(by_head, shape=(batch, heads, count * size, width))

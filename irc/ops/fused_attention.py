@@ -9,7 +9,7 @@ from ..ir.core import Op, Value
 from ..ir.declare import Operand, OptionalOperand, operation, operation_base, optional
 from ..ir.dims import DimLike, Shape, exact_divide
 from ..ir.types import TensorType
-from .attention import Attention, CacheUpdate, score_scale, scores_words
+from .attention import Attention, CacheUpdate, GatherPages, pages_words, score_scale, scores_words
 from .norm import RmsNorm
 from .rope import BY_LENGTH, Kind, Rope
 from .shape import Reshape
@@ -32,6 +32,7 @@ class NewTokens(Op):
     positions: OptionalOperand = optional()
     q_norm: OptionalOperand = optional()
     k_norm: OptionalOperand = optional()
+    pages: OptionalOperand = optional()
     eps: float = 1e-6
     offset: float = 0.0
     theta: float = 10000.0
@@ -55,14 +56,17 @@ class NewTokens(Op):
         return self.k_cache.type.shape[1]
 
     def rule_words(self) -> tuple[list[list[str]], list[list[str]]]:
-        """The words of a sharding rule for the operands up to `k_norm`, and for the results.
+        """The words of a sharding rule for the operands up to `pages`, and for the results.
 
-        Rows and heads may be sharded; a single key-value head stays replicated.
+        Heads may be sharded, and rows where they share no pages; a single key-value head stays
+        replicated.
         """
         h = "g!" if self.key_heads == 1 else "h"
         q, new = ["b", "s!", "h"], ["b", "s!", h]
-        caches = [["b", h, "c!", "d!"], ["b", h, "c!", "e!"]]
-        return [q, new, new, *caches, ["b"], ["b", "s!"], ["d!"], ["d!"]], [q, *caches]
+        p = "b" if self.pages is None else "p!"
+        caches = [[p, h, "c!", "d!"], [p, h, "c!", "e!"]]
+        others = ["b"], ["b", "s!"], ["d!"], ["d!"], pages_words(self.pages)
+        return [q, new, new, *caches, *others], [q, *caches]
 
     def attributes_of(self, cls: type[Op]) -> dict[str, Any]:
         """The attributes that an operation of another class has as well."""
@@ -76,9 +80,9 @@ class RopeAndCache(NewTokens):
 
     q [B, S, H*D], k [B, S, Hk*D] and v [B, S, Hk*Dv] are the tokens. The heads of q and k are
     normed by `q_norm` and `k_norm` [D] (both or none), then rotated by `positions` [B, S] (if
-    given); k and v go into k_cache [B, Hk, C, D] and v_cache [B, Hk, C, Dv] at `past` [B]. Results:
-    (q, the new k_cache, the new v_cache). Attributes as of rms_norm and rope, whose kind is one of
-    those without a length.
+    given); k and v go into k_cache [B, Hk, C, D] and v_cache [B, Hk, C, Dv] at `past` [B], or into
+    pools with `pages`, as by cache_update. Results: (q, the new k_cache, the new v_cache).
+    Attributes as of rms_norm and rope, whose kind is one of those without a length.
     """
 
     def sharding_rule(self) -> str:
@@ -96,8 +100,8 @@ class RopeAndCache(NewTokens):
         if self.positions is not None:
             rope = self.attributes_of(Rope)
             q, k = (Rope(x, self.positions, **rope).result for x in (q, k))
-        keys = CacheUpdate(self.k_cache, k, self.past)
-        values = CacheUpdate(self.v_cache, self.v, self.past)
+        keys = CacheUpdate(self.k_cache, k, self.past, pages=self.pages)
+        values = CacheUpdate(self.v_cache, self.v, self.past, pages=self.pages)
         return q, keys.result, values.result
 
     def _normed(self, x: Value, weight: Value | None) -> Value:
@@ -128,7 +132,7 @@ class RopeAndCache(NewTokens):
 class FusedAttention(NewTokens):
     """Attention of new tokens over caches that get their keys and values.
 
-    The operands up to `k_norm` are those of rope_and_cache, the others those of attention, whose q,
+    The operands up to `pages` are those of rope_and_cache, the others those of attention, whose q,
     k and v are the results of the former. Results: (out [B, S, H*Dv], the new k_cache, the new
     v_cache). Attributes as of both.
     """
@@ -174,9 +178,12 @@ class FusedAttention(NewTokens):
         operands: dict[str, Any] = {name: getattr(self, name) for name in names}
         front = RopeAndCache(**operands, **self.attributes_of(RopeAndCache))
         operands = {name: getattr(self, name) for name in Attention.optional_names}
-        q, keys, values = front.results
-        attended = Attention(q, keys, values, **operands, **self.attributes_of(Attention))
-        return attended.result, keys, values
+        q, *caches = front.results
+        if self.pages is not None:
+            caches = [GatherPages(pool, self.pages).result for pool in caches]
+        k, v = caches
+        attended = Attention(q, k, v, **operands, **self.attributes_of(Attention))
+        return attended.result, *front.results[1:]
 
 
 class CacheWrite(NamedTuple):
@@ -185,13 +192,20 @@ class CacheWrite(NamedTuple):
     cache: Value
     new: Value
     past: Value
+    pages: Value | None
+
+    @property
+    def capacity(self) -> DimLike:
+        """How many tokens a row has room for."""
+        size = self.cache.type.shape[2]
+        return size if self.pages is None else self.pages.type.shape[1] * size
 
 
 def cache_writes(op: Op) -> tuple[CacheWrite, ...]:
     """The writes of an operation into key-value caches, in the order of its results."""
     if isinstance(op, CacheUpdate):
-        return (CacheWrite(op.cache, op.new, op.past),)
+        return (CacheWrite(op.cache, op.new, op.past, op.pages),)
     if isinstance(op, NewTokens):
         caches = (op.k_cache, op.k), (op.v_cache, op.v)
-        return tuple(CacheWrite(cache, new, op.past) for cache, new in caches)
+        return tuple(CacheWrite(cache, new, op.past, op.pages) for cache, new in caches)
     return ()

@@ -6,12 +6,10 @@ from math import lcm
 from typing import Any, cast
 
 from irc.errors import Error
-from irc.ir.core import Function, Module, Op
+from irc.ir.core import Module
 from irc.ir.dims import Dim, DimLike, bind, exact_divide, symbol
 from irc.ir.types import TensorType
 from irc.pipeline import Stats
-
-from ..shared.edit import retype
 
 
 def make_divisible(module: Module, stats: Stats, sequence: bool) -> None:
@@ -72,47 +70,20 @@ def _replacement(module: Module, name: str, count: int, suffix: str) -> DimLike:
 
 
 def substitute(module: Module, sizes: dict[str, DimLike]) -> None:
-    """Write other dimensions for symbols, everywhere in a module.
-
-    Splits of weights and arguments are put aside meanwhile: the results do not have theirs yet.
-    In the local view every value keeps its own.
-    """
+    """Write other dimensions for symbols, everywhere in a module."""
     args = [arg for function in module.functions.values() for arg in function.args]
-    if module.local:
-        results = [result for op in module.ops() for result in op.results]
-        for value in (*module.weights.values(), *args, *results):
-            value.type = _substituted(value.type, sizes)
-        for op in module.ops():
-            _substitute_attributes(op, sizes)
-        return
-    split = [(value, value.type.axes) for value in (*module.weights.values(), *args)]
-    for value, _ in split:
-        shape = tuple(replaced(dim, sizes) for dim in value.type.shape)
-        value.type = value.type.replicated.replace(shape=shape)
-    for function in module.functions.values():
-        _retype(function, sizes)
-    for value, axes in split:
-        value.type = value.type.replace(axes=axes)
-
-
-def _retype(function: Function, sizes: dict[str, DimLike]) -> None:
-    for op in function:
-        _substitute_attributes(op, sizes)
-        retype(op)
-
-
-def _substitute_attributes(op: Op, sizes: dict[str, DimLike]) -> None:
-    for name in op.attribute_types:
-        setattr(op, name, _attribute(getattr(op, name), sizes))
+    results = [result for op in module.ops() for result in op.results]
+    for value in (*module.weights.values(), *args, *results):
+        value.type = _substituted(value.type, sizes)
+    for op in module.ops():
+        for name in op.attribute_types:
+            setattr(op, name, _attribute(getattr(op, name), sizes))
 
 
 def _substituted(type: TensorType, sizes: dict[str, DimLike]) -> TensorType:
-    """A local type with other dimensions, in its global type too."""
-    own, whole = (
-        old.replace(shape=tuple(replaced(dim, sizes) for dim in old.shape))
-        for old in (type, type.global_type)
-    )
-    return own.part_of(whole)
+    """A type with other dimensions, in that of which it is a part too."""
+    new = type.replace(shape=tuple(replaced(dim, sizes) for dim in type.shape))
+    return new if type.of is None else new.part_of(_substituted(type.of, sizes))
 
 
 def _attribute(value: Any, sizes: dict[str, DimLike]) -> Any:

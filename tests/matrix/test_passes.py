@@ -38,6 +38,7 @@ ELSEWHERE = {
     "convert-floats": "changes dtypes: tests/frontends/test_onnx_dtypes.py",
     "quantize": "changes what is computed: tests/passes/test_quantize.py",
     "next-tokens": "changes the results: tests/passes/test_next_tokens.py",
+    "page-caches": "changes the states: tests/passes/test_page_caches.py",
     "static-capacity": "changes what an overflow gives: tests/tensorrt/test_golden.py",
 }
 # Words of the Error of a pass that does not apply to a module, which it must leave as it was.

@@ -227,7 +227,48 @@ def _bad_update(message: str, *shapes: Shape, dtypes: tuple[str, str] = ("T", "T
     return Bad(message, (Arg(cache, dtypes[0]), Arg(new, dtypes[1]), Arg(past, "i32")))
 
 
+def _pages(rng: np.random.Generator, shape: tuple[int, ...]) -> Any:
+    """Pages of a pool of 40, each of one row."""
+    return rng.permutation(40)[: np.prod(shape)].reshape(shape)
+
+
+def _some_pages(rng: np.random.Generator, shape: tuple[int, ...]) -> Any:
+    return np.where(rng.integers(0, 3, shape) > 0, _pages(rng, shape), -1)
+
+
+POOL, PAGES = Arg((40, 2, 3, 4)), Arg((B, 3), "i32", draw=_pages, name="pages")
+SOME_PAGES = Arg((B, 3), "i32", draw=_some_pages, name="pages")
+BAD_PAGES = Arg((2, 3), "f32", name="pages"), Arg((2,), "i32", name="pages")
+
 UPDATES = [
+    Example(
+        "cache_update",
+        (POOL, Arg((B, S, 8)), Arg((B,), "i32", low=0, high=7), SOME_PAGES),
+        {},
+        (
+            *(
+                Bad(message, (Arg((40, 2, 3, 4)), Arg((2, 3, 8)), Arg((2,), "i32"), pages))
+                for message, pages in zip(
+                    ("indices in i32", "expected [batch, pages of a row]"), BAD_PAGES, strict=True
+                )
+            ),
+            Bad(
+                "takes [3, tokens, 8]",
+                (POOL, Arg((2, 3, 8)), Arg((2,), "i32"), Arg((3, 3), "i32", name="pages")),
+            ),
+        ),
+        sizes=SIZES,
+    ),
+    Example(
+        "gather_pages",
+        (POOL, Arg((B, 3), "i32", draw=_some_pages)),
+        {},
+        (
+            Bad("takes a pool", (Arg((8, 2, 3)), Arg((2, 3), "i32"))),
+            Bad("expected [batch, pages of a row]", (Arg((40, 2, 3, 4)), Arg((2,), "i32"))),
+        ),
+        sizes=SIZES,
+    ),
     Example(
         "cache_update",
         (Arg((B, 2, 8, 4)), Arg((B, S, 8)), Arg((B,), "i32", low=0, high=6)),
@@ -239,7 +280,7 @@ UPDATES = [
             _bad_update("f32 and bf16", (2, 2, 8, 4), (2, 3, 8), (2,), dtypes=("f32", "bf16")),
         ),
         sizes=SIZES,
-    )
+    ),
 ]
 
 POSITIONS = Arg((B, S), "i32", draw=_positions, name="positions")
@@ -247,9 +288,13 @@ GAINS = (Arg((4,), name="q_norm"), Arg((4,), name="k_norm"))
 
 
 def _fused(
-    *more: Arg, op: str = "fused_attention", bad: tuple[Bad, ...] = (), **attributes: Any
+    *more: Arg,
+    op: str = "fused_attention",
+    bad: tuple[Bad, ...] = (),
+    cache: Arg = CACHE,
+    **attributes: Any,
 ) -> Example:
-    new, cache, past = Arg((B, S, 8)), Arg((B, 2, T, 4)), Arg((B,), "i32", low=0, high=3)
+    new, past = Arg((B, S, 8)), Arg((B,), "i32", low=0, high=3)
     args = (Q, new, new, cache, cache, past, *more)
     return Example(op, args, HEADS | attributes, bad=bad, sizes=KEYS)
 
@@ -282,6 +327,9 @@ FUSED = [
     _fused(POSITIONS, causal=True, rotary_dim=2, window=2),
     _fused(*GAINS, causal=True, offset=1.0, softcap=2.0),
     _fused(POSITIONS, *GAINS, LENGTHS, Arg((4,), "f32", name="sinks"), causal=True),
+    _fused(POSITIONS, PAGES, op="rope_and_cache", cache=POOL),
+    _fused(*GAINS, PAGES, LENGTHS, cache=POOL, causal=True),
+    _fused(PAGES, Arg((B, 1, S, 9), "f32", name="bias"), cache=POOL, causal=True),
     _fused(Arg((B, 1, S, T), "f32", name="bias"), Arg((1, 4, S, T), "bool", name="mask"), eps=1e-5),
 ]
 

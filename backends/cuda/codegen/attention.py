@@ -15,6 +15,7 @@ from irc.ops.attention import Attention
 from ..plan.regime import Regime
 from ..plan.template import Grid, Sizes, Template, kernels_of, launches_of
 from .body import REGISTERS, Body
+from .cache_rows import cache_row, pool_of
 from .files import constants, helpers
 from .kernels import launch, number
 
@@ -143,10 +144,14 @@ def _rows(op: Attention, heads: Heads, body: Body) -> None:
         body.line(f"return (const u16*)({body.pointer(op.q)} + {place});")
     body.line(";")
     for name, operand, width in (("key", op.k, heads.width), ("value", op.v, heads.values)):
-        index = ("b", "head", "j", "0") if op.cached else ("b", "j", f"head * {width}")
         with body.block(f"auto {name} = [&](ix j)"):
-            place = body.place(operand, index)
-            body.line(f"return (const u16*)({body.pointer(operand)} + {place});")
+            memory, pages = pool_of(operand)
+            row, at = cache_row(body, memory, pages, "b", "j")
+            if pages is not None:  # padding may have no page
+                row = body.variable("const ix", f"{row} < 0 ? 0 : {row}")
+            index = (row, "head", at, "0") if op.cached else ("b", "j", f"head * {width}")
+            place = body.place(memory, index)
+            body.line(f"return (const u16*)({body.pointer(memory)} + {place});")
         body.line(";")
 
 

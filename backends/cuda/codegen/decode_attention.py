@@ -16,6 +16,7 @@ from ..plan.core import Kernel
 from ..plan.regime import Regime
 from ..plan.template import Template, launches_of
 from .attention import FAR
+from .cache_rows import pool_of
 from .files import constants, helpers
 from .kernels import number
 from .rope_and_cache import Rows, constants_of_heads
@@ -47,6 +48,8 @@ def _refusal(op: AnyAttention, regime: Regime) -> str:
     dtype, size = op.q.type.dtype, op.head_dim
     if dtype not in ("bf16", "f16"):
         return f"it takes bf16 and f16, not {dtype}"
+    if _is_paged(op):
+        return "it takes no pages"
     if op.bias is not None or op.mask is not None:
         return "it takes neither a bias nor a mask"
     if size % 8 or not 16 <= size <= 256:
@@ -60,6 +63,12 @@ def _refusal(op: AnyAttention, regime: Regime) -> str:
     if regime.bucket(op.q.type.shape[0], (0, (1 << 16) - 1)) in (0, None):
         return "it takes 1 to 65535 sequences"
     return "" if regime.bucket(_key_count(op), (0,)) is None else "there are no keys"
+
+
+def _is_paged(op: AnyAttention) -> bool:
+    """Whether keys and values lie in the pages of a pool."""
+    cache = op.pages if isinstance(op, FusedAttention) else pool_of(op.k)[1]
+    return cache is not None
 
 
 def _caches(op: AnyAttention) -> tuple[Value, Value]:

@@ -199,7 +199,7 @@ def _embedding(body: Body, op: ops.Embedding, result: int, index: Index) -> str:
     return where_inside(body, op.table, known, (f"(ix){row}", index[-1]), "0")
 
 
-def _from_front(body: Body, indices: Value, place: Index, size: str) -> str:
+def from_front(body: Body, indices: Value, place: Index, size: str) -> str:
     """An index as a position from the front, where negative ones count from the end."""
     found = body.element(indices, place)
     kind = register(indices.type.dtype)
@@ -211,7 +211,7 @@ def _gather(body: Body, op: ops.Gather, result: int, index: Index) -> str:
     ndim, inner = op.x.type.ndim, op.indices.type.ndim
     dim = op.dim % ndim
     size = body.size(op.x.type.shape[dim])
-    at = _from_front(body, op.indices, index[dim : dim + inner], size)
+    at = from_front(body, op.indices, index[dim : dim + inner], size)
     places = (*index[:dim], f"(ix){at}", *index[dim + inner :])
     return where_inside(body, op.x, _inside(at, size), places, "0")
 
@@ -219,5 +219,5 @@ def _gather(body: Body, op: ops.Gather, result: int, index: Index) -> str:
 @element(ops.GatherElements)
 def _gather_elements(body: Body, op: ops.GatherElements, result: int, index: Index) -> str:
     size = body.size(op.x.type.shape[op.dim])
-    at = _from_front(body, op.indices, index, size)
+    at = from_front(body, op.indices, index, size)
     return where_inside(body, op.x, _inside(at, size), replaced(index, op.dim, f"(ix){at}"), "0")

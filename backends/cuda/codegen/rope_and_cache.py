@@ -8,12 +8,13 @@ from typing import Any
 from irc import ops
 from irc.ir.core import Op, Value
 from irc.ir.dims import DimLike, product
-from irc.ops.fused_attention import NewTokens
+from irc.ops.fused_attention import NewTokens, cache_writes
 from irc.ops.rope import inverse_frequencies
 
 from ..plan.regime import Regime
 from ..plan.template import Template, kernels_of, launches_of
 from .body import Body, Index, element
+from .cache_rows import cache_row
 from .elementwise import literal, register
 from .files import constants, helpers
 from .kernels import blocks, each_thing, launch
@@ -66,12 +67,14 @@ def rope_and_cache(op: ops.RopeAndCache, regime: Regime) -> list[Template] | str
     batch, tokens, features = op.q.type.shape
     norms = [value for value in (op.q_norm, op.k_norm) if value is not None]
     body = Body([*(each.value for each in rows), *op.operands])
-    count, capacity = body.size(tokens), body.size(op.k_cache.type.shape[2])
+    count, size = body.size(tokens), body.size(op.k_cache.type.shape[2])
+    capacity = body.size(cache_writes(op)[0].capacity)
     body.line(f"if (blockIdx.x >= {body.size(batch)} * {count}) return;")
     body.line(f"const ix block = blockIdx.x, b = block / {count}, token = block % {count};")
     past = body.element(op.past, ("b",))
     body.line(f"const bool kept = {past} >= 0 && {past} < {capacity} - token;")
-    body.line(f"const ix row = kept ? (ix){past} + token : 0;")
+    body.line(f"const ix position = kept ? (ix){past} + token : 0;")
+    row, at = cache_row(body, op.k_cache, op.pages, "b", "position")
     arguments = [
         f"(const u16*){body.pointer(each.value)} + block * {each.stride} + {each.offset}"
         for each in rows
@@ -82,8 +85,9 @@ def rope_and_cache(op: ops.RopeAndCache, regime: Regime) -> list[Template] | str
     arguments.append(f"(u16*)out0 + block * {features}")
     for out, cache in (("out1", op.k_cache), ("out2", op.v_cache)):
         body.pointer(cache)
-        arguments.append(f"(u16*){out} + {body.place(cache, ('b', '0', 'row', '0'))}")
-    body.line(f"rope_and_cache({', '.join([*arguments, 'kept', capacity])});")
+        arguments.append(f"(u16*){out} + {body.place(cache, (row, '0', at, '0'))}")
+    kept = "kept" if op.pages is None else f"kept && {row} >= 0"
+    body.line(f"rope_and_cache({', '.join([*arguments, kept, size])});")
     sizes: dict[str, Any] = {"D": op.head_dim, "DV": op.v_cache.type.shape[3], "WARPS": WARPS}
     sizes |= {"HEADS": features // op.head_dim, "KEY_HEADS": op.key_heads}
     _, keys, values = op.results
@@ -153,17 +157,21 @@ def cache_update(op: ops.CacheUpdate, regime: Regime) -> list[Template]:
     """The launch that writes the new tokens in place, but for positions beyond the capacity."""
     body = Body({*regime.stored, op.cache})
     body.pointer(op.cache)
-    _, heads, capacity, width = op.cache.type.shape
+    _, heads, _, width = op.cache.type.shape
+    capacity = body.size(cache_writes(op)[0].capacity)
     batch, tokens, features = op.new.type.shape
     count = body.variable("const ix", body.size(product((batch, tokens, features))))
     with body.block(each_thing(count)):
         # In the order of the cache, where the tokens of a head lie together.
         b, h, token, d = body.unflattened("i", (batch, heads, tokens, width))
         past = body.element(op.past, (b,))
-        with body.block(f"if ({past} >= 0 && {past} < {body.size(capacity)} - {token})"):
+        with body.block(f"if ({past} >= 0 && {past} < {capacity} - {token})"):
+            position = body.variable("const ix", f"(ix){past} + {token}")
+            row, at = cache_row(body, op.cache, op.pages, b, position)
+            if op.pages is not None:
+                body.line(f"if ({row} < 0) continue;")
             feature = body.variable("const ix", f"{h} * {body.size(width)} + {d}")
-            row = body.variable("const ix", f"(ix){past} + {token}")
-            offset = body.place(op.result, (b, h, row, d))
+            offset = body.place(op.result, (row, h, at, d))
             body.line(f"store(out0, {offset}, {body.element(op.new, (b, token, feature))});")
     grid = blocks(product((batch, tokens, features)))
     in_place = {op.result: op.cache}

@@ -15,6 +15,7 @@ from irc.backends.onnx.lower_attention import (
     fixed_heads,
     in_parts,
     joined_heads,
+    paged_update,
     rotated,
     score_sizes,
     symbolic_heads,
@@ -144,6 +145,8 @@ def _scores(e: TensorRTEmitter, op: ops.Attention) -> str:
 )
 def copied_cache(e: TensorRTEmitter, op: ops.CacheUpdate) -> Lowered:
     """A copy of the cache with the new tokens, by ScatterElements."""
+    if op.pages is not None:
+        return paged_update(e, op, op.pages)
     batch, heads, _, width = op.cache.type.shape
     tokens = op.new.type.shape[1]
     new = by_head(e, op.new, heads, width)
@@ -162,7 +165,7 @@ def copied_cache(e: TensorRTEmitter, op: ops.CacheUpdate) -> Lowered:
 )
 def cache_update(e: TensorRTEmitter, op: ops.CacheUpdate) -> Lowered:
     """The cache with the new tokens, in place if possible."""
-    if e.avoids(CACHE_UPDATE) or not _is_in_place(e, op):
+    if op.pages is not None or e.avoids(CACHE_UPDATE) or not _is_in_place(e, op):
         return copied_cache(e, op)
     _, heads, _, width = op.cache.type.shape
     e.in_place.add(str(e.root(op.cache).name))
