@@ -32,7 +32,8 @@ class Pointer(Memory):
     """The memory of a fake GPU, or page-locked one, from an address on, which is not guarded."""
 
     def __init__(self, driver: FakeDriver, address: int) -> None:
-        pinned = any(p.ctypes.data <= address < p.ctypes.data + p.size for p in driver.pins)
+        pins = [memory for pin in driver.pins if (memory := pin()) is not None]
+        pinned = any(0 <= address - memory.ctypes.data < memory.size for memory in pins)
         self._place = address if pinned else driver.memory.view(address, 1).ctypes.data
 
     @property

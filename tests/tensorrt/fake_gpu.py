@@ -6,6 +6,7 @@ too early, or read before it is written, gives wrong numbers here too.
 
 from __future__ import annotations
 
+import weakref
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -210,7 +211,7 @@ class FakeDriver(CudaDriver):
         self.calls: list[tuple[Any, ...]] = []
         self.groups: list[Group] = []
         self.broken = ""
-        self.pins: list[Array] = []  # page-locked memory
+        self.pins: list[weakref.ref[Array]] = []  # page-locked memory
         self._kept, self._kept_size, self._keeps = [], 0, True
 
     def _allocate(self, size: int) -> int:
@@ -238,8 +239,9 @@ class FakeDriver(CudaDriver):
         return self.memory.total - self.memory.used
 
     def pinned(self, size: int) -> Array:
-        self.pins.append(np.full(size, 0xAB, np.uint8))
-        return self.pins[-1]
+        memory = np.full(size, 0xAB, np.uint8)
+        self.pins.append(weakref.ref(memory))
+        return memory
 
     def zero(self, address: int, size: int, stream: int) -> None:
         def work() -> None:
