@@ -56,8 +56,9 @@ TESTS: dict[str, Callable[[], None]] = {
     ),
     "heads": lambda: test_attention.test_attention_behind_rope_and_caches("grouped"),
     "experts": lambda: test_experts.test_tiles_of_experts(
-        *("bf16", 13, 0, "gate=@gate {}", fresh())
+        *(False, 13, 0, "gate=@gate {}", fresh())
     ),
+    "groups": lambda: test_experts.test_tiles_of_experts(*(True, 13, 0, "gate=@gate {}", fresh())),
     "select": lambda: test_select.test_equal_to_the_reference("topk", True),
     "sums": lambda: test_peer_memory.test_sums(2, "bf16", test_peer_memory.ALONE),
     "call ahead": test_peer_memory.test_a_rank_may_be_a_call_ahead,
@@ -132,6 +133,10 @@ experts: one group of copies too few
     wait_for_copies<STAGES - 2>(); => wait_for_copies<STAGES - 1>();
 experts: rows beyond the weights
     (u64)min(first + row % COLUMNS, N - 1) => (u64)(first + row % COLUMNS)
+groups: a stage is multiplied before it is there
+    barrier_wait(s.full + step % STAGES, step / STAGES % 2); =>
+groups: rows beyond the tile
+    if (row < rows && => if (
 experts: no barrier behind parts
     = all[i];\n    __syncthreads(); => = all[i];
 call ahead: calls are not counted

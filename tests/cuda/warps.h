@@ -84,3 +84,11 @@ template <typename T> void mma(float (&c)[4], u32 a0, u32 a1, u32 a2, u32 a3, u3
             c[e] += (float)T{(u16)(a >> 16 * (k % 2))} * (float)T{(u16)(b >> 16 * (k % 2))};
         }
 }
+inline u32 __match_any_sync(unsigned, int x) {
+    const u32 mine[] = {(u32)x};
+    const Given<1> given(mine);
+    u32 equal = 0;
+    for (int lane = 0; lane < 32; ++lane) equal |= (u32)(given.of[lane].word[0] == mine[0]) << lane;
+    return equal;
+}
+inline int __popc(u32 x) { return __builtin_popcount(x); }

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import prod
+from typing import TypeAlias
 
 from irc.ir.core import Value
 from irc.ir.dims import DimLike, product
@@ -24,9 +25,10 @@ from .body import REGISTERS, Body
 from .files import constants, helpers
 from .kernels import blocks, each_thing, launch, number
 
-HELPERS = helpers("warp.cuh", "copies.cuh", "experts.cuh")
 ALIGNED = 8  # elements of 16 bytes
 MOST = 128  # rows of a tile
+ENTRY = 5  # numbers that say what a tile is
+GROUPS = 90  # the compute capability with products of groups of four warps
 
 
 @dataclass(frozen=True)
@@ -39,29 +41,82 @@ class Shape:
     stages: int
     warps: tuple[int, int, int]  # down, across, deep
 
+    files = ("experts.cuh",)
+
     @property
     def shared(self) -> int:
         """Bytes of the stages."""
         return 2 * self.stages * (self.rows + self.columns) * (self.depth + 8)
 
+    @property
+    def threads(self) -> int:
+        """Of a block."""
+        return 32 * prod(self.warps)
+
+    @property
+    def constants(self) -> dict[str, int]:
+        """For the kernel."""
+        names = ("WARPS_DOWN", "WARPS_ACROSS", "WARPS_DEEP")
+        sizes = {"ROWS": self.rows, "DEPTH": self.depth, "STAGES": self.stages}
+        return sizes | dict(zip(names, self.warps, strict=True))
+
+
+@dataclass(frozen=True)
+class GroupShape:
+    """A tile of results of `groups` of four warps, and the stages of what they multiply."""
+
+    rows: int
+    columns: int  # of all weights
+    stages: int
+    groups: int
+
+    files = ("wgmma.cuh", "grouped_gemm.cuh")
+
+    @property
+    def shared(self) -> int:
+        """Bytes of the stages, of tensor maps and barriers, and of a gap in front."""
+        return self.stages * (128 * (self.rows + self.columns) + 16) + 3 * 128 + 1024 + 128
+
+    @property
+    def threads(self) -> int:
+        """Of a block: one more group copies."""
+        return 128 * (self.groups + 1)
+
+    @property
+    def constants(self) -> dict[str, int]:
+        """For the kernel."""
+        return {
+            "ROWS": self.rows,
+            "STAGES": self.stages,
+            "GROUPS": self.groups,
+            "SHARED_BYTES": self.shared,
+        }
+
+
+AnyShape: TypeAlias = Shape | GroupShape
 
 # Few rows are a stream of weights, which warps share along k. Of the shapes for as many rows, the
 # first whose stages fit a block is taken.
-SHAPES = (
+SHAPES: tuple[AnyShape, ...] = (
     Shape(16, 64, 256, 5, (1, 2, 4)),
     Shape(16, 64, 128, 4, (1, 2, 2)),
     Shape(64, 128, 64, 3, (2, 4, 1)),
     Shape(128, 128, 64, 3, (2, 2, 1)),
     Shape(128, 128, 32, 4, (2, 2, 1)),
 )
+GROUP_SHAPES: tuple[AnyShape, ...] = (
+    GroupShape(16, 64, 20, 1),
+    GroupShape(64, 128, 8, 1),
+    GroupShape(128, 256, 4, 2),
+)
 
 
 @dataclass(frozen=True)
 class Tiles:
-    """The order of pairs, and (expert, first pair, pairs) of up to pairs / rows + experts tiles."""
+    """The order of pairs, and what sort_pairs.cuh says of up to 2 pairs / rows + experts tiles."""
 
     op: Experts
-    shape: Shape
+    shape: AnyShape
     order: Value
     table: Value
 
@@ -72,12 +127,13 @@ class Tiles:
         assert isinstance(size, int)
         return size
 
-    def grid(self, columns: int) -> Callable[[Sizes], Grid]:
-        """A block for each tile and part of the columns."""
+    def grid(self, columns: int, blocks: int) -> Callable[[Sizes], Grid]:
+        """A block for each tile and part of the columns, or up to `blocks` for all of them."""
 
         def grid(sizes: Sizes) -> Grid:
             pairs = number(_pairs(self.op), sizes)
-            return max(1, min(pairs, pairs // self.shape.rows + self.count)), columns, 1
+            tiles = max(1, min(pairs, 2 * pairs // self.shape.rows + self.count))
+            return (min(tiles * columns, blocks), 1, 1) if blocks else (tiles, columns, 1)
 
         return grid
 
@@ -89,10 +145,15 @@ def experts(op: Experts, regime: Regime) -> list[Template] | str:
         return f"products of tiles of experts: {refusal}"
     kind, pairs, count = op.result.type.dtype, _pairs(op), op.up.type.shape[0]
     order = _memory("order", "i32", pairs)
-    tiles = Tiles(op, _shape(op, regime), order, _memory("tiles", "i32", pairs + count, 3))
+    tiles = Tiles(op, _shape(op, regime), order, _memory("tiles", "i32", 2 * pairs + count, ENTRY))
     hidden = _memory("hidden", kind, pairs, op.up.type.shape[1])
     done = _memory("done", kind, *op.chosen.type.shape, op.result.type.shape[-1])
-    return [_sorted(tiles), _first(tiles, hidden), _last(tiles, hidden, done), _sums(tiles, done)]
+    launches, x = [_sorted(tiles)], op.x
+    if isinstance(tiles.shape, GroupShape):
+        x = _memory("gathered", kind, pairs, op.x.type.shape[-1])
+        launches.append(_gathered(tiles, x))
+    first, last = _first(tiles, x, hidden, regime), _last(tiles, hidden, done, regime)
+    return [*launches, first, last, _sums(tiles, done)]
 
 
 def _pairs(op: Experts) -> DimLike:
@@ -100,11 +161,12 @@ def _pairs(op: Experts) -> DimLike:
     return product(op.chosen.type.shape)
 
 
-def _shape(op: Experts, regime: Regime) -> Shape:
+def _shape(op: Experts, regime: Regime) -> AnyShape:
     """The shape for as many pairs as an expert has on average, or a few more."""
     count = op.up.type.shape[0]
     assert isinstance(count, int)
-    fitting = [shape for shape in SHAPES if shape.shared <= regime.target.shared]
+    shapes = GROUP_SHAPES * (regime.target.capability == GROUPS) + SHAPES
+    fitting = [shape for shape in shapes if shape.shared <= regime.target.shared]
     bounds = sorted({shape.rows * count for shape in fitting if shape.rows < MOST})
     rows = (regime.bucket(_pairs(op), bounds) or MOST * count) // count
     return next(shape for shape in fitting if shape.rows == rows)
@@ -145,8 +207,8 @@ def _sorted(tiles: Tiles) -> Template:
     with body.block("auto expert = [&](ix i) -> int"):
         pair = body.unflattened("i", tiles.op.chosen.type.shape)
         body.line(f"return {_expert(tiles, body, pair)};")
-    pairs, sizes = body.size(_pairs(tiles.op)), f"{tiles.shape.rows}, {tiles.count}"
-    body.line(f"; sort_pairs<{sizes}>({pairs}, expert, out0, out1);")
+    pairs = body.size(_pairs(tiles.op))
+    body.line(f"; sort_pairs<{tiles.shape.rows}>({pairs}, expert, out0, out1);")
     return launch(
         "moe_sort",
         body,
@@ -154,14 +216,29 @@ def _sorted(tiles: Tiles) -> Template:
         blocks(1, 1),
         operations=[],
         block=1024,
-        helpers=helpers("sort_pairs.cuh"),
+        helpers=constants({"EXPERTS": tiles.count}) + helpers("sort_pairs.cuh"),
     )
 
 
-def _first(tiles: Tiles, hidden: Value) -> Template:
+def _gathered(tiles: Tiles, gathered: Value) -> Template:
+    """The rows of x for the pairs in order, 16 bytes per thread."""
+    op = tiles.op
+    body = Body([tiles.order, op.x])
+    parts, choices = gathered.type.shape[1] // ALIGNED, body.size(op.chosen.type.shape[1])
+    count = gathered.type.shape[0] * parts
+    with body.block(each_thing(body.size(count))):
+        body.line(f"const ix place = i / {parts}, part = i % {parts};")
+        row = f"(ix){_of(body, tiles.order)} / {choices}"
+        body.line(
+            f"((uint4*)out0)[i] = ((const uint4*){body.pointer(op.x)})[{row} * {parts} + part];"
+        )
+    return launch("moe_gather", body, [gathered], blocks(count), operations=[])
+
+
+def _first(tiles: Tiles, x: Value, hidden: Value, regime: Regime) -> Template:
     """What the last product multiplies, for the pairs in order."""
     op = tiles.op
-    body = Body([tiles.order, tiles.table, *op.operands])
+    body = Body([tiles.order, tiles.table, x, *op.operands])
     weights = [(op.up, op.up_bias)]
     if op.gate is not None:
         weights.insert(0, (op.gate, op.gate_bias))
@@ -174,15 +251,16 @@ def _first(tiles: Tiles, hidden: Value) -> Template:
         return body.element(value, ("i", "j"))
 
     choices = body.size(op.chosen.type.shape[1])
-    row = f"({_of(body, tiles.order)} / {choices})"
-    return _product(tiles, body, weights, (op.x, row), (hidden, "place"), result)
+    row = f"({_of(body, tiles.order)} / {choices})" if x is op.x else "place"
+    return _product(tiles, body, weights, (x, row), (hidden, "place"), result, regime)
 
 
-def _last(tiles: Tiles, hidden: Value, done: Value) -> Template:
+def _last(tiles: Tiles, hidden: Value, done: Value, regime: Regime) -> Template:
     """The result of every pair."""
     body = Body([tiles.order, tiles.table, hidden, *tiles.op.operands])
     weights, pair = [(tiles.op.down, tiles.op.down_bias)], _of(body, tiles.order)
-    return _product(tiles, body, weights, (hidden, "place"), (done, pair), lambda names: names[0])
+    x, y = (hidden, "place"), (done, pair)
+    return _product(tiles, body, weights, x, y, lambda names: names[0], regime)
 
 
 def _of(body: Body, order: Value) -> str:
@@ -197,31 +275,21 @@ def _product(
     x: tuple[Value, str],
     y: tuple[Value, str],
     result: Callable[[Sequence[str]], str],
+    regime: Regime,
 ) -> Template:
     """The launch that multiplies tiles; `x` and `y` are values and their rows at a `place`.
 
     `weights` are those of products with the biases of their sums, of which `result` makes an
     element.
     """
-    (source, row), (target, to), shape = x, y, tiles.shape
+    (target, to), shape = y, tiles.shape
     _, n, k = weights[0][0].type.shape
     assert isinstance(n, int) and isinstance(k, int)
     columns = shape.columns // len(weights)
-    sizes = {
-        "ROWS": shape.rows,
-        "COLUMNS": columns,
-        "WEIGHTS": len(weights),
-        "DEPTH": shape.depth,
-        "STAGES": shape.stages,
-        "N": n,
-        "K": k,
-    }
-    sizes |= dict(zip(("WARPS_DOWN", "WARPS_ACROSS", "WARPS_DEEP"), shape.warps, strict=True))
-    head = constants(sizes) + f"typedef {target.type.dtype} T;\n"
-    table, rounding = body.pointer(tiles.table), REGISTERS[target.type.dtype][1]
-    for i, name in enumerate(("expert", "first", "rows")):
-        body.line(f"const int {name} = load<i32>({table}, 3 * blockIdx.x + {i});")
-    body.line("if (rows == 0) return;")
+    sizes = {"COLUMNS": columns, "WEIGHTS": len(weights), "N": n, "K": k, **shape.constants}
+    parts, grouped = -(-n // columns), isinstance(shape, GroupShape)
+    (_next if grouped else _tile)(tiles, body, columns, parts)
+    rounding = REGISTERS[target.type.dtype][1]
     with body.block("auto value = [&](int j, float sum0, float sum1) -> float"):
         names = [body.variable("float", f"{rounding}(sum{i})") for i in range(len(weights))]
         for i, (_, bias) in enumerate(weights):
@@ -231,45 +299,96 @@ def _product(
                 names[i] = body.variable("float", f"{rounding}(add({names[i]}, {added}))")
         body.line(f"return {result(names)};")
     body.line(";")
-    rows = (("x", "const u16*", body.pointer(source), row, k), ("y", "u16*", "out0", to, n))
-    for name, kind, pointer, number_of_row, width in rows:
-        with body.block(f"auto {name} = [&](int row)"):
-            body.line("const ix place = first + row;")
-            body.line(f"return ({kind}){pointer} + (u64){number_of_row} * {width};")
-        body.line(";")
-    pointers = [body.pointer(weight) for weight, _ in weights]
-    which = f"(w ? {pointers[-1]} : {pointers[0]})"
-    where = f"(const u16*){which} + (u64)expert * {n * k}"
-    body.line(f"auto weights = [&](int w) {{ return {where}; }};")
-    body.line(f"multiply_rows(rows, blockIdx.y * {columns}, x, weights, value, y);")
+    _row(body, "y", "u16*", "out0", to, n)
+    pointers, source = [body.pointer(weight) for weight, _ in weights], body.pointer(x[0])
+    if grouped:
+        body.line(f"const void* const weights[2] = {{{pointers[0]}, {pointers[-1]}}};")
+        rows = body.size(x[0].type.shape[0])
+        given = f"(TensorMap*)scratch0, {source}, {rows}, weights, {tiles.count}"
+        body.line(f"grouped_gemm({given}, expert, first, rows, column, next, value, y);")
+    else:
+        _row(body, "x", "const u16*", source, x[1], k)
+        which = f"(w ? {pointers[-1]} : {pointers[0]})"
+        where = f"(const u16*){which} + (u64)expert * {n * k}"
+        body.line(f"auto weights = [&](int w) {{ return {where}; }};")
+        body.line(f"multiply_rows(rows, blockIdx.y * {columns}, x, weights, value, y);")
+    most = regime.target.multiprocessors if grouped else 0
+    maps = TensorType("i64", (most * (len(weights) + 1), 16))
+    head = constants(sizes) + f"typedef {target.type.dtype} T;\n"
     return launch(
         "moe_product",
         body,
         [target],
-        tiles.grid(-(-n // columns)),
+        tiles.grid(parts, most),
         operations=[],
-        block=32 * prod(shape.warps),
+        block=shape.threads,
         shared=lambda sizes: shape.shared,
-        helpers=head + HELPERS,
+        scratch=[maps] if grouped else [],
+        helpers=head + helpers("warp.cuh", "copies.cuh", *shape.files),
     )
+
+
+def _row(body: Body, name: str, kind: str, start: str, row: str, width: int) -> None:
+    """The function that says where a row of the tile begins, by its number in the tile."""
+    with body.block(f"auto {name} = [&](int row)"):
+        body.line("const ix place = first + row;")
+        body.line(f"return ({kind}){start} + (u64){row} * {width};")
+    body.line(";")
+
+
+def _tile(tiles: Tiles, body: Body, columns: int, parts: int) -> None:
+    """The tile of this block."""
+    table = body.pointer(tiles.table)
+    for i, name in enumerate(("expert", "first", "rows")):
+        body.line(f"const int {name} = load<i32>({table}, {ENTRY} * blockIdx.x + {i});")
+    body.line("if (rows == 0) return;")
+
+
+def _next(tiles: Tiles, body: Body, columns: int, parts: int) -> None:
+    """The function that finds tile `i`: the rows of an expert go with some columns of its weights,
+    then with the next ones."""
+    table = body.pointer(tiles.table)
+    body.line("int expert = 0, first = 0, rows = 0, column = 0;")
+    with body.block("auto next = [&](int i) -> bool"):
+        limit = f"2 * {body.size(_pairs(tiles.op))} / {tiles.shape.rows} + {tiles.count}"
+        body.line(f"const i32* entry = {table} + {ENTRY} * (i / {parts});")
+        body.line(f"if (i / {parts} >= {limit} || entry[2] == 0) return false;")
+        body.line("const int begin = entry[3], count = entry[4];")
+        body.line(f"const int within = i - begin * {parts};")
+        body.line(f"entry = {table} + {ENTRY} * (begin + within % count);")
+        body.line("expert = entry[0], first = entry[1], rows = entry[2];")
+        body.line(f"column = within / count * {columns};")
+        body.line("return true;")
+    body.line(";")
 
 
 def _sums(tiles: Tiles, done: Value) -> Template:
     """The sum over the experts of every token; a pair that was dropped adds nothing."""
     op, result = tiles.op, tiles.op.result
-    body = Body([done, *op.operands])
-    kind, count = REGISTERS[result.type.dtype][0], product(result.type.shape)
-    with body.block(each_thing(body.size(count))):
-        token, feature = body.unflattened("i", result.type.shape)
-        total = body.variable(kind, "0")
+    body, kind = Body([done, *op.operands]), f"Pack<{result.type.dtype}, {ALIGNED}>"
+    tokens, width = result.type.shape
+    assert isinstance(width, int)
+    shape = (tokens, width // ALIGNED)
+    with body.block(each_thing(body.size(product(shape)))):
+        token, part = body.unflattened("i", shape)
+        total = body.variable("float", "{}", ALIGNED)
         with body.block(f"for (ix k = 0; k < {body.size(op.chosen.type.shape[1])}; ++k)"):
-            found, pair = body.variable(kind, "0"), (token, "k")
-            with body.block(f"if ({_expert(tiles, body, pair)} >= 0)"):
-                body.line(f"{found} = {body.element(done, (*pair, feature))};")
+            pair = (token, "k")
+            body.line(f"if ({_expert(tiles, body, pair)} < 0) continue;")
+            place = body.place(done, (*pair, f"({part} * {ALIGNED})"))
+            row = body.variable(
+                f"const {kind}", f"*(const {kind}*)({body.pointer(done)} + {place})"
+            )
             weight = body.element(op.weights, pair)
-            body.line(f"{total} = add({total}, mul({weight}, {found}));")
-        body.line(f"store(out0, i, {total});")
-    return launch("moe_combine", body, op.results, blocks(count), operations=[op])
+            added = f"add({total}[e], mul({weight}, (float){row}.item[e]))"
+            body.line("#pragma unroll")
+            body.line(f"for (int e = 0; e < {ALIGNED}; ++e) {total}[e] = {added};")
+        sums = body.variable(kind, "{}")
+        body.line("#pragma unroll")
+        of = f"Memory<{result.type.dtype}>::of({total}[e])"
+        body.line(f"for (int e = 0; e < {ALIGNED}; ++e) {sums}.item[e] = {of};")
+        body.line(f"(({kind}*)out0)[i] = {sums};")
+    return launch("moe_combine", body, op.results, blocks(product(shape)), operations=[op])
 
 
 @kernels_of(MoeSlots)
