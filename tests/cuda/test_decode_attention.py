@@ -1,9 +1,10 @@
-"""Attention of one query per sequence: equal to the reference, and compiled for every GPU."""
+"""Attention of few queries per sequence: equal to the reference, and compiled for every GPU."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from irc.backends.cuda.codegen.decode_attention import decode_attention, shapes_of
@@ -48,6 +49,22 @@ CASES = {
     "of an encoder": Case(
         *(4, 2, 64, 2, 50, ()), rope=None, form="tokens", lengths=(33, 50), options=""
     ),
+    "many sequences": Case(8, 2, 64, 37, 2100, (37, 1099, 0, 2070, 1600)),
+    "two tokens": Case(8, 2, 64, 2, 100, (14, 98), tokens=2),
+    "three tokens in a cluster": Case(4, 2, 32, 1, 600, (555,), tokens=3, norm=""),
+    "four tokens of a long cache": Case(8, 2, 64, 2, 5000, (4321, 0), tokens=4, sinks="f32"),
+    "five tokens in parts": Case(21, 3, 64, 2, 90, (80, 3), tokens=5, rope=", interleaved"),
+    "eight tokens with a window": Case(
+        *(4, 2, 64, 2, 2500, (2300, 7)), tokens=8, options=", causal, window=3, softcap=9.0"
+    ),
+    "four tokens beyond lengths": Case(
+        *(4, 2, 64, 2, 60, (30, 40)), tokens=4, lengths=(32, 0), options=", causal, window=2"
+    ),
+    "four tokens of wide heads": Case(6, 2, 256, 1, 90, (70,), tokens=4, dtype="f16"),
+    "four tokens that read": Case(4, 1, 96, 2, 50, (30, 41), rope=None, form="read", tokens=4),
+    "tokens of a decoder over an encoder": Case(
+        *(4, 2, 64, 2, 50, ()), rope=None, form="tokens", lengths=(33, 0), options="", tokens=6
+    ),
 }
 
 
@@ -68,7 +85,9 @@ def test_equal_to_the_reference(name: str) -> None:
     check_results(case, module, inputs, run_templates([template], inputs, case.sizes))
 
 
-@pytest.mark.parametrize("name", ["grouped", "short in a long cache", "heads in parts", "long"])
+@pytest.mark.parametrize(
+    "name", ["grouped", "short in a long cache", "heads in parts", "long", "five tokens in parts"]
+)
 def test_a_launch_serves_all_sizes_of_its_regime(name: str) -> None:
     rng, case = fresh(), CASES[name]
     module = case.module()
@@ -77,25 +96,56 @@ def test_a_launch_serves_all_sizes_of_its_regime(name: str) -> None:
     while len(others) < 4:
         capacity = int(rng.integers(1, 2 * case.capacity))
         batch = int(rng.integers(1, 5))
-        other = replace(case, batch=batch, capacity=capacity, past=(capacity - 1,))
+        tokens = min(capacity, int(rng.integers(1, case.tokens + 1)))
+        other = replace(case, batch=batch, capacity=capacity, tokens=tokens)
+        other = replace(other, past=(capacity - tokens,))
         others += [other] if regime.holds(other.sizes) else []
     for other in others:
         inputs = arrays_of(other, module, rng)
         check_results(other, module, inputs, run_templates(made, inputs, other.sizes))
 
 
+@pytest.mark.parametrize("past", [37, 40, 41, -2, -9])
+def test_tokens_beyond_the_capacity_change_nothing_else(past: int) -> None:
+    """Those that have a place get the results that they would have without the others."""
+    case = Case(8, 2, 64, 1, 40, (past,), tokens=4)
+    module = case.module()
+    inputs = dict(arrays_of(replace(case, past=(0,)), module, fresh()))
+    named = {str(value.name): value for value in inputs}
+    for name, array in (("past", [past]), ("positions", [[*range(past, past + 4)]])):
+        inputs[named[name]] = np.array(array, np.int32)
+    for name in ("k0", "v0"):
+        shape = inputs[named[name]].shape
+        inputs[named[name]] = fresh().uniform(-1, 1, shape).astype(inputs[named[name]].dtype)
+    got = run_templates([launch(case, module)], inputs, case.sizes)
+    kept = slice(max(0, -past), max(0, 40 - past))
+    mixed, *caches = module.main.returned
+    if not 0 <= past <= 40:
+        for name, value in zip(("k0", "v0"), caches, strict=True):
+            new, old = got[value].astype(np.float32), inputs[named[name]].astype(np.float32)
+            assert np.array_equal(new[:, :, max(0, past + 4) :], old[:, :, max(0, past + 4) :])
+        return
+    fewer = {str(value.name): array for value, array in inputs.items()}
+    fewer |= {name: fewer[name][:, kept] for name in ("qkv", "positions")}
+    want = evaluate(module, fewer)
+    near(got[mixed][:, kept], want["mixed"], 0.03)
+    for name, value in zip(("k0", "v0"), caches, strict=True):
+        near(got[value], want[name], 0.01)
+
+
 def test_shapes_of_llama_8b() -> None:
     """What an H200 was measured with."""
     wanted = {
-        (1, 1024): "8 splits, 8 warps, 1 resident",
-        (1, 8256): "16 splits, 8 warps, 1 resident",
-        (1, 32832): "16 splits, 12 warps, 1 resident",
-        (16, 1024): "1 splits, 8 warps, 1 resident",
-        (16, 8256): "1 splits, 12 warps, 1 resident",
-        (17, 1024): "1 splits, 4 warps, 4 resident",
+        (1, 1, 1024): "8 splits, 8 warps, 1 resident",
+        (1, 1, 8256): "16 splits, 8 warps, 1 resident",
+        (1, 1, 32832): "16 splits, 12 warps, 1 resident",
+        (16, 1, 1024): "1 splits, 8 warps, 1 resident",
+        (16, 1, 8256): "1 splits, 12 warps, 1 resident",
+        (17, 1, 1024): "1 splits, 4 warps, 4 resident",
+        (1, 4, 8256): "16 splits, 8 warps, 1 resident",
     }
-    for (batch, capacity), name in wanted.items():
-        case = Case(32, 8, 128, batch, capacity, (0,))
+    for (batch, tokens, capacity), name in wanted.items():
+        case = Case(32, 8, 128, batch, capacity, (0,), tokens=tokens)
         (op,) = operations_of(case.module())
         assert isinstance(op, FusedAttention)
         assert next(iter(shapes_of(op, regime_of(case.sizes)))) == name
@@ -109,14 +159,16 @@ def program_of(case: Case, module: Module) -> HostProgram:
     return program
 
 
-def test_plans_use_it_for_one_token_only() -> None:
+def test_plans_use_it_for_few_tokens_only() -> None:
     case = CASES["grouped"]
     (planner,) = program_of(case, case.module()).planners
     (step,) = planner.plan(case.sizes).steps
     assert isinstance(step, Launch)
     assert step.kernel.startswith("decode_attention") and step.cluster == 2
-    two = planner.plan(case.sizes | {"S": 2})
-    kinds = [step.kernel.rpartition("_")[0] for step in two.steps if isinstance(step, Launch)]
+    (step,) = planner.plan(case.sizes | {"S": 8}).steps
+    assert isinstance(step, Launch) and step.kernel.startswith("decode_attention")
+    nine = planner.plan(case.sizes | {"S": 9})
+    kinds = [step.kernel.rpartition("_")[0] for step in nine.steps if isinstance(step, Launch)]
     assert kinds == ["rope_and_cache", "prefill_attention"]
 
 

@@ -96,7 +96,7 @@ decode, grouped: attention waits for nothing
 decode, cluster of eight: no cluster_wait
     if (cluster) cluster_wait(); =>
 decode, heads of length one: no barrier behind staging
-    __syncthreads();\n    if (NORM) norm_rows(s, a); => if (NORM) norm_rows(s, a);
+    __syncthreads();\n    const int turned => const int turned
 """)
 MORE = _faults(r"""
 long ring: another stage
@@ -118,9 +118,13 @@ rows of tiles: rows beyond x
 decode, cluster of eight: another block of the cluster
     &s.arrived, i / SHARE, value => &s.arrived, split, value
 decode, cluster of eight: not all bytes are expected
-    sizeof s.inbox + sizeof s.inbox_tops => sizeof s.inbox
+    sizeof s.inbox + sizeof s.inbox_ends => sizeof s.inbox
 decode, sinks of long: zeros are not left zero
     if (threadIdx.x == 0) a.arrived[head] = 0; =>
+decode, four tokens of a long cache: no turns of warps
+    if (round) __syncthreads(); =>
+decode, five tokens in parts: every query sees what the last one sees
+    CAUSAL && at + 1 < item.limit ? at + 1 => false ? 0
 decode, sinks of long: no fence before the arrival
     __threadfence();\n    __syncthreads();\n    if (thr => __syncthreads();\n    if (thr
 prefill: copies are not waited for

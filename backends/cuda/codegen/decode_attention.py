@@ -1,4 +1,4 @@
-"""Attention of one new token per sequence, with rms_norm and rope of heads, and cache updates."""
+"""Attention of few new tokens per sequence, with rms_norm and rope of heads, and cache updates."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ from .rope_and_cache import Rows, constants_of_heads
 
 AnyAttention = Attention | FusedAttention
 WARP, CODE = helpers("warp.cuh"), helpers("heads.cuh", "decode_attention.cuh")
+TOKENS = (1, 2, 4, 8)  # of a sequence, at most
 CLUSTER_KEYS = 4096  # up to which splits are joined in a cluster
 CLUSTER = 8  # blocks, at most
 KEYS_OF_BLOCK = 64  # at least
 KEYS_OF_8_WARPS = 1024  # of a block, above which it has more warps
-QUERY_HEADS = 16  # of a block, at most
-SUMS = 1 << 13  # numbers in f32 of a block, at most
+ROWS = 16  # of a block: queries of query heads
 POWERS = tuple(1 << n for n in range(31))
 
 
 @launches_of(Attention, FusedAttention)
 def decode_attention(op: AnyAttention, regime: Regime) -> list[Template] | str | None:
-    """The launch for one query per sequence, or why there is none."""
-    if regime.bucket(op.q.type.shape[1], (0, 1)) != 1:
+    """The launch for few queries per sequence, or why there is none."""
+    if regime.bucket(op.q.type.shape[1], (0, *TOKENS)) in (0, None):
         return None
     if refusal := _refusal(op, regime):
         return f"decode attention: {refusal}"
@@ -94,13 +94,15 @@ def _norm_type(op: FusedAttention) -> str | None:
 
 @dataclass(frozen=True)
 class Shape:
-    """What blocks compute: `rows` of the `group` query heads of a key head, in `parts`, by `warps`.
+    """What blocks compute: `rows` of the queries of a key head, in `parts`, by `warps`.
 
-    `splits` blocks share the keys of a head, `cluster` of them as a cluster: all of them, or 1.
-    `resident`: blocks on a multiprocessor, for which the registers have to suffice. `ahead`:
-    whether values and the next keys are loaded into registers while a block computes.
+    `tokens`: queries per sequence, at most; `group`: query heads of a key head. `splits` blocks
+    share the keys of a head, `cluster` of them as a cluster: all of them, or 1. `resident`: blocks
+    on a multiprocessor, for which the registers have to suffice. `ahead`: whether values and the
+    next keys are loaded into registers while a block computes.
     """
 
+    tokens: int
     group: int
     rows: int
     parts: int
@@ -114,44 +116,48 @@ class Shape:
 def shapes_of(op: AnyAttention, regime: Regime) -> Mapping[str, Shape]:
     """The shapes to choose from by name, that of the rules first."""
     first = _shape_of(op, regime)
-    shapes, width = [first], first.rows * _padded(op.head_dim)
+    shapes = [first]
     for splits in (first.splits // 2, first.splits, 2 * first.splits):
         if 0 < splits <= regime.target.multiprocessors:
             cluster = _cluster_of(splits, _key_count(op), regime)
             for warps, resident in product((4, 8, 12), (1, 2, 4)):
-                if warps * width <= SUMS:
-                    changes = {"warps": warps, "resident": resident}
-                    shapes.append(replace(first, splits=splits, cluster=cluster, **changes))
+                changes = {"warps": warps, "resident": resident}
+                shapes.append(replace(first, splits=splits, cluster=cluster, **changes))
     return {f"{s.splits} splits, {s.warps} warps, {s.resident} resident": s for s in shapes}
 
 
 def _key(op: AnyAttention, regime: Regime) -> str:
     """What the choice of a shape depends on."""
     rows = regime.bucket(op.q.type.shape[0], POWERS)
+    tokens = regime.bucket(op.q.type.shape[1], TOKENS)
     keys = regime.bucket(_key_count(op), POWERS[10:])
     heads = f"{op.q.type.shape[2]} features, {op.key_heads} heads of {op.head_dim}"
-    return f"decode attention {op.q.type.dtype}, {heads}, to {rows} rows, to {keys} keys"
+    several = f" of {tokens}" if tokens != 1 else ""
+    return f"decode attention {op.q.type.dtype}, {heads}, to {rows} rows{several}, to {keys} keys"
 
 
 def _shape_of(op: AnyAttention, regime: Regime) -> Shape:
     """The shape that was fastest on an H200: a block per multiprocessor, or many small ones."""
     assert isinstance(op.key_heads, int) and isinstance(op.q.type.shape[2], int)
     group = op.q.type.shape[2] // op.head_dim // op.key_heads
-    parts = -(-group // (QUERY_HEADS if op.head_dim <= 128 else QUERY_HEADS // 2))
-    rows = -(-group // parts)
+    tokens = regime.bucket(op.q.type.shape[1], TOKENS)
+    assert tokens is not None
+    parts = -(-group * tokens // (ROWS if op.head_dim <= 128 else ROWS // 2))
+    rows = -(-group * tokens // parts)
     heads, keys = op.q.type.shape[0] * (op.key_heads * parts), _key_count(op)
-    splits, ahead = _splits_of(heads, keys, regime), op.head_dim <= 128
+    splits, ahead = _splits_of(heads, keys, regime), op.head_dim <= 128 and rows <= 8
     many = _exceeds(heads, regime.target.multiprocessors, regime) and ahead
     sums = rows * _padded(op.head_dim)  # of a warp, in shared memory
     warps = 12 if sums <= 512 and _exceeds(keys, KEYS_OF_8_WARPS * splits, regime) else 8
     return Shape(
+        tokens=tokens,
         group=group,
         rows=rows,
         parts=parts,
-        warps=4 if many or sums > 1024 else warps,
+        warps=4 if many else warps,
         splits=splits,
         cluster=_cluster_of(splits, keys, regime),
-        resident=4 if many and rows <= 8 else 1,
+        resident=4 if many else 1,
         ahead=ahead,
     )
 
@@ -265,7 +271,9 @@ class Source:
         caches = self.updates or _caches(op)
         fields["keys"], fields["values"] = (f"(u16*){self._pointer(each)}" for each in caches)
         heads, size, count = op.key_heads, op.head_dim, self._size(_key_count(op))
-        fields |= {"count": f"(int){count}", "sequence": f"{count} * {heads * size}"}
+        batch, tokens = (f"(int){self._size(size)}" for size in op.q.type.shape[:2])
+        fields |= {"sequences": batch, "tokens": tokens, "count": f"(int){count}"}
+        fields |= {"sequence": f"{count} * {heads * size}"}
         fields["head"] = f"{count} * {size}" if _has_caches(op) else str(size)
         fields["row"] = str(size if _has_caches(op) else heads * size)
         fields["out"] = f"(u16*){self._pointer(op.results[0])}"
@@ -285,12 +293,15 @@ class Source:
     def _constants(self) -> str:
         """The constants that the code takes, in C."""
         op, shape = self.op, self.shape
+        assert isinstance(op.key_heads, int)
         kinds = ("PastIndex", "PositionIndex", "LengthIndex", "SinkType")
         types: dict[str, Value | None] = dict(zip(kinds, self.index.values(), strict=True))
         types["NormType"] = self.norms.get("q_norm")
         values = {
             "D": op.head_dim,
             "GROUP": shape.group,
+            "HEADS": op.key_heads * shape.parts,
+            "TOKENS": shape.tokens,
             "ROWS": shape.rows,
             "PARTS": shape.parts,
             "WARPS": shape.warps,
@@ -302,7 +313,7 @@ class Source:
             "CAUSAL": op.causal,
             "LENGTHS": op.lengths is not None,
             "SINKS": op.sinks is not None,
-            "SPLIT": shape.splits > 1,
+            "SPLITS": shape.splits,
             "AHEAD": shape.ahead,
             "SCALE": float(op.score_scale),
             "SOFTCAP": float(op.softcap),
