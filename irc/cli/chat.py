@@ -72,7 +72,7 @@ class _Turns:
 
     def __init__(self, model: Model, settings: GenerationSettings) -> None:
         self.model, self.settings = model, settings
-        capacity = cache_range(model.program.ports.states, model.dims)[1]
+        capacity = cache_range(model.program.ports, model.dims)[1]
         self.rows = Rows.empty(model.program, model.dims, 1, capacity)
         self.tokens: list[int] = []  # that the row has
 

@@ -90,7 +90,14 @@ def _serve(args: Namespace, model: Model, listening: socket) -> None:
     assert model.tokenizer  # an Error where there is none
     engine = None
     if not gives_embeddings(model):
-        engine = Engine(model, options.slots, options.piece, options.queue, options.capacity)
+        engine = Engine(
+            model,
+            options.slots,
+            options.piece,
+            options.queue,
+            options.capacity,
+            options.cache_tokens,
+        )
         engine.start()
     report = partial(crash_report, words=args.process.argv)
     server = Server(model, engine, options, warn, report)

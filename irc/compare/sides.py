@@ -100,7 +100,7 @@ def program_inputs(module: Module, inputs: Mapping[str, Array]) -> Arrays:
     ports = ports_of(module.main)
     names = {port.name for port in (*ports.inputs, *ports.states)}
     given = {name: array for name, array in inputs.items() if name in names}
-    return complete(ports, given, cache_range(ports.states, module.dims))
+    return complete(ports, given, cache_range(ports, module.dims))
 
 
 def joined(type: TensorType, arrays: Sequence[Array], mesh: Mesh) -> tuple[Array, float]:

@@ -78,7 +78,7 @@ class _Prompts(CheckNumerics):
         shape = random["input_ids"].shape
         ids = np.random.default_rng(self.seed).integers(0, rows, shape)
         try:
-            return complete(ports, {"input_ids": ids}, cache_range(ports.states, module.dims))
+            return complete(ports, {"input_ids": ids}, cache_range(ports, module.dims))
         except Error:  # it takes other inputs too
             return random
 

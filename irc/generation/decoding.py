@@ -66,7 +66,7 @@ class Decoding:
         order = [*range(len(prompts)), *[len(prompts) - 1] * pads]
         longest = max(len(search.sequences[0]) + search.rules.limit for search in searches)
         multiple = multiple_of_ids(ports, 1)
-        slots = rounded(-(-longest // multiple) * multiple, cache_range(ports.states, dims))
+        slots = rounded(-(-longest // multiple) * multiple, cache_range(ports, dims))
         arrays, prompts = entries(ports, extra or {}, order), [prompts[at] for at in order]
         self.rows = Rows(program, dims, prompts, slots, arrays, self.width, module)
         self.ready = [True] * len(searches)
@@ -196,7 +196,7 @@ def filled(rows: Sequence[Sequence[Any]], width: int, fill: Any, dtype: Any) -> 
 def room(ports: Ports, dims: Mapping[str, Any], prompt: int) -> int:
     """The most new tokens that the caches of a model hold after a prompt of so many tokens."""
     check_language_model(ports, caches=False)
-    step, (_, most) = multiple_of_ids(ports, 1), cache_range(ports.states, dims)
+    step, (_, most) = multiple_of_ids(ports, 1), cache_range(ports, dims)
     if not most:
         return 2**31
     if prompt > most:

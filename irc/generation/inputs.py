@@ -18,6 +18,7 @@ from ..errors import Error, did_you_mean
 from ..ir.dims import Dim, DimLike, bind, exact_divide, linear, symbol
 from ..ir.dtypes import dtype, integer_range, numpy_dtype
 from ..ir.types import TensorType
+from .pages import PAGES, layout
 
 Array: TypeAlias = np.ndarray[Any, Any]
 Arrays: TypeAlias = dict[str, Array]
@@ -237,6 +238,12 @@ def _fill(ports: Ports, arrays: Arrays, slots: Range) -> None:
             "compile it with a larger --dims C=min:typical:max"
         )
     count = rounded(needed, slots)
+    paged = layout(ports)
+    if paged is not None and PAGES not in arrays:
+        each, rows = paged.pages(count), np.arange(batch, dtype=np.int32)[:, None]
+        arrays[PAGES] = np.full((batch, paged.count), -1, np.int32)
+        arrays[PAGES][:, :each] = rows * each + np.arange(each)
+        batch *= each
     for state in absent:
         arrays[state.name] = np.zeros(state_shape(state, batch, count), numpy_dtype(state.dtype))
 
@@ -291,10 +298,13 @@ def multiple_of(dim: DimLike) -> tuple[str, int] | None:
     return (symbols[0], factor) if isinstance(factor, int) else None
 
 
-def cache_range(states: Iterable[Port], dims: Mapping[str, Any]) -> Range:
+def cache_range(ports: Ports, dims: Mapping[str, Any]) -> Range:
     """The least and the most tokens of caches: C, or its range; (0, 0): any number."""
+    paged = layout(ports)
+    if paged is not None:
+        return 1, paged.size * paged.count
     limits: list[Range] = []
-    for state in states:
+    for state in ports.states:
         if state.fixed or len(state.shape) not in _CACHE_NDIMS:
             continue
         dim = state.shape[-2]

@@ -71,7 +71,7 @@ class Model:
         """
         check_arrays(inputs)
         ports = self.program.ports
-        arrays = complete(ports, inputs, cache_range(ports.states, self.dims))
+        arrays = complete(ports, inputs, cache_range(ports, self.dims))
         given = [port for port in ports.states if port.name in inputs]
         check_ranges([*ports.inputs, *given], arrays, self.dims)
         results = checked(self.program.run(arrays), arrays)

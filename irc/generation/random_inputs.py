@@ -43,7 +43,7 @@ def random_inputs(module: Module, seed: int, sizes: Mapping[str, int] | None = N
             continue
         kind, shape = dtype(port.dtype), tuple(map(local.dim, port.shape))
         if is_language_model and len(shape) == 2:
-            most = cache_range(ports.states, module.dims)[1]
+            most = cache_range(ports, module.dims)[1]
             shape = (shape[0], min(shape[1], most or shape[1]))
         drawn: Any = random.standard_normal(shape) if kind.is_float else None
         if drawn is None:

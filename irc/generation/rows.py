@@ -9,6 +9,7 @@ packed: their `input_ids` are the tokens of all rows without padding, [T] or [1,
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any, TypeAlias
@@ -24,6 +25,7 @@ from ..ir.result_names import NEXT_TOKENS
 from ..ops import Rope
 from .checks import checked
 from .inputs import cache_sizes, check_ranges, converted, multiple_of, state_shape
+from .pages import PAGES, PagePool, RowPages, layout
 
 Array: TypeAlias = np.ndarray[Any, Any]
 Arrays: TypeAlias = dict[str, Array]
@@ -32,6 +34,7 @@ Tokens: TypeAlias = Sequence[Sequence[int]]  # of each row
 
 _PAST = "past_key_value"  # the begin of the names of caches
 _ADVANCED = ("positions", "past_lengths")  # inputs that grow by one with each token
+_STEADY = ("lengths", "logit_positions", PAGES)  # inputs that stay the same
 _MASK = "attention_mask"  # i32 [B, past + S]: 1 for a token, 0 for padding
 
 
@@ -40,7 +43,8 @@ class Rows:
 
     Each of `prompts` has `width` rows beside each other. `extra` are inputs that the caller gives
     by name, with an entry for each prompt. `module` gives the module of the program: it is called
-    for a prompt in pieces, since a rope may depend on its length.
+    for a prompt in pieces, since a rope may depend on its length. Where the caches are pools of
+    pages, rows take theirs from `pool` as they grow, by default from one for these rows alone.
     """
 
     def __init__(
@@ -52,6 +56,7 @@ class Rows:
         extra: Mapping[str, Array] | None = None,
         width: int = 1,
         module: Callable[[], Module] | None = None,
+        pool: PagePool | None = None,
     ) -> None:
         self.program, self.dims, self.width, self.module = program, dims, width, module
         self.prompts, self.slots, self.extra = prompts, slots, dict(extra or {})
@@ -65,7 +70,17 @@ class Rows:
         self.prompt_lengths = np.array(lengths, np.int32).repeat(width)
         self.mask = np.zeros((self.count, 0), np.int32)  # 1: a token, 0: padding
         self.caches: Arrays = {port.name: self._zeros(port, 0) for port in self.growing}
-        self.stream: Stream = program.open(cache_sizes(ports.states, self.count, slots))
+        self.pages: RowPages | None = None
+        paged = layout(ports)
+        if paged is None and pool is None:
+            self.sizes = cache_sizes(ports.states, self.count, slots)
+            self.stream: Stream = program.open(self.sizes)
+        else:
+            tokens = 0 if paged is None else self.count * paged.pages(slots) * paged.size
+            pool = pool or PagePool(program, tokens)
+            self.sizes, self.stream = pool.sizes, pool.stream
+            self.pages = RowPages(pool, self.count)
+            weakref.finalize(self, self.pages.close)
         _check_names(self.inputs, self.extra)
         names = [port.name for port in self.inputs if port.name not in self.extra]
         self.values = {name: _VALUES[_base(name)] for name in names}
@@ -94,9 +109,16 @@ class Rows:
             )
 
     @classmethod
-    def empty(cls, program: Program, dims: Mapping[str, Any], count: int, capacity: int) -> Rows:
+    def empty(
+        cls,
+        program: Program,
+        dims: Mapping[str, Any],
+        count: int,
+        capacity: int,
+        pool: PagePool | None = None,
+    ) -> Rows:
         """`count` rows without tokens, with room for `capacity` tokens each."""
-        return cls(program, dims, [()] * count, capacity)
+        return cls(program, dims, [()] * count, capacity, pool=pool)
 
     def _check_extra(self) -> None:
         for port in self.inputs:
@@ -130,6 +152,9 @@ class Rows:
                 f"that of a recurrence, which forgets none, found {new.tolist()}"
             )
         self._past = new
+        if self.pages is not None:
+            for row, count in enumerate(new.tolist()):
+                self.pages.clear([row], count)
 
     @property
     def can_roll_back(self) -> bool:
@@ -212,7 +237,12 @@ class Rows:
         """
         follow = getattr(self.stream, "follow", None)
         names = {port.name for port in self.inputs}
-        plain = names <= {"input_ids", *_ADVANCED, "lengths", "logit_positions"} and not self.extra
+        plain = names <= {"input_ids", *_ADVANCED, *_STEADY} and not self.extra
+        if self.pages is not None and follow is not None and plain:
+            try:
+                self.pages.write(0, self._past, np.full(self.count, count))
+            except Error:  # step by step, as far as there are pages
+                return None
         if follow is None or not plain or self.multiple > 1 or count < 1:
             return None
         call = _Call(self, [[token]] * self.count)
@@ -239,6 +269,9 @@ class Rows:
                 "grow, or ranks share the rows (dp)"
             )
         call = _Call(self, tokens, first, least, total, every)
+        if self.pages is not None:
+            self.pages.write(first, call.past, call.counts)
+            first = 0  # of the pool, which has no rows
         inputs = {port.name: call.value(port) for port in self.inputs}
         if call.key not in self._checked:
             check_ranges(self.inputs, inputs, self.dims)
@@ -260,7 +293,9 @@ class Rows:
         grown = [self.mask, *self.caches.values()] if self.growing else []
         for array in (self._past, self.prompt_lengths, self.origin, *grown):
             array[new] = array[old]
-        if self.program.ports.states:
+        if self.pages is not None:
+            self.pages.copy(old, new)
+        elif self.program.ports.states:
             self.stream.copy_rows(old, new)
 
     def clear(self, rows: Sequence[int]) -> None:
@@ -268,7 +303,10 @@ class Rows:
         if self.growing:
             raise Error("rows of growing caches cannot be cleared")
         self._past[list(rows)] = self.prompt_lengths[list(rows)] = 0
-        self.stream.clear_rows(rows)
+        if self.pages is not None:
+            self.pages.clear(rows)
+        else:
+            self.stream.clear_rows(rows)
 
     def _run(self, inputs: Arrays, first: int) -> Arrays:
         results = checked(self.stream.step({**inputs, **self.caches}, first), inputs)
@@ -400,6 +438,12 @@ class _Call:
         tokens = values[self.valid > 0]
         return tokens[None] if len(self.batch.ids.shape) == 2 else tokens
 
+    def pages(self) -> Array:
+        """[rows, N]: the pages of the rows."""
+        if self.batch.pages is None:
+            raise Error("the input pages is for caches in pages; compile with --page-caches")
+        return self.batch.pages.table[self.rows].copy()
+
     def logit_positions(self) -> Array:
         """[rows, 1 or width]: the tokens whose logits are computed."""
         if self.every:
@@ -442,6 +486,7 @@ _VALUES: dict[str, _Value] = {
     "positions": lambda call, port: call.positions(),
     "last_token_ids": lambda call, port: call.ends(),
     "logit_positions": lambda call, port: call.logit_positions(),
+    PAGES: lambda call, port: call.pages(),
     "past_lengths": lambda call, port: call.past,
     "lengths": lambda call, port: call.counts,
     "host_past_key_value_lengths": lambda call, port: call.past,

@@ -58,7 +58,7 @@ class DraftModel:
 
     def begin(self, rows: int, slots: int) -> None:
         """Begin a batch of so many rows, which may have up to `slots` tokens."""
-        slots = rounded(slots, cache_range(self.program.ports.states, self.dims))
+        slots = rounded(slots, cache_range(self.program.ports, self.dims))
         self._rows = Rows.empty(self.program, self.dims, rows, slots)
         _check(self._rows)
         self._fed: list[list[int]] = [[]] * rows

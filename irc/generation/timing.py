@@ -10,7 +10,7 @@ import numpy as np
 
 from .decoding import multiple_of_ids
 from .greedy import greedy
-from .inputs import Arrays, cache_range, cache_sizes, rounded, sizes_of_shapes
+from .inputs import Arrays, cache_range, rounded, sizes_of_shapes
 from .model import Model
 from .rows import Rows
 
@@ -69,7 +69,7 @@ def _generation(model: Model, prompt: Sequence[int], runs: int) -> list[Phase]:
     program, dims, steps = model.program, model.dims, FIRST + runs
     prefills = [greedy(program, prompt, 1, dims=dims).prefill_seconds for _ in range(steps)]
     at: list[float] = []  # when each token was there
-    capacity = cache_range(program.ports.states, dims)[1] or len(prompt) + steps
+    capacity = cache_range(program.ports, dims)[1] or len(prompt) + steps
     before = prompt[: max(capacity - steps, 1)]
     greedy(program, before, steps + 1, dims=dims, emit=lambda _: at.append(time.perf_counter()))
     timed = [Phase("prefill", prefills[FIRST:], len(prompt), "tokens")]
@@ -82,8 +82,8 @@ def _steps(
 ) -> list[Phase]:
     """Prefill of rows of tokens, and decode of one token after each; the same again in each run,
     but for a model with fixed states, which decodes the next ones."""
-    states, length = model.program.ports.states, len(tokens[0])
-    slots = rounded(length + FIRST + runs, cache_range(states, model.dims))
+    length = len(tokens[0])
+    slots = rounded(length + FIRST + runs, cache_range(model.program.ports, model.dims))
     slots = (sizes or {}).get("C", slots)
     rows = Rows(model.program, model.dims, tokens, slots, module=model.module)
 
@@ -97,7 +97,7 @@ def _steps(
         width = -(-len(fed[0]) // rows.multiple) * rows.multiple
         shape = (1, np.size(fed))[-len(rows.ids.shape) :] if rows.packed else (rows.count, width)
         bound = sizes_of_shapes([rows.ids], {"input_ids": shape}, rows.dims)
-        bound |= cache_sizes(states, rows.count, slots)
+        bound |= rows.sizes
         work = np.size(fed)
         return _phase(name, runs, lambda: rows.next_tokens(fed), work, "tokens", bound, past, begin)
 

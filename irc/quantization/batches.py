@@ -73,7 +73,7 @@ class Data:
     ) -> None:
         self.files, self.module, self.folder = files, module, folder
         self.ports: Ports = ports_of(module.main)
-        self.slots = cache_range(self.ports.states, module.dims)
+        self.slots = cache_range(self.ports, module.dims)
         self.tokens = vocabulary(self.ports) or table_rows(module).get(IDS)
         self.is_text = files[0].suffix == ".txt"
         self.length, self.rows = length, rows or _ROWS

@@ -21,6 +21,7 @@ from ..backends.base import Port, Program
 from ..errors import Error
 from ..generation.inputs import cache_range, check_prompt, multiple_of, rounded, vocabulary
 from ..generation.model import Model
+from ..generation.pages import PAGES, PagePool
 from ..generation.rows import Rows, check_language_model
 from ..generation.search import Beams, Sampled
 from ..generation.settings import GenerationSettings
@@ -30,7 +31,7 @@ Array: TypeAlias = np.ndarray[Any, Any]
 Reason: TypeAlias = Literal["stop", "length", "cancelled", "deadline", "refused", "error"]
 
 SLOTS = 16  # by default
-_INPUTS = {"input_ids", "positions", "past_lengths", "lengths", "logit_positions"}
+_INPUTS = {"input_ids", "positions", "past_lengths", "lengths", "logit_positions", PAGES}
 _BOUNDS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
 _MESSAGES = {
     "cancelled": "the request was cancelled",
@@ -122,6 +123,7 @@ class Request:
     read: int = 0  # tokens of the prompt that are in the states
     tokens: int = 0  # new ones
     last: int = 0  # token
+    pages: int = 0  # of a pool, at most
     interrupted: Reason | None = None  # why it ends before the next step
     finished: bool = False
 
@@ -132,8 +134,10 @@ class Engine:
     `slots` is the number of rows, by default 16 or as many as the program takes; `piece` the most
     tokens of a prompt that are read between two tokens of the other requests; `queue` the number of
     requests that may wait. `capacity` is the most tokens of a prompt and its answer, at most what
-    the program was compiled for; 0: no limit. `failure` is what a step raised: the states are
-    unknown then, and no step follows. An Error where a program cannot be served.
+    the program was compiled for; 0: no limit. `cache_tokens` are those of all requests together, of
+    a program with a pool of pages: a request waits until there are pages for its most tokens.
+    `failure` is what a step raised: the states are unknown then, and no step follows. An Error
+    where a program cannot be served.
     """
 
     def __init__(
@@ -143,6 +147,7 @@ class Engine:
         piece: int = 256,
         queue: int = 256,
         capacity: int = 0,
+        cache_tokens: int = 0,
     ) -> None:
         self.model, self.queue = model, queue
         program, dims = model.program, model.dims
@@ -151,12 +156,13 @@ class Engine:
         name, multiple = multiple_of(ids.shape[1]) or ("", 1)
         longest = dims[name][2] if name in dims else piece
         self.piece = max(1, min(piece // multiple, longest)) * multiple
-        limits = cache_range(program.ports.states, dims)
+        limits = cache_range(program.ports, dims)
         # a call of one token needs room for `multiple`
         most = (capacity, limits[1] - multiple + 1, *_rope_limits(model))
         self.capacity = min((limit for limit in most if limit > 0), default=0)
         room = rounded(self.capacity + multiple - 1, limits)
-        self.rows = Rows.empty(program, dims, self.slots, room)
+        pool = PagePool(program, cache_tokens) if cache_tokens else None
+        self.rows = Rows.empty(program, dims, self.slots, room, pool)
         self.failure: Exception | None = None
         self._stats = Stats(self.slots)
         self._changed = threading.Condition()
@@ -199,6 +205,15 @@ class Engine:
         if isinstance(search, Beams):
             raise Error(f"num_beams is {search.width}, but the server has no beam search; give 1")
         request = Request(list(prompt_ids), search, deliver, deadline, time.monotonic())
+        if self.rows.pages is not None:
+            pool = self.rows.pages.pool
+            request.pages = pool.layout.pages(len(prompt_ids) + new)
+            if request.pages > pool.count:
+                raise Error(
+                    f"the prompt has {len(prompt_ids)} tokens and max_new_tokens is {new}, but the "
+                    f"caches of this server hold {pool.count * pool.layout.size} tokens; ask for "
+                    "fewer tokens, or start the server with more --cache-tokens"
+                )
         with self._changed:
             self._check_open()
             self._waiting.append(request)
@@ -259,7 +274,7 @@ class Engine:
     def _step(self) -> None:
         """Change the states of all requests; their events wait until it has succeeded."""
         self._interrupt()
-        if self._reading is None and self._waiting and len(self._decoding) < self.slots:
+        if self._reading is None and self._waiting and self._has_room(self._waiting[0]):
             self._reading = self._waiting.popleft()
         reading, decoding = self._reading, self._decoding
         piece: list[int] = []
@@ -281,6 +296,14 @@ class Engine:
                 decoding.append(reading)
                 self._reading = None
         self._compact()
+
+    def _has_room(self, request: Request) -> bool:
+        """Whether a slot is free, and pages for the most tokens of all requests."""
+        if len(self._decoding) >= self.slots:
+            return False
+        running = [request, *self._decoding]
+        pages = self.rows.pages
+        return pages is None or sum(each.pages for each in running) <= pages.pool.count
 
     def _interrupt(self) -> None:
         """End the requests that were cancelled, or whose deadline has passed."""

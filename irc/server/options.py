@@ -23,6 +23,12 @@ class ServeOptions:
     capacity: int = option(
         0, "most tokens of a prompt and its answer (default: as compiled)", metavar="N", least=0
     )
+    cache_tokens: int = option(
+        0,
+        "tokens of all requests, of a model with --page-caches (default: slots * capacity)",
+        metavar="N",
+        least=0,
+    )
     max_new_tokens: int = option(4096, "most tokens of an answer", metavar="N", least=1)
     max_body: int = option(4 << 20, "most bytes of a request", metavar="BYTES", least=1)
     timeout: int = option(

@@ -367,9 +367,9 @@ def test_other_conversions_are_refused(name: str, value: np.ndarray, message: st
 
 
 def test_the_capacity_of_caches() -> None:
-    assert cache_range(CACHES, {"C": [1, 8, 100]}) == (1, 100)
-    assert cache_range(CACHES, {}) == (0, 0)
-    assert cache_range((Port("k", "f32", (1, 2, 32, 8), True),), {}) == (32, 32)
+    assert cache_range(Ports((), CACHES, ()), {"C": [1, 8, 100]}) == (1, 100)
+    assert cache_range(Ports((), CACHES, ()), {}) == (0, 0)
+    assert cache_range(Ports((), (Port("k", "f32", (1, 2, 32, 8), True),), ()), {}) == (32, 32)
     assert [rounded(count, (0, 0)) for count in (1, 64, 65)] == [64, 64, 128]
     assert (rounded(65, (1, 100)), rounded(1, (80, 96))) == (100, 80)
 

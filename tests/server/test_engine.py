@@ -342,10 +342,10 @@ def alone(model: Model, asked: Asked) -> tuple[list[int], bool]:
     return search.sequences[0][len(prompt) :], True
 
 
-def check_answers(folder: Path) -> None:
+def check_answers(folder: Path, **options: int) -> Engine:
     """Forty clients at random times, some of which leave or cannot wait, on four slots."""
     rng, model = fresh(), irc.load(folder).model
-    engine = Engine(model, 4, piece=int(rng.integers(1, 9)))
+    engine = Engine(model, 4, piece=int(rng.integers(1, 9)), **options)
     engine.start()
     everyone: list[Asked] = []
     for number in range(40):
@@ -366,6 +366,16 @@ def check_answers(folder: Path) -> None:
             ended += 1
             assert asked.tokens == tokens if whole else len(asked.tokens) > len(tokens)
     assert ended > 10
+    return engine
+
+
+def test_answers_from_a_pool_of_pages(checkpoint: Path, tmp_path: Path) -> None:
+    """Requests wait for pages, and give them back; one that never gets enough is refused."""
+    irc.compile(checkpoint, tmp_path / "built", backend="reference", page_caches=True)
+    engine = check_answers(tmp_path / "built", cache_tokens=128)  # of two requests
+    assert engine.rows.pages is not None and engine.rows.pages.pool.free_tokens == 128
+    with pytest.raises(Error, match="caches of this server hold 64 tokens; ask for fewer"):
+        ask(Engine(irc.load(tmp_path / "built").model, 4, cache_tokens=64), [1], 64)
 
 
 @pytest.mark.parametrize("fixture", ["artifact", "two_ranks"])

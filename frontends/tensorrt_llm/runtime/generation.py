@@ -261,7 +261,7 @@ class GenerationSession:
         dims = self.artifact.manifest["dims"]
         grown = [port for port in self.ports.inputs if port.name.startswith("past_key")]
         sizes = [int(dims[size][2]) for port in grown if (size := str(port.shape[3])) in dims]
-        sizes += [size for size in [cache_range(self.ports.states, dims)[1]] if size]
+        sizes += [size for size in [cache_range(self.ports, dims)[1]] if size]
         if longest > min(sizes, default=longest):
             raise ScriptError(
                 f"prompt and new tokens are {longest}, but the caches of this model hold "

@@ -1,0 +1,88 @@
+"""Rows over pages of one pool give what rows with caches of their own give."""
+
+from __future__ import annotations
+
+import gc
+
+import numpy as np
+import pytest
+
+import irc.passes
+from irc.backends.reference import ReferenceProgram
+from irc.errors import Error
+from irc.generation.inputs import cache_range, complete
+from irc.generation.pages import PagePool
+from irc.generation.rows import Rows
+from irc.pipeline import run_pipeline
+from tests.backends.decoder import build
+from tests.fresh import fresh
+from tests.models.runners import talks
+
+assert irc.passes
+PAGE = 4
+TOKENS, CAPACITY = 61, 64
+
+
+def program(paged: bool = True) -> ReferenceProgram:
+    module = build(max_position_embeddings=CAPACITY)
+    run_pipeline(module, f"page-caches{{page={PAGE}}}" if paged else "static-capacity")
+    return ReferenceProgram(module)
+
+
+def random_tokens(count: int) -> list[int]:
+    return fresh(count).integers(0, TOKENS, count).tolist()
+
+
+def test_rows_that_are_moved_and_cleared() -> None:
+    """Rows share pages that they have copied, until one of them writes."""
+    pool, used = PagePool(program(), 4 * CAPACITY), 0
+    paged, whole = Rows.empty(program(), {}, 4, 0, pool), Rows.empty(program(False), {}, 4, 64)
+    for (got, texts), (wanted, same) in zip(talks(paged, 40), talks(whole, 40), strict=True):
+        assert texts == same and got.tobytes() == wanted.tobytes()
+        used = sum(-(-int(past) // PAGE) for past in paged.past)
+        assert pool.free_tokens >= 4 * CAPACITY - used * PAGE
+    assert pool.free_tokens > 4 * CAPACITY - used * PAGE  # some are shared
+    paged.clear(range(4))
+    assert pool.free_tokens == 4 * CAPACITY
+
+
+def test_conversations_take_and_give_pages() -> None:
+    paged, reference = program(), program(False)
+    pool = PagePool(paged, 10 * PAGE)
+    texts = [random_tokens(n) for n in (9, 5, 13)]
+    rows = [Rows.empty(paged, {}, 1, 0, pool) for _ in texts]
+    for at in range(2, 14):  # in turn, a token each
+        for text, row in zip(texts, rows, strict=True):
+            new = text[:2] if at == 2 else text[at - 1 : at]
+            if new:
+                got = row.step([new])
+                wanted = Rows(reference, {}, [text[:at]], CAPACITY).start()
+                np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=1e-5)
+    assert pool.free_tokens == PAGE  # 3 + 2 + 4 are taken
+    rows[2].past = np.array([8])
+    assert pool.free_tokens == 3 * PAGE
+    first = rows[1].past.tolist()
+    with pytest.raises(Error, match="expected 4 free pages of 4 tokens, found 3"):
+        rows[1].step([random_tokens(17)])
+    assert rows[1].past.tolist() == first and pool.free_tokens == 3 * PAGE
+    row = rows.pop(1)
+    del row
+    gc.collect()
+    assert pool.free_tokens == 5 * PAGE
+    with pytest.raises(Error, match="has at most 64 tokens, found one of 69"):
+        Rows.empty(paged, {}, 1, 0, pool).step([random_tokens(69)])
+
+
+def test_a_run_without_states_has_pages_of_its_own() -> None:
+    ids = fresh().integers(0, TOKENS, (2, 7))
+    results = []
+    for model in (program(), program(False)):
+        limits = cache_range(model.ports, {})
+        assert limits[1] == CAPACITY
+        results.append(model.run(complete(model.ports, {"input_ids": ids}, limits))["logits"])
+    np.testing.assert_allclose(*results, rtol=1e-5, atol=1e-5)
+
+
+def test_a_pool_needs_a_program_with_pages() -> None:
+    with pytest.raises(Error, match="compile it with --page-caches"):
+        PagePool(program(False), 64)
