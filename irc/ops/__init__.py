@@ -30,6 +30,7 @@ from .quantize_rows import *
 from .recurrent import *
 from .reduce import *
 from .rope import *
+from .sample import *
 from .shape import *
 from .slots import *
 

@@ -15,6 +15,7 @@ MODULES = (
     "examples_distributed",
     "examples_quant",
     "examples_recurrent",
+    "examples_sample",
 )
 
 

@@ -30,6 +30,7 @@ REFUSED = {
     ("quantize", ""): "",
     ("dynamic_scale", ""): "",
     ("quantize_rows", ""): "",
+    ("sample", ""): "",
     ("dequantize", ""): "",  # see test_quantized_weights_that_tensorrt_lacks
 }
 RNG = fresh(70)

@@ -66,34 +66,37 @@ def _topk_by_counting(op: Topk, stored: Collection[Value]) -> Template:
     return rows.launch(op, SELECT)
 
 
+def reader(body: Body, x: Value, row: Index, dim: int, pack: int, kind: str) -> bool:
+    """Define `read(pack, x)`, which reads `pack` neighbours along `dim` of a row as numbers of a
+    kind; whether they turn out to lie apart. `row` is the index without this dimension."""
+    with body.block(f"auto read = [&](ix pack, {kind} (&x)[{pack}])"):
+        packs = Packs(pack, row, "pack", body.depth)
+        body.packs = packs if pack > 1 else None
+        columns = [body.variable("const ix", f"pack * {pack} + {i}") for i in range(pack)]
+        packs.last.update((column, i) for i, column in enumerate(columns))
+        for i, column in enumerate(columns):
+            body.line(f"x[{i}] = {body.element(x, (*row[:dim], column, *row[dim:]))};")
+        body.packs = None
+    body.line(";")
+    return packs.strided
+
+
 def _sliced(op: Argmax | Topk, stored: Collection[Value], pack: int) -> tuple[Body, Index, bool]:
     """A body with the `slice` of a row that the block has, which is read in packs of `pack`
     neighbours; the index of the row; whether the packs turn out to be strided.
     """
     shape, dim = op.x.type.shape, op.dim % op.x.type.ndim
-    outer, body, kind = (
-        (*shape[:dim], *shape[dim + 1 :]),
-        Body(stored),
-        REGISTERS[op.x.type.dtype][0],
-    )
+    outer, kind = (*shape[:dim], *shape[dim + 1 :]), REGISTERS[op.x.type.dtype][0]
+    body = Body(stored)
     body.line(f"const ix parts = gridDim.x / {body.size(product(outer))};")
     body.line("const ix row = blockIdx.x / parts, part = blockIdx.x % parts;")
     body.line(f"const ix packs = {body.size(shape[dim])} / {pack}, more = packs % parts;")
     body.line("const ix first = part * (packs / parts) + (part < more ? part : more);")
     body.line("const ix until = first + packs / parts + (part < more);")
     index = body.unflattened("row", outer)
-    with body.block(f"auto read = [&](ix pack, {kind} (&x)[{pack}])"):
-        packs = Packs(pack, index, "pack", body.depth)
-        body.packs = packs if pack > 1 else None
-        columns = [body.variable("const ix", f"pack * {pack} + {i}") for i in range(pack)]
-        packs.last.update((column, i) for i, column in enumerate(columns))
-        for i, column in enumerate(columns):
-            value = body.element(op.x, (*index[:dim], column, *index[dim:]))
-            body.line(f"x[{i}] = {value};")
-        body.packs = None
-    slice = f"Slice<{kind}, {pack}, decltype(read)>"
-    body.line(f"; const {slice} slice = {{first, until, read}};")
-    return body, index, packs.strided
+    strided = reader(body, op.x, index, dim, pack, kind)
+    body.line(f"const Slice<{kind}, {pack}, decltype(read)> slice = {{first, until, read}};")
+    return body, index, strided
 
 
 def _largest(op: Argmax | Topk, count: int, stored: Collection[Value]) -> Template:
