@@ -26,7 +26,7 @@ from irc.backends.cuda.execute import rank as rank_module
 from irc.backends.cuda.execute.load import CudaProgram, CudaStream
 from irc.backends.cuda.execute.memory import packed_offsets
 from irc.backends.cuda.execute.rank import CudaRank
-from irc.backends.cuda.execute.weights import DeviceWeights, Source
+from irc.backends.cuda.execute.weights import DeviceWeights, Source, bytes_of
 from irc.backends.cuda.plan import Launch, Plan
 from irc.backends.cuda.plan.core import Buffer, Step, pointers
 from irc.backends.ranks.communicator import Communicator
@@ -102,7 +102,7 @@ class RepeatedWeights(DeviceWeights):
     ) -> None:
         """Allocate and fill the weights that are not there yet."""
         new = {name: weight for name, weight in weights.items() if name not in self.addresses}
-        sizes: dict[Source, int] = {name: self._size(weight) for name, weight in new.items()}
+        sizes: dict[Source, int] = {name: bytes_of(weight) for name, weight in new.items()}
         offsets, total = packed_offsets(sizes)
         check(total)
         if not total:

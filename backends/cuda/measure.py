@@ -29,7 +29,7 @@ def measure_gpus(plan: Plan, host: Communicator, tell: Progress) -> tuple[list[M
     driver = CudaDriver(host.local_rank)
     stream = driver.stream()
     everyone = CollectiveCall("all_reduce", "max", tuple(range(host.ranks)), place="irc bench")
-    found: list[Measurement] = []
+    measurements: list[Measurement] = []
     for group_size in plan.groups():
         tell(f"measuring {group_size} GPUs", (group_size - 2) / len(plan.groups()))
         todo = plan.cases(group_size)
@@ -41,8 +41,9 @@ def measure_gpus(plan: Plan, host: Communicator, tell: Progress) -> tuple[list[M
             driver.groups.clear()
         slowest = np.empty_like(us)
         host.collective(everyone, us, slowest)
-        found += [case.measured(float(each)) for case, each in zip(todo, slowest, strict=True)]
-    return found, f"{driver.gpu.name}, NCCL {nccl_version()}"
+        times = map(float, slowest)
+        measurements += [case.measured(us) for case, us in zip(todo, times, strict=True)]
+    return measurements, f"{driver.gpu.name}, NCCL {nccl_version()}"
 
 
 def _time(case: Case, group: Group, driver: CudaDriver, stream: CudaStream) -> float:

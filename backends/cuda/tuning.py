@@ -130,9 +130,9 @@ def parse_target(text: str) -> Target:
     """The GPU that `cuda/sm_90` means; "" means an H200."""
     name = text.removeprefix("cuda/") or "sm_90"
     if name not in TARGETS:
-        known = ", ".join(f"cuda/{each}" for each in TARGETS)
+        names = ", ".join(f"cuda/{each}" for each in TARGETS)
         hint = did_you_mean(name, TARGETS)
-        raise Error(f"no target {text!r} of the backend cuda{hint}; there are {known}")
+        raise Error(f"no target {text!r} of the backend cuda{hint}; there are {names}")
     return TARGETS[name]
 
 
@@ -144,6 +144,6 @@ def shipped(capability: int) -> dict[str, str]:
 
 def write_shipped(path: Path, kernels: Mapping[str, str]) -> None:
     """Add choices to a file of the folder `tuned`."""
-    known = read_json(path, dict[str, str]) if path.exists() else {}
+    choices = read_json(path, dict[str, str]) if path.exists() else {}
     with whole_file(path) as file:
-        file.write(json.dumps({**known, **kernels}, indent=1, sort_keys=True).encode() + b"\n")
+        file.write(json.dumps({**choices, **kernels}, indent=1, sort_keys=True).encode() + b"\n")

@@ -117,23 +117,23 @@ def watched(groups: Sequence[Group], what: str, seconds: float | None = None) ->
     For calls that cannot be polled, as a library that waits inside its own code. A PeerError where
     a rank was lost, or no rank made progress for `seconds` (default: the timeout of the groups).
     """
-    work, done, found = _Work(groups, what, seconds), Event(), list[str]()
+    work, done, problems = _Work(groups, what, seconds), Event(), list[str]()
 
     def watch() -> None:
-        while not found and not done.wait(_CHECK):
+        while not problems and not done.wait(_CHECK):
             if problem := work.problem(own_thread=False):
-                found.append(problem)
+                problems.append(problem)
 
     thread = Thread(target=watch, daemon=True)
     thread.start()
     try:
         yield
     except Exception as error:
-        if found:
-            raise PeerError(found[0]) from error
+        if problems:
+            raise PeerError(problems[0]) from error
         raise
     finally:
         done.set()
         thread.join()
-    if found:
-        raise PeerError(found[0])
+    if problems:
+        raise PeerError(problems[0])

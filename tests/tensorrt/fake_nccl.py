@@ -17,9 +17,8 @@ from typing import Any, Generic, TypeVar
 import ml_dtypes
 import numpy as np
 
-from irc.backends.cuda.calls import ZERO_ELSEWHERE
 from irc.backends.cuda.execute.program import GpuProgram
-from irc.backends.cuda.group import Group
+from irc.backends.cuda.group import ZERO_ELSEWHERE, Group
 from irc.backends.ranks.communicator import CollectiveCall, Communicator
 from irc.backends.ranks.threads import ThreadWorld
 from irc.ops.collective_names import REDUCING, ROOTED

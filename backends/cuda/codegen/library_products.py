@@ -20,7 +20,8 @@ from irc.ops.quantize_rows import Codes, codes_of
 from irc.ops.shapes import shape_text
 from irc.weights import Cast, RepeatedRef
 
-from ..plan.product import OPTIONAL, SIZES, Product, Settings
+from ..plan.core import Settings
+from ..plan.product import OPTIONAL, SIZES, Product
 from ..plan.regime import Regime, Target
 from ..plan.template import CallTemplate, Sizes, launches_of
 from .kernels import number

@@ -91,9 +91,9 @@ class Compiler:
         path = None if self._folder is None else self._folder / f"{self._hash(kernel)}.cubin"
         if path is not None:
             with suppress(OSError):
-                found = path.read_bytes()
-                if _is_intact(found) and not sharing_problem(path):
-                    return found[:-_SIZE]
+                data = path.read_bytes()
+                if _is_intact(data) and not sharing_problem(path):
+                    return data[:-_SIZE]
         image = compile_kernel(kernel, self._architecture)
         self.compiled += 1
         if path is not None:

@@ -215,15 +215,15 @@ class _Described:
 
     def _made(self, kind: str, told: Mapping[int, Any], *arguments: Any) -> c.c_void_p:
         """A new object of the library with attributes, destroyed with this one."""
-        made = c.c_void_p()
-        self._lt.call(f"{kind}Create", c.byref(made), *arguments, what=str(self.product))
-        weakref.finalize(self, self._lt.call, f"{kind}Destroy", made).atexit = False
+        handle = c.c_void_p()
+        self._lt.call(f"{kind}Create", c.byref(handle), *arguments, what=str(self.product))
+        weakref.finalize(self, self._lt.call, f"{kind}Destroy", handle).atexit = False
         for attribute, value in told.items():
-            self._set(kind, made, attribute, value)
-        return made
+            self._set(kind, handle, attribute, value)
+        return handle
 
-    def _set(self, kind: str, made: c.c_void_p, attribute: int, value: Any) -> None:
-        arguments = made, attribute, c.byref(value), c.c_size_t(c.sizeof(value))
+    def _set(self, kind: str, handle: c.c_void_p, attribute: int, value: Any) -> None:
+        arguments = handle, attribute, c.byref(value), c.c_size_t(c.sizeof(value))
         self._lt.call(f"{kind}SetAttribute", *arguments, what=str(self.product))
 
 

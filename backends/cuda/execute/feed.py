@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
+from math import prod
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -16,7 +17,7 @@ import numpy as np
 from irc.backends.base import Arrays, Port, Ports
 from irc.backends.cuda.driver import Array, Event
 from irc.backends.cuda.execute.launch import Enqueue, Kernels
-from irc.backends.cuda.execute.memory import DeviceArray, host_like
+from irc.backends.cuda.execute.memory import DeviceArray, host_like, size_of
 from irc.backends.cuda.plan import Argument, Kernel, Launch
 from irc.backends.ranks.ports import Sizes, sized
 
@@ -115,8 +116,10 @@ class FeedbackLoop:
         # Broadcasts wait for the last stage of a pipeline, so a graph of the first has none.
         inside = all(map(self._program.is_local, self._names))
         results, full = stream.step(shards, sizes, feed=feed if inside else None)
-        behind = [] if inside else self._broadcasts(results := self._everywhere(results, full))
-        behind += [] if inside else [feed(stream.inputs, results).bound(rank.kernels, False)]
+        behind: list[Enqueue] = []
+        if not inside:
+            results, behind = self._sent(results, full)
+            behind.append(feed(stream.inputs, results).bound(rank.kernels, False))
         done = self._event(behind)
         for number in range(count):
             before = done
@@ -148,28 +151,21 @@ class FeedbackLoop:
             self._hosts[name] = host
             yield Copy(results[name].address, host.ctypes.data, words, stride=words)
 
-    def _everywhere(
+    def _sent(
         self, results: Mapping[str, DeviceArray], full: Sizes
-    ) -> dict[str, DeviceArray]:
-        """The results of a step, with memory for those that this rank does not compute."""
-        found = dict(results)
+    ) -> tuple[dict[str, DeviceArray], list[Enqueue]]:
+        """The results on all ranks, and what sends them from the first that computes them."""
+        sharding, everywhere, sends = self._program.sharding, dict(results), list[Enqueue]()
         for name in self._names:
-            if name not in found:
-                port = self._program.sharding.results[name].port
-                array = DeviceArray(0, sized(port.shape, full), port.dtype)
-                address = self._rank.shared.device(f"result {name}", array.size)
-                found[name] = DeviceArray(address, array.shape, array.dtype)
-        return found
-
-    def _broadcasts(self, results: Mapping[str, DeviceArray]) -> list[Enqueue]:
-        """What sends every result to all ranks, from the first that has it."""
-        sharding, enqueues = self._program.sharding, list[Enqueue]()
-        for name in self._names:
-            root = sharding.ranks_with(sharding.results[name])[0]
-            launch = self._program.broadcast(results[name].size, root)
-            address = results[name].address
-            enqueues.append(lambda handle, at=address, run=launch: run(at, at, handle))
-        return enqueues
+            result = sharding.results[name]
+            shape, dtype = sized(result.port.shape, full), result.port.dtype
+            if name not in results:
+                address = self._rank.shared.device(f"result {name}", size_of(shape, dtype))
+                everywhere[name] = DeviceArray(address, shape, dtype)
+            at, root = everywhere[name], sharding.ranks_with(result)[0]
+            broadcast = self._program.broadcast(at.size, root)
+            sends.append(partial(broadcast, at.address, at.address))
+        return everywhere, sends
 
     def _read(self, number: int, sizes: Sizes, full: Sizes) -> Arrays:
         """The outputs of a step that is done."""
@@ -177,9 +173,8 @@ class FeedbackLoop:
         for name, host in self._hosts.items():
             result = sharding.results[name]
             shape, dtype = host_like(sized(result.port.shape, full), result.port.dtype)
-            nbytes = int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize
-            words = host[number % _SLOTS].view(np.uint8)[:nbytes]
-            hosts[name] = {min(sharding.ranks_with(result)): words.view(dtype).reshape(shape)}
+            words = host[number % _SLOTS].view(dtype)[: prod(shape)].reshape(shape)
+            hosts[name] = {min(sharding.ranks_with(result)): words}
         return self._program.joined(hosts, sizes, full)
 
 

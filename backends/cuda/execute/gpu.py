@@ -6,9 +6,9 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from typing import Any, TypeVar
 
-from irc.backends.cuda.calls import Library as Nccl
 from irc.backends.cuda.driver import Driver, Gpu
 from irc.backends.cuda.group import TIMEOUT, Group, abort, open_group
+from irc.backends.cuda.group import Library as Nccl
 from irc.backends.cuda.runtime import device_count, driver_version
 from irc.backends.ranks.communicator import Communicator
 from irc.errors import Error, did_you_mean
@@ -97,9 +97,9 @@ def check_ranks(folder: object, ranks: int, host: Communicator | None) -> Commun
 
 def check_distinct(gpu: Gpu, host: Communicator) -> None:
     """An Error where two ranks use one GPU."""
-    first: dict[bytes, int] = {}
-    for rank in range(host.ranks):
-        other = first.setdefault(host.broadcast(gpu.uuid.encode(), rank), rank)
+    first: dict[str, int] = {}
+    for rank, uuid in enumerate(gathered(host, gpu.uuid)):
+        other = first.setdefault(uuid, rank)
         if other != rank:
             raise Error(
                 f"ranks {other} and {rank} use the same GPU ({gpu.name}), and each needs "
@@ -107,9 +107,10 @@ def check_distinct(gpu: Gpu, host: Communicator) -> None:
             )
 
 
-def are_equal(text: str, host: Communicator) -> bool:
-    """Whether all ranks give the same text."""
-    return len({host.broadcast(text.encode(), rank) for rank in range(host.ranks)}) == 1
+def gathered(host: Communicator, text: str, ranks: Sequence[int] = ()) -> list[str]:
+    """The texts of `ranks` (default: of all) in order; each of them calls this at once."""
+    roots = ranks or range(host.ranks)
+    return [host.broadcast(text.encode(), root, ranks).decode() for root in roots]
 
 
 G = TypeVar("G", bound=RankGpu)

@@ -86,19 +86,17 @@ class Kernels:
             call("cuModuleUnload", self._modules.pop())
 
     def _attributes(self, driver: Any, launch: Launch, early: bool) -> list[Any]:
-        kinds, found = driver.CUlaunchAttributeID, list[Any]()
+        kinds, attributes = driver.CUlaunchAttributeID, list[Any]()
         if early and self._capability >= PROGRAMMATIC:
-            each = driver.CUlaunchAttribute()
-            each.id = kinds.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
-            each.value.programmaticStreamSerializationAllowed = 1
-            found.append(each)
+            attributes.append(driver.CUlaunchAttribute())
+            attributes[-1].id = kinds.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+            attributes[-1].value.programmaticStreamSerializationAllowed = 1
         if launch.cluster > 1 and self._capability >= PROGRAMMATIC:
-            each = driver.CUlaunchAttribute()
-            each.id = kinds.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
-            size = each.value.clusterDim
+            attributes.append(driver.CUlaunchAttribute())
+            attributes[-1].id = kinds.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+            size = attributes[-1].value.clusterDim
             size.x, size.y, size.z = launch.cluster, 1, 1
-            found.append(each)
-        return found
+        return attributes
 
     def _allowed(self, launch: Launch, kernel: Kernel) -> Any:
         """The function of a kernel, which may use the shared memory and clusters of a launch."""

@@ -21,9 +21,9 @@ from irc.backends.cuda.execute.execution import Record
 from irc.backends.cuda.execute.feed import FeedbackLoop, can_follow
 from irc.backends.cuda.execute.gpu import (
     RankGpu,
-    are_equal,
     check_options,
     check_ranks,
+    gathered,
     gpu_of_rank,
     open_driver,
 )
@@ -89,11 +89,11 @@ class CudaProgram(GpuProgram[CudaRank]):
         return CudaStream(self, RankStream(self.rank, sizes), sizes)
 
     def gather(
-        self, names: Iterable[str], found: Mapping[str, DeviceArray], sizes: Sizes, full: Sizes
+        self, names: Iterable[str], results: Mapping[str, DeviceArray], sizes: Sizes, full: Sizes
     ) -> Arrays:
         """As of GpuProgram; an Error of the GPU says how to find its kernel."""
         with _hinted():
-            return super().gather(names, found, sizes, full)
+            return super().gather(names, results, sizes, full)
 
 
 @contextmanager
@@ -230,6 +230,6 @@ def program_of(
             graphs=options.get("graphs", True),
             stepwise=options.get("stepwise", bool(os.environ.get(STEPWISE))),
             record=recording(options.get("recorder"), planner),
-            alike=host is not None and are_equal(_kind_of(gpu), host),
+            alike=host is not None and len({*gathered(host, _kind_of(gpu))}) == 1,
         )
         return CudaProgram(ShardedPorts(facts), rank)

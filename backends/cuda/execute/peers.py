@@ -15,6 +15,7 @@ import numpy as np
 
 from irc.backends.cuda.codegen.peer_memory import buffer_size
 from irc.backends.cuda.driver import Array, Driver, Stream
+from irc.backends.cuda.execute.gpu import gathered
 from irc.backends.cuda.group import Group
 from irc.backends.cuda.plan.core import PEERS
 from irc.backends.ranks.communicator import Communicator, PeerError
@@ -55,7 +56,7 @@ class Peers:
             raise
         except Error as error:
             problem = error.message
-        _check(self._gathered(problem))
+        _check(gathered(self._host, problem, self._ranks))
 
     def _open(self) -> None:
         """Open the memory of all other ranks."""
@@ -67,7 +68,7 @@ class Peers:
             handle = self._driver.share(self._held[0]).hex()
         except Error as error:
             problem = error.message
-        offers = self._gathered(json.dumps((place, handle, problem)))
+        offers = gathered(self._host, json.dumps((place, handle, problem)), self._ranks)
         places, handles, problems = zip(*map(json.loads, offers), strict=True)
         if len(set(places)) > 1:
             problems = ("they are on several hosts, or see different processes",)
@@ -120,11 +121,6 @@ class Peers:
         self._stream.upload(address, array)
         self._stream.wait("the memory of a group")
 
-    def _gathered(self, text: str) -> list[str]:
-        """The texts of all ranks of the group, in order."""
-        data = text.encode()
-        return [self._host.broadcast(data, root, self._ranks).decode() for root in self._ranks]
-
     def close(self) -> None:
         """Release the memory, once no rank runs a kernel that uses it; every rank calls it.
 
@@ -136,7 +132,7 @@ class Peers:
             for address in self._opened.values():
                 self._driver.close_shared(address)
             if self._group.failure is None:
-                self._gathered("closed")
+                gathered(self._host, "closed", self._ranks)
 
 
 def _check(problems: Sequence[str]) -> None:

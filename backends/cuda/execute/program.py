@@ -42,8 +42,8 @@ class GpuProgram(Generic[R]):
         states = {port.name: shards[port.name] for port in self.rank.stage.ports.states}
         stream = RankStream(self.rank, sizes, states)
         try:
-            found, full = stream.step(shards, sizes)
-            return self.gather(self.sharding.results, found, sizes, full)
+            results, full = stream.step(shards, sizes)
+            return self.gather(self.sharding.results, results, sizes, full)
         finally:
             _close(stream)
 
@@ -57,11 +57,11 @@ class GpuProgram(Generic[R]):
         return GpuStream(self, RankStream(self.rank, sizes), sizes)
 
     def gather(
-        self, names: Iterable[str], found: Mapping[str, DeviceArray], sizes: Sizes, full: Sizes
+        self, names: Iterable[str], results: Mapping[str, DeviceArray], sizes: Sizes, full: Sizes
     ) -> Arrays:
         """Global results from the ranks' shards; bit for bit the same in every process. `full` are
         the sizes that were run."""
-        downloads = {name: self._downloads(name, found, full) for name in names}
+        downloads = {name: self._downloads(name, results, full) for name in names}
         self.rank.stream.wait()
         return self.joined(downloads, sizes, full)
 
@@ -87,7 +87,7 @@ class GpuProgram(Generic[R]):
         return results
 
     def _downloads(
-        self, name: str, found: Mapping[str, DeviceArray], sizes: Sizes
+        self, name: str, results: Mapping[str, DeviceArray], sizes: Sizes
     ) -> dict[int, Array]:
         """Enqueue downloads of all shards of a result; the host memory by the ranks that have
         them."""
@@ -99,7 +99,7 @@ class GpuProgram(Generic[R]):
             key = f"{name} of {source}"
             host = shards[source] = rank.shared.host(key, shape, dtype)
             own = is_local or source == rank.rank
-            address = found[name].address if own else rank.shared.device(key, host.nbytes)
+            address = results[name].address if own else rank.shared.device(key, host.nbytes)
             if not is_local and host.nbytes:
                 self.broadcast(host.nbytes, source)(address, address, rank.stream.handle)
             rank.stream.download(host, address)
@@ -135,8 +135,8 @@ class GpuStream:
         program = self._program
         check_plain(inputs, program.ports)
         shards, sizes = program.plain_shards(inputs)
-        found, full = self._stream.step(shards, sizes, self.rows.chosen(sizes, first))
-        return program.gather(self._names, found, sizes, full)
+        results, full = self._stream.step(shards, sizes, self.rows.chosen(sizes, first))
+        return program.gather(self._names, results, sizes, full)
 
     def copy_rows(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         """See Stream."""

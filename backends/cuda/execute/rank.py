@@ -145,15 +145,15 @@ class CudaRank(GpuRank[PlanStage]):
     def execution(self, sizes: Sizes) -> PlanExecution:
         """What runs at these sizes, planned at the first time; all ranks meet then."""
         key = tuple((name, sizes[name]) for name in sorted(self._symbols))
-        found = self._executions.get(key)
-        if found is None:
-            found = self._executions[key] = self._planned(dict(key))
+        execution = self._executions.get(key)
+        if execution is None:
+            execution = self._executions[key] = self._planned(dict(key))
             if len(self._executions) > PLANS:
                 self.stream.wait()
                 self._executions.pop(next(iter(self._executions))).free()
             self.meet("a plan of new sizes")
         self._executions.move_to_end(key)
-        return found
+        return execution
 
     def _planned(self, sizes: Sizes) -> PlanExecution:
         plan = self.planner.plan(sizes)

@@ -17,6 +17,7 @@ from irc.artifact.manifest import Progress
 from irc.backends.base import Arrays
 from irc.backends.commands import Benched
 from irc.backends.cuda.driver import Array
+from irc.backends.cuda.execute.gpu import gathered
 from irc.backends.cuda.execute.load import CudaGpu, CudaProgram
 from irc.backends.cuda.facts import sizes_of
 from irc.backends.cuda.plan import Launch, LibraryCall, Plan, Step
@@ -40,8 +41,8 @@ def choose(benched: Benched, program: CudaProgram, tell: Progress) -> tuple[Choi
     choices = Choices(gpu.target, name, versions=versions)
     if (before.gpu, before.target, before.versions) == (name, gpu.target, versions):
         choices = before
-    times, known = StepTimes(program, choices), sizes_of(benched.module, benched.module.main)
-    several = [known["typical"] | dict(benched.dims)] if benched.dims else [*known.values()]
+    times, usual = StepTimes(program, choices), sizes_of(benched.module, benched.module.main)
+    several = [usual["typical"] | dict(benched.dims)] if benched.dims else [*usual.values()]
     rows = [row for sizes in several for row in times.tune(sizes, benched.inputs(sizes), tell)]
     return replace(choices, kernels=times.kernels, products=times.products), rows
 
@@ -112,8 +113,8 @@ class StepTimes:
                 self.products.setdefault(key, names[key][0])
         current = {**self._rank.planner.device.choices, **self.products}
         return {
-            key: sorted(known, key=lambda name: name != current.get(key))
-            for key, known in names.items()
+            key: sorted(several, key=lambda name: name != current.get(key))
+            for key, several in names.items()
         }
 
     def _choose(self, key: str, names: Sequence[str], step_us: Callable[[], float]) -> Timed:
@@ -157,8 +158,8 @@ class StepTimes:
     def _expected(self, key: str, plan: Plan, other: Plan) -> float:
         """The expected microseconds of what a choice is for: the calls of a product, or the steps
         that another plan does not have."""
-        known = [*map(_kernel_of, other.steps)]
-        steps = [step for step in plan.steps if _kernel_of(step) not in known]
+        others = [*map(_kernel_of, other.steps)]
+        steps = [step for step in plan.steps if _kernel_of(step) not in others]
         if key in self.products:
             offered = self._rank.products().offered
             steps = [call for call in _products_of(plan) if offered(call)[0] == key]
@@ -170,8 +171,7 @@ class StepTimes:
         host = self._rank.host
         if host is None:
             return [value]
-        own = json.dumps(value).encode()
-        return [json.loads(host.broadcast(own, rank)) for rank in range(host.ranks)]
+        return [*map(json.loads, gathered(host, json.dumps(value)))]
 
 
 def _products_of(plan: Plan) -> list[LibraryCall]:

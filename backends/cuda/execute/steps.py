@@ -45,15 +45,15 @@ class Steps:
         memory reads weights and caches about once: it takes less than that.
         """
         marks = self._driver.marks if plan.arena > LITTLE else None
-        found: list[Enqueue] = []
+        enqueues: list[Enqueue] = []
         for i, step in enumerate(plan.steps):
             try:
                 enqueue = self._bound(plan, i, step, places, marks is not None)
             except Error as error:
                 raise failure(step, error) from error
             is_marked = marks is not None and i % MARKED == MARKED - 1
-            found.append(_with_mark(enqueue, marks) if marks and is_marked else enqueue)
-        return found
+            enqueues.append(_with_mark(enqueue, marks) if marks and is_marked else enqueue)
+        return enqueues
 
     def bound_feed(self, feed: Feed, plan: Plan | None) -> Enqueue:
         """What enqueues a feed, which may start early right behind the last kernel of a plan."""

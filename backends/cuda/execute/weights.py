@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import TypeAlias
 
 from irc.backends.cuda.driver import Driver, Stream
-from irc.backends.cuda.execute.memory import check_room, packed_offsets
+from irc.backends.cuda.execute.memory import check_room, packed_offsets, size_of
 from irc.backends.cuda.execute.upload import PIECE, Range, Uploads
+from irc.backends.ranks.ports import sized
 from irc.errors import Error
 from irc.ir.core import Weight
-from irc.ir.dtypes import dtype as dtype_called
 from irc.weights.checkpoint import Reader
 
 # Where the bytes of a weight come from: ranges of files one behind the other, or its name where it
@@ -94,7 +94,7 @@ class DeviceWeights(FileWeights):
         """Read and upload the weights that are not there yet, after `check` of their bytes."""
         new = {name: weight for name, weight in weights.items() if name not in self.addresses}
         sources = {name: self._source(name, weight) for name, weight in new.items()}
-        sizes = {source: self._size(new[name]) for name, source in sources.items()}
+        sizes = {source: bytes_of(new[name]) for name, source in sources.items()}
 
         def compute(uploads: Uploads, names: list[str]) -> None:
             self._compute(uploads, {name: new[name] for name in names})
@@ -112,16 +112,13 @@ class DeviceWeights(FileWeights):
     def _source(self, name: str, weight: Weight) -> Source:
         """The bytes of files that a weight is, or its name where it has to be computed."""
         self._reader.check(weight)
-        found = self._reader.extents(weight, self._rank)
-        return tuple(Range(Path(each.path), each.offset, each.nbytes) for each in found) or name
+        extents = self._reader.extents(weight, self._rank)
+        return tuple(Range(Path(e.path), e.offset, e.nbytes) for e in extents) or name
 
-    @staticmethod
-    def _size(weight: Weight) -> int:
-        count = 1
-        for size in weight.type.shape:
-            assert isinstance(size, int)
-            count *= size
-        return dtype_called(weight.type.dtype).nbytes(count)
+
+def bytes_of(weight: Weight) -> int:
+    """The bytes of a weight of this rank."""
+    return size_of(sized(weight.type.shape, {}), weight.type.dtype)
 
 
 def _places(source: Source, addresses: Mapping[Source, int]) -> Iterator[tuple[Range, int]]:

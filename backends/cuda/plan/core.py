@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import prod
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from irc.ir.dims import Dim
 from irc.ir.dtypes import dtype
@@ -18,6 +18,7 @@ from .cost import NONE, Work
 # knows of the memory of its group (execute/peers.py).
 Place: TypeAlias = Literal["arena", "input", "output", "state", "weight", "zeros", "peers"]
 Library: TypeAlias = Literal["cublaslt", "nccl", "memory"]
+Settings: TypeAlias = Mapping[str, "int | float | str | tuple[int, ...]"]
 ALIGNMENT = 256  # bytes, of every buffer
 WARP = 32
 MANY = 2**30  # elements, from which on indices have 64 bits: loops may count a little further
@@ -104,9 +105,7 @@ class LibraryCall:
     library: Library
     function: str
     arguments: tuple[Argument, ...]
-    settings: Mapping[str, int | float | str | tuple[int, ...]] = field(
-        default_factory=dict[str, "int | float | str | tuple[int, ...]"]
-    )
+    settings: Settings = field(default_factory=dict[str, Any])
     operations: tuple[str, ...] = ()
     source: str = ""
     work: Work = NONE

@@ -25,7 +25,19 @@ class Work:
     @property
     def nbytes(self) -> int:
         """The bytes that are read and written: of selected or updated elements only these."""
-        return _bytes_of(self.reads, self.writes, self.operations, self.sizes)
+        total, operations, sizes = 0, self.operations, self.sizes
+        for value in dict.fromkeys(self.reads):
+            users = [op for op in operations if value in op.operands]
+            whole = sizes.bytes(value.type)
+            used = sum(_used(value, op, sizes) for op in users)
+            total += min(whole, used) if users else whole
+        total += sum(sizes.bytes(value.type) for value in _updated(operations))
+        rows = {row.cache: (row.new, row.past) for op in operations for row in cache_writes(op)}
+        for value in self.writes:
+            kept = value.producer.overwrites().get(value) if value.producer is not None else None
+            written = (value,) if kept is None else rows.get(kept, (value,))
+            total += sum(sizes.bytes(each.type) for each in written)
+        return total
 
     @property
     def flops(self) -> int:
@@ -36,28 +48,10 @@ class Work:
 NONE = Work()
 
 
-def _bytes_of(
-    reads: Sequence[Value], writes: Sequence[Value], operations: Sequence[Op], sizes: LocalSizes
-) -> int:
-    total = 0
-    for value in dict.fromkeys(reads):
-        users = [op for op in operations if value in op.operands]
-        whole = sizes.bytes(value.type)
-        used = sum(_used(value, op, sizes) for op in users)
-        total += min(whole, used) if users else whole
-    total += sum(sizes.bytes(value.type) for value in _updated(operations))
-    rows = {row.cache: (row.new, row.past) for op in operations for row in cache_writes(op)}
-    for value in writes:
-        kept = value.producer.overwrites().get(value) if value.producer is not None else None
-        written = (value,) if kept is None else rows.get(kept, (value,))
-        total += sum(sizes.bytes(each.type) for each in written)
-    return total
-
-
 def _updated(operations: Sequence[Op]) -> dict[Value, None]:
     """The values that a launch updates in place and reads, such as a cache in attention."""
-    made = {value for op in operations if op.in_place for value in op.results}
-    return {value: None for op in operations for value in op.operands if value in made}
+    updated = {value for op in operations if op.in_place for value in op.results}
+    return {value: None for op in operations for value in op.operands if value in updated}
 
 
 def _used(value: Value, op: Op, sizes: LocalSizes) -> int:

@@ -74,8 +74,8 @@ class Memory:
 
     def copies(self) -> list[Copy]:
         """The copies that come first; they are handed out once."""
-        found, self._copies = self._copies, []
-        return found
+        copies, self._copies = self._copies, []
+        return copies
 
     def home(self, value: Value) -> str:
         """The buffer of a value, or of what it is a view of."""
@@ -88,17 +88,17 @@ class Memory:
 
     def results(self) -> list[str]:
         """The buffers of the results; `copies` then has what brings values there."""
-        function, found = self.function, list[str]()
+        function, buffers = self.function, list[str]()
         aliases, moved = function.aliases(), list[tuple[str, str, TensorType]]()
         for i, value in enumerate(function.returned):
             source = self.home(value)
             if i in aliases:
                 target = self._home[function.args[aliases[i]]]
-            elif self._places[source] == "output" and source not in found:
+            elif self._places[source] == "output" and source not in buffers:
                 target = source
             else:
                 target = self._buffer(self._result_name(i), value.type, "output")
-            found.append(target)
+            buffers.append(target)
             if source != target:
                 moved.append((source, target, value.type))
         moved.sort(key=lambda each: self._places[each[1]] == "state")  # outputs first
@@ -110,7 +110,7 @@ class Memory:
                 moved[number] = kept, target, type
         for source, target, type in moved:
             self._copy(source, target, type)
-        return found
+        return buffers
 
     def keep(self, used: Collection[str], steps: Sequence[Sequence[Argument]]) -> None:
         """Forget buffers that nothing uses; `steps` are the pointers of all steps in order."""
@@ -184,10 +184,10 @@ class Memory:
 
     def _buffer(self, name: str, type: TensorType, where: Place) -> str:
         """A new buffer; its name, with a number where another one has that name."""
-        number, known = 0, name
+        number, wanted = 0, name
         while name in self._types:
             number += 1
-            name = f"{known}:{number}"
+            name = f"{wanted}:{number}"
         self._types[name], self._places[name] = type, where
         return name
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from heapq import heapify, heappop, heappush
+from graphlib import CycleError, TopologicalSorter
+from heapq import heappop, heappush
 
 from irc.ir.core import Function, Op, Value, Weight
 from irc.ir.dims import Dim, bind, product
@@ -33,8 +34,8 @@ class Node:
     def reads(self) -> dict[Value, None]:
         """What it reads that it does not write itself, views as what they are views of."""
         own = {view_of(value) for template in self.templates for value in template.writes}
-        found = (view_of(v) for template in self.templates for v in read_by(template))
-        return {value: None for value in found if value not in own}
+        values = (view_of(v) for template in self.templates for v in read_by(template))
+        return {value: None for value in values if value not in own}
 
     @property
     def writes(self) -> dict[Value, None]:
@@ -64,13 +65,13 @@ class Launches:
         self.function, self._regime = function, regime
         self.declined: list[tuple[Op, str]] = []
         self._repeated = Repeated()
-        made = self._made(expand, fuse)
+        fused = self._made(expand, fuse)
         self._positions = {op: i for i, op in enumerate(function)}
-        live, needed = self._live(made)
+        live, needed = self._live(fused)
         read: set[Value] = set()
         written: list[Value] = []
         nodes: list[Node] = []
-        for op, templates in made.items():
+        for op, templates in fused.items():
             kept = tuple(t for t in templates if any(value in needed for value in t.writes))
             if kept:
                 nodes.append(Node(self._positions[op], kept))
@@ -84,18 +85,18 @@ class Launches:
     ) -> dict[Op, tuple[AnyTemplate, ...]]:
         """The launches of operations that read operands from memory; composite operations without
         any are expanded."""
-        made: dict[Op, tuple[AnyTemplate, ...]] = {}
+        launches: dict[Op, tuple[AnyTemplate, ...]] = {}
         parts: dict[object, Op] = {}
         waiting = list(self.function)[::-1]
         while waiting:
             op = waiting.pop()
             templates = self._asked(op) if fuse else None
             if templates is not None:
-                made[op] = templates
+                launches[op] = templates
             elif op.composite:
                 fresh = expand(op)
                 waiting += reversed([part for part in fresh if not _merged(part, parts)])
-        return made
+        return launches
 
     def _asked(self, op: Op) -> tuple[AnyTemplate, ...] | None:
         """The launches of the first maker that has some."""
@@ -119,11 +120,11 @@ class Launches:
         made_by = "" if producer is None else f"{producer.opname} {producer.attributes}"
         return self._regime.is_constant(value), isinstance(value, Weight), made_by, is_weight(value)
 
-    def _refusal(self, op: Op, made: Sequence[AnyTemplate]) -> str:
+    def _refusal(self, op: Op, templates: Sequence[AnyTemplate]) -> str:
         """Why launches are not taken: ranks cannot write to each other's memory, or few rows do not
         pay for weights that are unpacked into memory."""
         apart, rows = self._regime.apart, product(op.operands[0].type.shape[:-1])
-        for template in made:
+        for template in templates:
             if template.peers in apart:
                 return apart[template.peers]
             for value in template.reads:
@@ -131,9 +132,9 @@ class Launches:
                     return f"%{value.name or '_'} would be unpacked into memory for few rows"
         return ""
 
-    def _live(self, made: Mapping[Op, Sequence[AnyTemplate]]) -> tuple[list[Op], set[Value]]:
+    def _live(self, fused: Mapping[Op, Sequence[AnyTemplate]]) -> tuple[list[Op], set[Value]]:
         """The other operations that have to run, in order; the values that are read."""
-        writers = {v: t for templates in made.values() for t in templates for v in t.writes}
+        writers = {v: t for templates in fused.values() for t in templates for v in t.writes}
         running: set[Op] = set()
         seen: set[Value] = set()
         waiting = list(self.function.returned)
@@ -170,9 +171,9 @@ class Launches:
     def _launched(self, op: Op, about: Hashable, make: Callable[[], Made]) -> Node:
         """The launches of an operation, whose operands are stored or computed in its kernels."""
         tree = tree_of(op, self._in_memory, lambda value: isinstance(value, Weight))
-        made = self._repeated(about, tree, make)
-        assert made is not None and not isinstance(made, str)
-        return Node(self._positions[op], tuple(made))
+        templates = self._repeated(about, tree, make)
+        assert templates is not None and not isinstance(templates, str)
+        return Node(self._positions[op], tuple(templates))
 
     def _in_memory(self, value: Value) -> bool:
         return value.producer is None or value in self.stored
@@ -199,16 +200,16 @@ def _merged(part: Op, parts: dict[object, Op]) -> bool:
 
 def is_weight(value: Value) -> bool:
     """Whether a value is computed from weights alone."""
-    found, work = False, [value] if value.producer is not None else []
+    reads_weight, work = False, [value] if value.producer is not None else []
     while work:
-        each = work.pop()
-        if isinstance(each, Weight):
-            found = True
-        elif each.producer is None:
+        operand = work.pop()
+        if isinstance(operand, Weight):
+            reads_weight = True
+        elif operand.producer is None:
             return False
         else:
-            work += each.producer.operands
-    return found
+            work += operand.producer.operands
+    return reads_weight
 
 
 def _collective(op: Exchange) -> list[CallTemplate]:
@@ -247,12 +248,14 @@ def _weights_late(nodes: Sequence[Node]) -> list[Node]:
 
 
 def in_order(nodes: Sequence[Node]) -> list[Node]:
-    """The nodes, each behind those it depends on, by position; without those that need each other.
+    """The nodes, each behind those it depends on, by position.
 
     What updates a value in place comes behind what reads the value, where that is possible.
     """
-    found = _sorted(nodes, _depends(nodes, updates=True))
-    return found if len(found) == len(nodes) else _sorted(nodes, _depends(nodes))
+    try:
+        return _sorted(nodes, _depends(nodes, updates=True))
+    except CycleError:
+        return _sorted(nodes, _depends(nodes))
 
 
 def _depends(nodes: Sequence[Node], updates: bool = False) -> list[set[int]]:
@@ -272,31 +275,26 @@ def _depends(nodes: Sequence[Node], updates: bool = False) -> list[set[int]]:
 
 
 def _sorted(nodes: Sequence[Node], before: Sequence[set[int]]) -> list[Node]:
-    after: list[list[int]] = [[] for _ in nodes]
-    for i, needed in enumerate(before):
-        for j in needed:
-            after[j].append(i)
-    left = [len(needed) for needed in before]
-    ready = [(nodes[i].position, i) for i in range(len(nodes)) if not left[i]]
-    heapify(ready)
-    found: list[Node] = []
-    while ready:
-        _, i = heappop(ready)
-        found.append(nodes[i])
-        for j in after[i]:
-            left[j] -= 1
-            if not left[j]:
-                heappush(ready, (nodes[j].position, j))
-    return found
+    sorter = TopologicalSorter(dict(enumerate(before)))
+    sorter.prepare()
+    ready: list[tuple[int, int]] = []
+    order: list[Node] = []
+    while sorter.is_active():
+        for i in sorter.get_ready():
+            heappush(ready, (nodes[i].position, i))
+        i = heappop(ready)[1]
+        order.append(nodes[i])
+        sorter.done(i)
+    return order
 
 
 def computed(template: AnyTemplate, stored: Mapping[Value, str]) -> dict[Op, None]:
     """The operations that a launch computes, those inside its kernel included, in order."""
-    found: dict[Op, None] = dict.fromkeys(template.operations)
+    operations: dict[Op, None] = dict.fromkeys(template.operations)
     for value in template.writes:
         if value.producer is not None:
-            found[value.producer] = None
-    for op in list(found):
+            operations[value.producer] = None
+    for op in list(operations):
         for operand in op.operands:
-            found |= leaves(operand, stored.__contains__)[1]
-    return found
+            operations |= leaves(operand, stored.__contains__)[1]
+    return operations

@@ -35,8 +35,8 @@ from .template import KERNELS, LAUNCHES
 @cache
 def load_tables() -> None:
     """Import every module of codegen, which fill the tables of operations."""
-    for found in walk_packages(codegen.__path__, codegen.__name__ + "."):
-        import_module(found.name)
+    for module in walk_packages(codegen.__path__, codegen.__name__ + "."):
+        import_module(module.name)
 
 
 def covers(cls: type[Op]) -> bool:
@@ -53,12 +53,12 @@ def covers(cls: type[Op]) -> bool:
 def unsupported(module: Module) -> list[Unsupported]:
     """Every operation without elements, kernels or an expansion in such."""
     seen: set[Function] = set()
-    found: list[Unsupported] = []
+    problems: list[Unsupported] = []
     for function in module.functions.values():
         for op in reached(function, seen):
             if (reason := _missing(op)) is not None:
-                found.append(Unsupported(op, reason))
-    return found
+                problems.append(Unsupported(op, reason))
+    return problems
 
 
 def _missing(op: Op) -> str | None:

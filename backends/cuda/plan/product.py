@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-Settings = Mapping[str, "int | float | str | tuple[int, ...]"]
+from .core import Settings
+
 SIZES = ("batch", "rows", "columns", "inner")
 OPTIONAL = ("bias", "residual", "x_scale", "weight_scale")  # operands, in order
 

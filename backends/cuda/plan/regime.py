@@ -72,9 +72,9 @@ class Regime(Mapping[str, int]):
     def bucket(self, size: DimLike, bounds: Sequence[int]) -> int | None:
         """The least of the ascending `bounds` that is at least `size`; None where `size` is larger
         than all of them."""
-        found = bind(size, self._sizes)
-        assert not isinstance(found, Dim), f"{found} has no value"
-        number = bisect_left(bounds, found)
+        bound = bind(size, self._sizes)
+        assert not isinstance(bound, Dim), f"{bound} has no value"
+        number = bisect_left(bounds, bound)
         if isinstance(size, Dim):
             self.decisions[size, tuple(bounds)] = number
         return bounds[number] if number < len(bounds) else None

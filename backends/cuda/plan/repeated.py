@@ -45,9 +45,9 @@ def tree_of(root: Op, is_end: Callable[[Value], bool], about: Callable[[Value], 
                 values.setdefault(result, len(values))
             waiting += reversed(node.operands)
             continue
-        known = values.get(node)
-        if known is not None:
-            words.append(("again", known))
+        place = values.get(node)
+        if place is not None:
+            words.append(("again", place))
             continue
         values[node] = len(values)
         producer = node.producer
@@ -67,23 +67,23 @@ class Repeated:
 
     def __call__(self, about: Hashable, tree: Tree, make: Callable[[], Made]) -> Made:
         """What `make` gives for the tree, or for another one of equal key and `about`."""
-        made, first = self._made.get((about, tree.key), (None, None))
+        launches, first = self._made.get((about, tree.key), (None, None))
         if first is None:
-            made = make()
-            self._made[about, tree.key] = made, tree
-            return made
-        if made is None or isinstance(made, str):
-            return made
-        moved = _moved(made, first, tree)
+            launches = make()
+            self._made[about, tree.key] = launches, tree
+            return launches
+        if launches is None or isinstance(launches, str):
+            return launches
+        moved = _moved(launches, first, tree)
         return make() if moved is None else moved
 
 
-def _moved(made: Sequence[AnyTemplate], first: Tree, tree: Tree) -> list[AnyTemplate] | None:
+def _moved(launches: Sequence[AnyTemplate], first: Tree, tree: Tree) -> list[AnyTemplate] | None:
     """Launches over the values of another tree; None where they use anything beside the tree but
     memory of their own."""
     values = dict(zip(first.values, tree.values, strict=True))
     operations = dict(zip(first.operations, tree.operations, strict=True))
-    for template in made:
+    for template in launches:
         if not operations.keys() >= set(template.operations):
             return None
         for value in (*template.reads, *template.writes, *template.in_place.values()):
@@ -92,7 +92,7 @@ def _moved(made: Sequence[AnyTemplate], first: Tree, tree: Tree) -> list[AnyTemp
             if isinstance(value, Weight) or value.producer is not None:
                 return None
             values[value] = Value(value.type, None, 0, value.name)
-    return [_replaced(template, values, operations) for template in made]
+    return [_replaced(template, values, operations) for template in launches]
 
 
 def _replaced(

@@ -176,15 +176,15 @@ def _count(values: Sequence[Value]) -> object:
 
 def leaves(value: Value, ends: Callable[[Value], bool]) -> tuple[dict[Value, None], dict[Op, None]]:
     """(the values behind a value, where it ends, the operations in between)."""
-    found: dict[Value, None] = {}
+    stored: dict[Value, None] = {}
     between: dict[Op, None] = {}
     work = [value]
     while work:
         value = work.pop()
         op = value.producer
         if op is None or ends(value):
-            found[value] = None
+            stored[value] = None
         elif op not in between:
             between[op] = None
             work += op.operands
-    return found, between
+    return stored, between

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, TypeAlias
 from irc.ir.core import Op, Value
 from irc.ir.types import TensorType
 
-from .core import Kernel, Library
+from .core import Kernel, Library, Settings
 from .regime import Regime
 
 Grid: TypeAlias = tuple[int, int, int]
@@ -46,9 +46,6 @@ class Template:
     early: tuple[Value, ...] = ()
     zeros: tuple[TensorType, ...] = ()
     peers: str = ""
-
-
-Settings: TypeAlias = Mapping[str, "int | float | str | tuple[int, ...]"]
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from irc.backends.cuda.calls import Library as Nccl
 from irc.backends.cuda.driver import Driver
 from irc.backends.cuda.execute.gpu import (
     RankGpu,
@@ -18,6 +17,7 @@ from irc.backends.cuda.execute.gpu import (
 )
 from irc.backends.cuda.execute.program import GpuProgram
 from irc.backends.cuda.group import TIMEOUT
+from irc.backends.cuda.group import Library as Nccl
 from irc.backends.ranks.ports import ShardedPorts
 from irc.backends.tensorrt import plugins
 from irc.backends.tensorrt.builder.library import Library, find
