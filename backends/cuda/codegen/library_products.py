@@ -25,11 +25,11 @@ from ..plan.product import OPTIONAL, SIZES, Product
 from ..plan.regime import Regime, Target
 from ..plan.template import CallTemplate, Sizes, launches_of
 from .kernels import number
+from .streaming.choices import MOST_ROWS
 
 _DTYPES = ("f32", "f16", "bf16")
 _CODES = "f8e4m3"
 _MULTIPLE = 16  # of the sizes of products of codes
-_FEW = 16  # rows, which other kernels multiply faster
 
 Reads: TypeAlias = dict[str, Value]  # by the names of operands of a Product
 Fields: TypeAlias = dict[str, Any]  # of a Product: sizes and what is done to the result
@@ -38,7 +38,7 @@ Fields: TypeAlias = dict[str, Any]  # of a Product: sizes and what is done to th
 @launches_of(ops.Linear, ops.FusedLinear, order=-1)
 def product_of_codes(op: ops.Linear | ops.FusedLinear, regime: Regime) -> list[CallTemplate] | None:
     """The call that multiplies the codes of 8-bit floats, in more rows than other kernels take."""
-    if regime.bucket(count(op.x.type.shape[:-1]), (_FEW,)) is not None:
+    if regime.bucket(count(op.x.type.shape[:-1]), (MOST_ROWS,)) is not None:
         return None
     call = _linear(op, regime)
     if isinstance(call, str) or call[0]["x"] is op.x:

@@ -14,7 +14,7 @@ from irc.backends.cuda.execute.feed import Feed
 from irc.backends.cuda.execute.launch import Enqueue
 from irc.backends.cuda.execute.memory import DeviceArray, Memory, packed_offsets
 from irc.backends.cuda.execute.steps import Steps, failure
-from irc.backends.cuda.plan import Buffer, Plan
+from irc.backends.cuda.plan import Plan
 from irc.errors import Error
 
 GRAPHS = 64  # that one plan keeps: one per conversation that takes turns with others
@@ -89,47 +89,32 @@ class PlanExecution:
         results: Mapping[str, DeviceArray],
         feed: Feed | None,
     ) -> list[Enqueue]:
-        places, copies = self._places(arena, values, results)
-        enqueues = self._steps.bound(self.plan, places)
-        stream = self._stream
+        """What enqueues the steps, then copies of results that lie elsewhere, then `feed`."""
+        places, copied = dict[str, int](), list[tuple[str, DeviceArray]]()
+        for name, buffer in zip(self._results, self.plan.results, strict=True):
+            if self.plan.buffers[buffer].place == "output" and buffer not in places:
+                places[buffer] = results[name].address
+            else:
+                copied.append((buffer, results[name]))
+        arguments = {f"%{name}": value.address for name, value in values.items()}
+        others = {**self._weights, **self._zeros, **arguments}
+        for name, buffer in self.plan.buffers.items():
+            if buffer.place == "arena":
+                places[name] = arena + buffer.offset
+            elif name not in places:
+                if name not in others:
+                    raise Error(
+                        f"the plan of @{self.plan.function} has the buffer {name} "
+                        f"({buffer.place}), which is not an argument; expected {', '.join(values)}"
+                    )
+                places[name] = others[name]
+        enqueues, stream = self._steps.bound(self.plan, places), self._stream
+        copies = [(places[b], r) for b, r in copied if places[b] != r.address and r.size]
         for source, target in copies:
             enqueues.append(lambda handle, s=source, t=target: stream.copy(t.address, s, t.size))
         if feed is not None:
             enqueues.append(self._steps.bound_feed(feed, None if copies else self.plan))
         return enqueues
-
-    def _places(
-        self, arena: int, values: Mapping[str, DeviceArray], results: Mapping[str, DeviceArray]
-    ) -> tuple[dict[str, int], list[tuple[int, DeviceArray]]]:
-        """(the address of every buffer, results to be copied from where they are computed)."""
-        places: dict[str, int] = {}
-        copied: list[tuple[str, DeviceArray]] = []
-        for name, buffer in zip(self._results, self.plan.results, strict=True):
-            result = results[name]
-            if self.plan.buffers[buffer].place == "output" and buffer not in places:
-                places[buffer] = result.address
-            else:
-                copied.append((buffer, result))
-        for name, buffer in self.plan.buffers.items():
-            if name not in places:
-                places[name] = self._place(buffer, arena, values)
-        copies = [(places[buffer], result) for buffer, result in copied]
-        return places, [each for each in copies if each[0] != each[1].address and each[1].size]
-
-    def _place(self, buffer: Buffer, arena: int, values: Mapping[str, DeviceArray]) -> int:
-        if buffer.place == "arena":
-            return arena + buffer.offset
-        if buffer.place in ("weight", "peers"):
-            return self._weights[buffer.name]
-        if buffer.place == "zeros":
-            return self._zeros[buffer.name]
-        name = buffer.name.removeprefix("%")
-        if name not in values:
-            raise Error(
-                f"the plan of @{self.plan.function} has the buffer {buffer.name} "
-                f"({buffer.place}), which is not an argument; expected {', '.join(values)}"
-            )
-        return values[name].address
 
     def _run(self, run: _Run) -> bool:
         if run.graph is not None:

@@ -81,37 +81,29 @@ class Storage:
             self._weights |= dict.fromkeys(op.results, weight)
         for op in reversed(live):
             for value in op.results:
-                self._decide(op, value)
+                if value not in self.reasons and (reason := self._reason(op, value)):
+                    self.reasons[value] = reason
         self._limit()
 
     def is_light(self, value: Value) -> bool:
         """Whether an element may be computed again and again."""
         return self._weights.get(value, 0) <= LIGHTEST
 
-    def _decide(self, op: Op, value: Value) -> None:
-        if value in self.reasons:
-            return
+    def _reason(self, op: Op, value: Value) -> str:
+        """Why a value is stored, or nothing."""
         if has_kernel(op):
-            self.reasons[value] = f"a kernel of {op.opname} writes it"
-            return
-        users = [user for user in value.users if user in self._live]
-        reason = self._reason(value, users)
-        if reason:
-            self.reasons[value] = reason
-
-    def _reason(self, value: Value, users: Sequence[Op]) -> str:
+            return f"a kernel of {op.opname} writes it"
         if value in self._returned:
             return "it is returned"
         if value in self._read:
             return "fused launches read it"
+        users = [user for user in value.users if user in self._live]
         for user in users:
             if reason := self._required(value, user):
                 return reason
-        found = [self._through(user) for user in users]
-        where = frozenset[Op | Value]().union(*(each.where for each in found))
-        same = all(each.same for each in found) and all(
-            has_kernel(user) or self._is_same(user, value) for user in users
-        )
+        sinks = _joined(self._through(user) for user in users)
+        same = sinks.same and all(has_kernel(user) or _is_same(user, value) for user in users)
+        where = sinks.where
         self._sinks[value] = Sinks(where, same)
         uses = sum(value.users[user] for user in users)
         if self.is_light(value) or uses < 2 or (same and len(where) == 1):
@@ -130,28 +122,22 @@ class Storage:
             return ""
         if user.reads == "many" and has_kernel(user):
             return f"{user.opname} reads each element several times"
-        if has_kernel(user) or user.reads == "once":
+        if has_kernel(user) or user.reads == "once" or _is_same(user, value):
             return ""
-        if is_pointwise(user) and user.results[0].type.shape == value.type.shape:
-            return ""
-        if _count(user.results) is not None and _count(user.results) == _count([value]):
+        counts = [product(result.type.shape) for result in user.results]
+        if counts == [product(value.type.shape)]:
             return ""
         return f"{user.opname} reads each element several times"
-
-    def _is_same(self, user: Op, value: Value) -> bool:
-        return is_pointwise(user) and user.results[0].type.shape == value.type.shape
 
     def _through(self, user: Op) -> Sinks:
         """The kernels that a use of a value is part of."""
         if has_kernel(user):
             return Sinks(frozenset([user]), True)
-        found = [
-            Sinks(frozenset([result]), True) if result in self.reasons else self._sinks.get(result)
+        return _joined(
+            Sinks(frozenset([result]), True) if result in self.reasons else self._sinks[result]
             for result in user.results
-        ]
-        known = [each for each in found if each is not None]
-        where = frozenset[Op | Value]().union(*(each.where for each in known))
-        return Sinks(where, all(each.same for each in known))
+            if result in self.reasons or result in self._sinks
+        )
 
     def _limit(self) -> None:
         """Store what would make kernels too large; views of stored values are stored."""
@@ -169,22 +155,27 @@ class Storage:
         return value.producer is None or value in self.reasons
 
 
-def _count(values: Sequence[Value]) -> object:
-    """The number of elements of some values of one size."""
-    return product(values[0].type.shape) if len(values) == 1 else None
+def _is_same(user: Op, value: Value) -> bool:
+    return is_pointwise(user) and user.results[0].type.shape == value.type.shape
+
+
+def _joined(sinks: Iterable[Sinks]) -> Sinks:
+    every = list(sinks)
+    where = frozenset[Op | Value]().union(*(some.where for some in every))
+    return Sinks(where, all(some.same for some in every))
 
 
 def leaves(value: Value, ends: Callable[[Value], bool]) -> tuple[dict[Value, None], dict[Op, None]]:
     """(the values behind a value, where it ends, the operations in between)."""
-    stored: dict[Value, None] = {}
+    behind: dict[Value, None] = {}
     between: dict[Op, None] = {}
     work = [value]
     while work:
         value = work.pop()
         op = value.producer
         if op is None or ends(value):
-            stored[value] = None
+            behind[value] = None
         elif op not in between:
             between[op] = None
             work += op.operands
-    return stored, between
+    return behind, between
