@@ -169,13 +169,11 @@ def _planned(
     module: Module, given: Mapping[str, int], device: Device | None = None
 ) -> Iterator[tuple[Planner, Steps]]:
     """The plan of each stage, of its first rank, at given sizes and the typical others."""
-    from irc.analysis.stages import stages_of
     from irc.backends.cuda.facts import sizes_of
-    from irc.backends.cuda.plan.build import Planner
+    from irc.backends.cuda.plan_files import planners_of
 
-    for stage in stages_of(module):
-        planner = Planner(module, stage.function.name, stage.ranks[0], device=device)
-        yield planner, planner.plan({**sizes_of(module, stage.function)["typical"], **given})
+    for planner in planners_of(module, device):
+        yield planner, planner.plan(sizes_of(module, planner.function)["typical"] | dict(given))
 
 
 def _plans(

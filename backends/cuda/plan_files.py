@@ -19,12 +19,17 @@ from .tuning import FILE, Choices
 KERNELS, PLANS = "kernels", "plans"  # folders in that of the program
 
 
+def planners_of(module: Module, device: Device | None = None) -> Iterator[Planner]:
+    """What plans each stage of the module, for its first rank."""
+    for stage in stages_of(module):
+        yield Planner(module, stage.function.name, stage.ranks[0], device=device)
+
+
 def plans_of(module: Module, device: Device) -> Iterator[tuple[str, Plan]]:
     """A name and a plan per stage of the module, at typical and at least sizes."""
-    for stage in stages_of(module):
-        planner = Planner(module, stage.function.name, stage.ranks[0], device=device)
-        for name, sizes in sizes_of(module, stage.function).items():
-            yield f"{stage.function.name}.{name}", planner.plan(sizes)
+    for planner in planners_of(module, device):
+        for name, sizes in sizes_of(module, planner.function).items():
+            yield f"{planner.function.name}.{name}", planner.plan(sizes)
 
 
 def write_plans(module: Module, folder: Path, choices: Choices) -> None:

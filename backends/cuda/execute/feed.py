@@ -86,7 +86,7 @@ extern "C" __global__ void feed(int* steps{pointers}{numbers}) {{
 
 class FeedbackLoop:
     """Steps of one conversation. `fed`: the result that each fed input takes; `advanced`: inputs
-    that grow by one per step. Other inputs stay."""
+    that grow by one per step. Other inputs stay. `owner` closes the stream once nobody holds it."""
 
     def __init__(
         self,
@@ -94,8 +94,10 @@ class FeedbackLoop:
         stream: RankStream,
         fed: Mapping[str, str],
         advanced: Sequence[str],
+        owner: object,
     ) -> None:
         self._program, self._stream, self._rank = program, stream, program.rank
+        self._owner = owner
         self._fed, self._advanced = fed, advanced
         self._names = [port.name for port in program.ports.outputs]
         self._hosts: dict[str, Array] = {}
@@ -126,7 +128,7 @@ class FeedbackLoop:
             if number < count - 1:
                 stream.again()
                 done = self._event(behind)
-            before.wait()
+            self._program.wait(before)
             yield self._read(number, sizes, full)
 
     def _event(self, behind: Sequence[Enqueue]) -> Event:

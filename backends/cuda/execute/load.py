@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ import irc
 from irc.analysis.topology_file import default_topology
 from irc.backends.base import Arrays
 from irc.backends.cuda.device import FAILED
-from irc.backends.cuda.driver import Array
+from irc.backends.cuda.driver import Array, Event, Stream
 from irc.backends.cuda.execute.compile import Compiler, default_folder, nvrtc_version
 from irc.backends.cuda.execute.cublaslt import CublasLt, library_version
 from irc.backends.cuda.execute.execution import Record
@@ -28,7 +28,6 @@ from irc.backends.cuda.execute.gpu import (
     open_driver,
 )
 from irc.backends.cuda.execute.launch import Kernels
-from irc.backends.cuda.execute.memory import DeviceArray
 from irc.backends.cuda.execute.program import GpuProgram, GpuStream
 from irc.backends.cuda.execute.rank import CudaRank
 from irc.backends.cuda.execute.stream import RankStream
@@ -40,8 +39,9 @@ from irc.backends.cuda.plan.described import described
 from irc.backends.cuda.plan.regime import Target
 from irc.backends.cuda.runtime import block_limits
 from irc.backends.cuda.tuning import FILE, Choices, read_choices
-from irc.backends.ranks.ports import ShardedPorts, Sizes
-from irc.backends.recorder import Event, Recorder
+from irc.backends.ranks.ports import ShardedPorts
+from irc.backends.recorder import Event as Recorded
+from irc.backends.recorder import Recorder
 from irc.errors import Error
 from irc.ir.core import Module
 from irc.text import parse_module
@@ -88,23 +88,15 @@ class CudaProgram(GpuProgram[CudaRank]):
         """A stream whose states are zeros; `sizes` has the symbols in their shapes."""
         return CudaStream(self, RankStream(self.rank, sizes), sizes)
 
-    def gather(
-        self, names: Iterable[str], results: Mapping[str, DeviceArray], sizes: Sizes, full: Sizes
-    ) -> Arrays:
+    def wait(self, done: Stream | Event) -> None:
         """As of GpuProgram; an Error of the GPU says how to find its kernel."""
-        with _hinted():
-            return super().gather(names, results, sizes, full)
-
-
-@contextmanager
-def _hinted() -> Generator[None]:
-    try:
-        yield
-    except Error as error:
-        if FAILED not in error.message:
-            raise
-        hint = f"run it again with {STEPWISE}=1, which names the kernel and its line"
-        raise type(error)(f"{error.message}; {hint}") from error
+        try:
+            super().wait(done)
+        except Error as error:
+            if FAILED not in error.message:
+                raise
+            hint = f"run it again with {STEPWISE}=1, which names the kernel and its line"
+            raise type(error)(f"{error.message}; {hint}") from error
 
 
 class CudaStream(GpuStream):
@@ -133,13 +125,8 @@ class CudaStream(GpuStream):
             or any(program.sharding.results[name].is_sharded for name in self._names)
         ):
             return None
-        loop = FeedbackLoop(program, self._stream, fed, advanced)
-        return self._each(loop.outputs(shards, sizes, count))
-
-    def _each(self, outputs: Iterator[Arrays]) -> Iterator[Arrays]:
-        """The outputs; the states live as long as whoever takes them."""
-        with _hinted():
-            yield from outputs
+        loop = FeedbackLoop(program, self._stream, fed, advanced, owner=self)
+        return loop.outputs(shards, sizes, count)
 
     def times(self, inputs: Mapping[str, Array], count: int) -> list[float]:
         """Milliseconds of each of `count` steps over the same inputs, which follow each other
@@ -185,7 +172,7 @@ def recording(recorder: Recorder | None, planner: Planner) -> Record | None:
     def record(plan: Plan, began: int, us: Sequence[float]) -> None:
         for step, each in zip(described(planner, plan, topology), us, strict=False):
             value = step.values[0] if step.values else ""
-            recorder.events.append(Event(planner.rank, step.name, value, began, each))
+            recorder.events.append(Recorded(planner.rank, step.name, value, began, each))
             began += int(1e3 * each)
 
     return record

@@ -10,7 +10,7 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 
 from irc.backends.base import Arrays, Ports, StateRows, check_plain
-from irc.backends.cuda.driver import Array, Launch
+from irc.backends.cuda.driver import Array, Event, Launch, Stream
 from irc.backends.cuda.execute.gpu_rank import GpuRank
 from irc.backends.cuda.execute.memory import DeviceArray, as_array, host_like
 from irc.backends.cuda.execute.stream import RankStream, trim
@@ -62,8 +62,12 @@ class GpuProgram(Generic[R]):
         """Global results from the ranks' shards; bit for bit the same in every process. `full` are
         the sizes that were run."""
         downloads = {name: self._downloads(name, results, full) for name in names}
-        self.rank.stream.wait()
+        self.wait(self.rank.stream)
         return self.joined(downloads, sizes, full)
+
+    def wait(self, done: Stream | Event) -> None:
+        """Wait for the stream of this rank, or for a place in it."""
+        done.wait()
 
     def is_local(self, name: str) -> bool:
         """Whether all ranks compute the same bits of a result: not ranks of different kinds, which
