@@ -88,6 +88,7 @@ INLINE void multiply_tiles(
         #pragma unroll
         for (int n = 0; n < WIDTH / 8; ++n) settle(sums[n]);
         if (lane == 0) barrier_arrive(s.empty + (step - 1) % STAGES);
+        if (!busy) continue;
         #pragma unroll
         for (int half = 0; half < 2; ++half) {
             const int row = first + 8 * half;
