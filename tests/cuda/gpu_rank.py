@@ -35,6 +35,19 @@ def rows_conversation(program: Program) -> Any:
     return np.concatenate([logits for logits, _ in talks(rows, 37)])
 
 
+def tokens_of(program: Any) -> tuple[list[int], list[int]]:
+    """The tokens that a program feeds back on the GPU, and those that it is given one by one."""
+    sizes, token, count = {"B": 1, "C": 32}, 5, 9
+    fed, advanced = {"input_ids": "next_tokens"}, ("positions", "past_lengths")
+    followed = program.open(sizes).follow(step_of(1, 0, token), fed, advanced, count)
+    own = [step["next_tokens"].item() for step in followed]
+    stream, given = program.open(sizes), list[int]()
+    for turn in range(count):
+        token = stream.step(step_of(1, turn, token))["next_tokens"].item()
+        given.append(token)
+    return own, given
+
+
 def run(host: Communicator, arguments: Sequence[str]) -> None:
     """Compute the logits on one rank."""
     folder, name, mesh = Path(arguments[0]), arguments[1], arguments[2]
@@ -44,3 +57,8 @@ def run(host: Communicator, arguments: Sequence[str]) -> None:
     if "dp" not in mesh:
         np.save(folder / f"rows{host.rank}.npy", rows_conversation(program))
     program.close()
+    if "dp" not in mesh:
+        program = program_of(compiled(name, mesh, "next-tokens"), folder, communicator=host)
+        own, given = tokens_of(program)
+        assert own == given
+        program.close()

@@ -16,7 +16,7 @@ from irc.driver.timing import time_operations
 from irc.errors import Error
 from irc.ir.mesh import Mesh
 from tests.cuda.cases import cases, compare, drawn, odd_sizes
-from tests.cuda.gpu_rank import conversation, rows_conversation
+from tests.cuda.gpu_rank import conversation, rows_conversation, tokens_of
 from tests.cuda.test_program import compiled
 from tests.fresh import fresh
 from tests.gpu_ranks import needs_gpus, ran
@@ -58,6 +58,16 @@ def test_models(name: str, options: dict[str, Any], tmp_path: Path) -> None:
     for talk in (conversation, rows_conversation)[: 1 if name == "vocab_5" else 2]:
         wanted = talk(ReferenceProgram(compiled(name, "")))
         np.testing.assert_allclose(talk(program), wanted, rtol=1e-3, atol=1e-4)
+    program.close()
+
+
+@pytest.mark.parametrize("programmatic", [True, False])
+def test_tokens_are_fed_back(programmatic: bool, tmp_path: Path) -> None:
+    needs_gpus(1)
+    module = compiled("gqa", "", "next-tokens")
+    program = program_of(module, tmp_path, programmatic=programmatic)
+    own, given = tokens_of(program)
+    assert own == given
     program.close()
 
 
