@@ -4,6 +4,7 @@
     python -m benchmarks.attention_gpu --tokens 4 --context 8192
     python -m benchmarks.attention_gpu --mixed            16 sequences of 0.5k to 32k tokens
     python -m benchmarks.attention_gpu --shapes           every shape of blocks
+    python -m benchmarks.attention_gpu --pages            caches, and pages in random order
 
 32 query heads share 8 key heads of 128 features, or a rank's part of them (`--tp`); their rope and
 the rows of the caches are computed too. Times are per layer, of launches that follow each other in
@@ -38,6 +39,7 @@ from irc.ops import FusedAttention
 from irc.text.parser import parse_module
 
 D, HEADS, KEY_HEADS = 128, 32, 8
+PAGE = 64  # tokens
 COLD = 512 << 20  # bytes of caches, at least, before one is read again
 NUMBERS = 5_000_011  # random numbers that caches repeat
 MIXED = [int(512 * 64 ** (i / 15)) for i in range(16)]
@@ -45,7 +47,8 @@ MIXED = [int(512 * 64 ** (i / 15)) for i in range(16)]
 
 @dataclass(frozen=True)
 class Case:
-    """Sequences with `past` tokens in caches of `capacity`, and `tokens` new ones."""
+    """Sequences with `past` tokens in caches of `capacity`, and `tokens` new ones; `paged`: the
+    caches are pages of a pool."""
 
     past: Sequence[int]
     tokens: int
@@ -53,17 +56,24 @@ class Case:
     heads: int = HEADS
     key_heads: int = KEY_HEADS
     cache: str = "bf16"
+    paged: bool = False
 
     def __str__(self) -> str:
         least, most = min(self.past), max(self.past)
         lengths = f"{least} to {most}" if least < most else f"{most}"
-        about = f"{self.key_heads} heads, {self.cache}"
+        about = f"{self.key_heads} heads, {self.cache}{', paged' * self.paged}"
         return f"{len(self.past)} x {self.tokens} tokens after {lengths}, {about}"
 
     @property
     def sizes(self) -> dict[str, int]:
         """The sizes of the symbols."""
-        return {"B": len(self.past), "S": self.tokens, "C": self.capacity}
+        sizes = {"B": len(self.past), "S": self.tokens, "C": self.capacity}
+        return sizes | {"P": len(self.past) * self.pages}
+
+    @property
+    def pages(self) -> int:
+        """The pages of a sequence."""
+        return -(-self.capacity // PAGE)
 
     @property
     def nbytes(self) -> int:
@@ -81,15 +91,18 @@ class Case:
         """The attention of one layer."""
         wide, narrow = self.heads * D, self.key_heads * D
         q, new = f"bf16[B, S, {wide}]", f"bf16[B, S, {narrow}]"
-        cache = f"{self.cache}[B, {self.key_heads}, C, {D}]"
+        rows, size = ("P", PAGE) if self.paged else ("B", "C")
+        cache = f"{self.cache}[{rows}, {self.key_heads}, {size}, {D}]"
         inputs = [f"%q: {q}", f"%k: {new}", f"%v: {new}", f"%k0: {cache}", f"%v0: {cache}"]
         inputs += ["%past: i32[B]", "%positions: i32[B, S]"]
+        inputs += [f"%pages: i32[B, {self.pages}]"] * self.paged
         results = [f"mixed: {q}", f"k1: {cache} aliases %k0", f"v1: {cache} aliases %v0"]
         call = "fused_attention %q, %k, %v, %k0, %v0, %past, positions=%positions"
+        call += ", pages=%pages" * self.paged
         call += f" {{head_dim={D}, causal, theta=500000.0}} : {q}, {cache}, {cache}"
         body = f"%mixed, %k1, %v1 = {call}\n    return %mixed, %k1, %v1"
         head = f"func @main({', '.join(inputs)}) -> ({', '.join(results)})"
-        dims = "dims(B=1:1:64, S=1:1:8, C=1:64:131072)"
+        dims = "dims(B=1:1:64, S=1:1:8, C=1:64:131072, P=1:1:99999)"
         return parse_module(f"module @m {dims} {{\n  {head} {{\n    {body}\n  }}\n}}\n")
 
 
@@ -141,6 +154,9 @@ class Memory:
         self.places: dict[Value, list[int]] = {}
         past = np.array(case.past, np.int32)
         given = {"past": past, "positions": past[:, None] + np.arange(case.tokens, dtype=np.int32)}
+        pages = np.random.default_rng(1).permutation(case.sizes["P"])
+        self.pages = pages.reshape(len(past), case.pages).astype(np.int32)
+        given["pages"] = self.pages
         for arg in module.main.args:
             shape = [number(n, case.sizes) for n in arg.type.shape]
             kind = numpy_dtype(arg.type.dtype)
@@ -217,12 +233,15 @@ class Memory:
             for arg, places in self.places.items():
                 name = arg.name or ""
                 if name in ("k0", "v0"):
-                    one = np.empty((1, 1, case.capacity, D), numpy_dtype(case.cache))
-                    at = places[-1] + (row * case.key_heads + kv) * one.nbytes
-                    stream.download(one, at)
+                    parts = self.pages[row].tolist() if case.paged else [row]
+                    size = PAGE if case.paged else case.capacity
+                    one = np.empty((len(parts), size, D), numpy_dtype(case.cache))
+                    for part_of, at in zip(one, parts, strict=True):
+                        offset = (at * case.key_heads + kv) * part_of.nbytes
+                        stream.download(part_of, places[-1] + offset)
                     stream.wait("cache")
-                    given[name] = one
-                else:
+                    given[name] = one.reshape(1, 1, -1, D)[:, :, : case.capacity]
+                elif name != "pages":
                     whole = self.arrays[arg][row : row + 1]
                     width = group * D if name == "q" else D
                     given[name] = (
@@ -252,6 +271,7 @@ def main() -> None:
     add("--mixed", action="store_true")
     add("--tp", type=int, default=1)
     add("--shapes", action="store_true")
+    add("--pages", action="store_true")
     options = parser.parse_args()
     print(f"{datetime.date.today()}, {' '.join(sys.argv[1:]) or 'no arguments'}")
     bench = Bench()
@@ -261,9 +281,10 @@ def main() -> None:
     for past in pasts:
         for tokens in options.tokens:
             for cache in options.caches:
-                case = Case(past, tokens, max(past) + 512, *heads, cache)
-                for line in bench.measure(case, options.shapes):
-                    print(line, flush=True)
+                for paged in (False, True)[: 1 + options.pages]:
+                    case = Case(past, tokens, max(past) + 512, *heads, cache, paged)
+                    for line in bench.measure(case, options.shapes):
+                        print(line, flush=True)
 
 
 if __name__ == "__main__":

@@ -7,17 +7,18 @@
 // Constants come before: T, D, GROUP (query heads of a key head), HEADS (key heads * PARTS), TOKENS
 // (queries per sequence, at most), ROWS (in a block), PARTS (of the rows of a key head), WARPS,
 // THREADS, EARLY, NEW (writes the caches), NORM (rms_norm of heads), ROPE, INTERLEAVED, ROTARY_DIM,
-// FACTOR, FREQUENCY, CAUSAL, WINDOW, LENGTHS, SINKS, SCALE, SOFTCAP, SPLITS (of a head, at most),
-// CLUSTER (blocks in one, or 1), AHEAD (loads values and the next keys while it computes).
+// FACTOR, FREQUENCY, PAGE (keys of a page of a pool; 0: caches), CAUSAL, WINDOW, LENGTHS, SINKS,
+// SCALE, SOFTCAP, SPLITS (of a head, at most), CLUSTER (blocks in one, or 1), AHEAD (loads values and the next keys while it computes).
 
 struct Decode {
     const u16 *q, *k, *v;                  // the new rows of tokens, `*_stride` elements apart
     long long q_stride, k_stride, v_stride;
     const NormType *q_norm, *k_norm;       // [D], the weights of rms_norm of every head
     u16 *keys, *values;                    // see row_of
-    long long sequence, head, row;         // elements between sequences, heads and keys
+    long long sequence, head, row;         // elements between sequences (or pages), heads and keys
     int sequences, tokens, count;          // queries and keys of a sequence
     u16* out;                              // [sequences, tokens, query heads * D]
+    const PageIndex* pages;                // [sequences, count / PAGE]: pages of `PAGE` keys
     const PastIndex* past;
     const PositionIndex* positions;        // [sequences, tokens]
     const LengthIndex* lengths;
@@ -58,9 +59,19 @@ INLINE u32 lows(u32 a, u32 b) { return (a & 0xffffu) | b << 16; }
 INLINE u32 highs(u32 a, u32 b) { return a >> 16 | (b & 0xffff0000u); }
 INLINE int tokens_of(const Decode& a) { return TOKENS == 1 ? 1 : a.tokens; }
 
-// The elements in front of the row of a key in the caches of key head `kv` of sequence `b`.
+// Where a key of sequence `b` lies: the key of a sequence of the caches, or of a page; a negative
+// page is none. All keys of a tile have one page.
+struct Place { long long first; int key; };
+INLINE Place place_of(const Decode& a, int b, int key) {
+    if (!PAGE) return {b, key};
+    const int tile = PAGE % 16 ? key : key & ~15;
+    return {a.pages[(long long)b * (a.count / max(PAGE, 1)) + tile / max(PAGE, 1)], key % max(PAGE, 1)};
+}
+// The elements in front of the row of a key in the caches of key head `kv`; `key` is one of the
+// caches. Padding, which may have no page, reads another one.
 INLINE long long row_of(const Decode& a, int b, int kv, int key) {
-    return b * a.sequence + kv * a.head + key * a.row;
+    const Place place = place_of(a, b, key);
+    return (PAGE && place.first < 0 ? 0 : place.first) * a.sequence + kv * a.head + place.key * a.row;
 }
 
 // The item of the block. Without a cluster, a head has no more splits than tiles for their warps, and
@@ -155,7 +166,7 @@ INLINE void write_rows(const DecodeShared& s, const Decode& a, const Item& item)
     for (int i = threadIdx.x; i < 2 * VECTORS * tokens_of(a); i += THREADS) {
         const int d = i % VECTORS * 8, which = i / VECTORS % 2, token = i / VECTORS / 2;
         const int key = item.past + token;
-        if (key < 0 || key >= a.count) continue;
+        if (key < 0 || key >= a.count || place_of(a, item.b, key).first < 0) continue;
         u16* to = (which ? a.values : a.keys) + row_of(a, item.b, item.head / PARTS, key) + d;
         *(uint4*)to = *(const uint4*)(s.rows + (ROWS + which * NEW_ROWS + token) * PITCH + d);
     }
@@ -283,8 +294,8 @@ INLINE void decode_attention(const Decode& a) {
         return NEW && key >= item.past && key - item.past < tokens;
     };
     auto load = [&](const u16* from, int key, int d) {  // the last features may be missing
-        const u16* row = from + row_of(a, item.b, item.head / PARTS, key);
-        return seen(key) && !fresh(key) && d < D ? *(const uint4*)(row + d) : uint4{0, 0, 0, 0};
+        if (!seen(key) || fresh(key) || d >= D) return uint4{0, 0, 0, 0};
+        return *(const uint4*)(from + row_of(a, item.b, item.head / PARTS, key) + d);
     };
     auto load_keys = [&](int tile) {
         #pragma unroll

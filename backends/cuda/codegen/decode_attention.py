@@ -11,6 +11,7 @@ from irc.ir.core import Value
 from irc.ir.dims import DimLike
 from irc.ir.types import TensorType
 from irc.ops import Attention, FusedAttention
+from irc.ops.fused_attention import cache_writes
 
 from ..plan.core import Kernel
 from ..plan.regime import Regime
@@ -48,8 +49,6 @@ def _refusal(op: AnyAttention, regime: Regime) -> str:
     dtype, size = op.q.type.dtype, op.head_dim
     if dtype not in ("bf16", "f16"):
         return f"it takes bf16 and f16, not {dtype}"
-    if _is_paged(op):
-        return "it takes no pages"
     if op.bias is not None or op.mask is not None:
         return "it takes neither a bias nor a mask"
     if size % 8 or not 16 <= size <= 256:
@@ -58,6 +57,8 @@ def _refusal(op: AnyAttention, regime: Regime) -> str:
         return "it takes a fixed number of heads"
     if op.results[0].type.shape[2] != op.q.type.shape[2]:
         return "it takes keys and values of equal width"
+    if not isinstance(op, FusedAttention) and pool_of(op.k)[1] is not pool_of(op.v)[1]:
+        return "it takes keys and values of the same pages"
     if isinstance(op, FusedAttention) and _norm_type(op) is None:
         return "it takes weights of norms of one dtype"
     if regime.bucket(op.q.type.shape[0], (0, (1 << 16) - 1)) in (0, None):
@@ -65,15 +66,16 @@ def _refusal(op: AnyAttention, regime: Regime) -> str:
     return "" if regime.bucket(_key_count(op), (0,)) is None else "there are no keys"
 
 
-def _is_paged(op: AnyAttention) -> bool:
-    """Whether keys and values lie in the pages of a pool."""
-    cache = op.pages if isinstance(op, FusedAttention) else pool_of(op.k)[1]
-    return cache is not None
-
-
 def _caches(op: AnyAttention) -> tuple[Value, Value]:
-    """Keys and values, before the new ones are among them."""
-    return (op.k_cache, op.v_cache) if isinstance(op, FusedAttention) else (op.k, op.v)
+    """Keys and values, before the new ones are among them, or the pools that have their pages."""
+    if isinstance(op, FusedAttention):
+        return op.k_cache, op.v_cache
+    return pool_of(op.k)[0], pool_of(op.v)[0]
+
+
+def _pages(op: AnyAttention) -> Value | None:
+    """The pages of the keys, if they lie in a pool."""
+    return op.pages if isinstance(op, FusedAttention) else pool_of(op.k)[1]
 
 
 def _has_caches(op: AnyAttention) -> bool:
@@ -83,7 +85,9 @@ def _has_caches(op: AnyAttention) -> bool:
 
 def _key_count(op: AnyAttention) -> DimLike:
     """How many keys a sequence has room for."""
-    return _caches(op)[0].type.shape[2 if _has_caches(op) else 1]
+    if isinstance(op, FusedAttention):
+        return cache_writes(op)[0].capacity
+    return op.k.type.shape[2 if op.cached else 1]
 
 
 def _norm_type(op: FusedAttention) -> str | None:
@@ -225,7 +229,8 @@ class Source:
         new = op if isinstance(op, FusedAttention) else None
         self.updates = op.results[1:]
         self.rows = {"q": Rows.of(op.q)}
-        self.index = {"past": op.past, "positions": None, "lengths": op.lengths, "sinks": op.sinks}
+        self.index = {"pages": _pages(op), "past": op.past, "positions": None}
+        self.index |= {"lengths": op.lengths, "sinks": op.sinks}
         self.norms: dict[str, Value] = {}
         if new is not None:
             self.rows |= {"k": Rows.of(new.k), "v": Rows.of(new.v)}
@@ -271,13 +276,21 @@ class Source:
         caches = self.updates or _caches(op)
         fields["keys"], fields["values"] = (f"(u16*){self._pointer(each)}" for each in caches)
         heads, size, count = op.key_heads, op.head_dim, self._size(_key_count(op))
+        keys = str(self._page) if self._page else count  # of a sequence, or of a page
         batch, tokens = (f"(int){self._size(size)}" for size in op.q.type.shape[:2])
         fields |= {"sequences": batch, "tokens": tokens, "count": f"(int){count}"}
-        fields |= {"sequence": f"{count} * {heads * size}"}
-        fields["head"] = f"{count} * {size}" if _has_caches(op) else str(size)
+        fields |= {"sequence": f"{keys} * {heads * size}"}
+        fields["head"] = f"{keys} * {size}" if _has_caches(op) else str(size)
         fields["row"] = str(size if _has_caches(op) else heads * size)
         fields["out"] = f"(u16*){self._pointer(op.results[0])}"
         return fields | {"partial": "(Quad*)partial", "arrived": "(int*)arrived"}
+
+    @property
+    def _page(self) -> int:
+        """The keys of a page; 0 without pages."""
+        size = _caches(self.op)[0].type.shape[2]
+        assert isinstance(size, int) or self.index["pages"] is None
+        return size if isinstance(size, int) and self.index["pages"] is not None else 0
 
     def _pointer(self, value: Value) -> str:
         if value in self.writes:
@@ -294,7 +307,7 @@ class Source:
         """The constants that the code takes, in C."""
         op, shape = self.op, self.shape
         assert isinstance(op.key_heads, int)
-        kinds = ("PastIndex", "PositionIndex", "LengthIndex", "SinkType")
+        kinds = ("PageIndex", "PastIndex", "PositionIndex", "LengthIndex", "SinkType")
         types: dict[str, Value | None] = dict(zip(kinds, self.index.values(), strict=True))
         types["NormType"] = self.norms.get("q_norm")
         values = {
@@ -306,6 +319,7 @@ class Source:
             "PARTS": shape.parts,
             "WARPS": shape.warps,
             "THREADS": 32 * shape.warps,
+            "PAGE": self._page,
             "WINDOW": min(op.window, FAR),
             "CLUSTER": shape.cluster,
             "EARLY": bool(self.early),
