@@ -1,15 +1,16 @@
-"""Decode and prefill steps of Llamas on GPUs, compiled by `irc compile --backend cuda`.
+"""Decode and prefill steps of language models on GPUs, compiled by `irc compile --backend cuda`.
 
     python -m benchmarks.decode_gpu                     8B and 1B, every scheme, batch 1 and 16
     python -m benchmarks.decode_gpu --models 8B --schemes bf16 --rows 1 --profile
     python -m benchmarks.decode_gpu --models 8B --schemes bf16 --prefill 2048 --peers
     python -m benchmarks.decode_gpu --models 8B --schemes bf16 --rows 1 --tp 2 --generate
+    python -m benchmarks.decode_gpu --models gemma-2-2b qwen2.5-7b llama-2-7b --schemes bf16
 
 Weights are repeated random numbers, in caches filled up to the context. Times are medians of
 replays that follow each other. The floor of a step is the bytes of weights and caches that it
 reads, by the rate at which a plain kernel reads in the same run. `--profile` times the launches of
 each kernel alone, one after the other, beside the floor of their bytes. `--peers` adds
-torch.compile (CUDA graphs, static cache) and eager transformers, in bf16.
+torch.compile (CUDA graphs, static cache) and eager transformers, of 8B and 1B in bf16.
 """
 
 from __future__ import annotations
@@ -24,7 +25,16 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from benchmarks.decode_gpu_models import HEAD8, PLAIN, Case, Measured, compile_model, opened, timing
+from benchmarks.decode_gpu_models import (
+    HEAD8,
+    MODELS,
+    PLAIN,
+    Case,
+    Measured,
+    compile_model,
+    opened,
+    timing,
+)
 from benchmarks.process import run_ranks
 from irc.backends.ranks.communicator import Communicator
 
@@ -52,7 +62,7 @@ def arguments() -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = parser.add_argument
-    add("--models", nargs="+", choices=("8B", "1B"), default=["8B", "1B"])
+    add("--models", nargs="+", choices=("8B", "1B", *MODELS), default=["8B", "1B"])
     add("--schemes", nargs="+", default=list(SCHEMES), help=f"{', '.join(SCHEMES)} or any other")
     add("--rows", nargs="*", type=int, default=[1, 16])
     add("--context", nargs="+", type=int, default=[512])

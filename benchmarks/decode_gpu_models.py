@@ -39,6 +39,54 @@ PLAIN = "bf16"
 HEAD8 = "w4a16-head8"
 CHAIN = 32  # launches of a chain at least: a graph of one takes longer
 _WARM = 3  # steps before those that are timed: the second one is captured
+# Models besides those of checkpoints.py, by their config.json.
+MODELS: dict[str, dict[str, Any]] = {
+    "gemma-2-2b": {
+        "architectures": ["Gemma2ForCausalLM"],
+        "model_type": "gemma2",
+        "hidden_activation": "gelu_pytorch_tanh",
+        "hidden_size": 2304,
+        "intermediate_size": 9216,
+        "num_hidden_layers": 26,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "head_dim": 256,
+        "vocab_size": 256000,
+        "rms_norm_eps": 1e-06,
+        "rope_theta": 10000.0,
+        "sliding_window": 4096,
+        "query_pre_attn_scalar": 256,
+        "attn_logit_softcapping": 50.0,
+        "final_logit_softcapping": 30.0,
+    },
+    "qwen2.5-7b": {
+        "architectures": ["Qwen2ForCausalLM"],
+        "model_type": "qwen2",
+        "hidden_act": "silu",
+        "hidden_size": 3584,
+        "intermediate_size": 18944,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 28,
+        "num_key_value_heads": 4,
+        "vocab_size": 152064,
+        "rms_norm_eps": 1e-06,
+        "rope_theta": 1000000.0,
+        "tie_word_embeddings": False,
+    },
+    "llama-2-7b": {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "hidden_act": "silu",
+        "hidden_size": 4096,
+        "intermediate_size": 11008,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 32,
+        "vocab_size": 32000,
+        "rms_norm_eps": 1e-05,
+        "tie_word_embeddings": False,
+    },
+}
 _BLOCK = 64 << 20  # bytes of the numbers that all weights repeat
 
 
@@ -79,7 +127,8 @@ def compile_model(model: str, scheme: str, tp: int, longest: int, folder: Path) 
     """The artifact that `irc compile --backend cuda` writes, without weights."""
     source = folder / f"{model} source"
     source.mkdir(parents=True, exist_ok=True)
-    sizes = config(model.lower(), PLAIN) | {"max_position_embeddings": longest}
+    sizes = MODELS.get(model) or config(model.lower(), PLAIN)
+    sizes = sizes | {"max_position_embeddings": longest, "torch_dtype": "bfloat16"}
     (source / "config.json").write_text(json.dumps(sizes))
     words = ["--dtype", PLAIN, "--next-tokens", "--random-weights", "0"]
     if scheme == HEAD8:

@@ -10,7 +10,6 @@ import os
 import signal
 import time
 from collections.abc import Sequence
-from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,7 @@ from irc.backends.cuda.execute.load import CudaProgram, program_of
 from irc.backends.cuda.execute.stream import RankStream
 from irc.backends.ranks.communicator import Communicator, PeerError
 from irc.ir.dtypes import numpy_dtype
-from tests.cuda.test_peer_memory import ADDED, ALONE, WIDTH, module_of
+from tests.cuda.test_peer_memory import ADDED, ALONE, WIDTH, module_of, tree_sum
 
 ROWS = (1, 3, 586, 1000, 2048, 18725, LARGEST // 4 // WIDTH)
 
@@ -53,7 +52,7 @@ def sums(host: Communicator, folder: Path) -> None:
             shape = (4, host.ranks, rows, WIDTH)
             for numbers in seed.standard_normal(shape, np.float32).astype(dtype):
                 residual = numbers[0]
-                wanted: Any = reduce(np.add, numbers.astype("f4")).astype(dtype)
+                wanted: Any = tree_sum([*numbers.astype("f4")]).astype(dtype)
                 if text == ADDED:
                     wanted = (residual.astype("f4") + wanted.astype("f4")).astype(dtype)
                 found = result(program, numbers[host.rank], residual)

@@ -43,7 +43,7 @@ def _streamed(case: Case) -> Callable[[], None]:
 
 TESTS: dict[str, Callable[[], None]] = {
     "one row": _streamed(Case("float", "bf16", "norm", 1, 37, 1024)),
-    "long ring": _streamed(Case("float", "bf16", "norm", 1, 600, 1024)),
+    "long ring": _streamed(Case("float", "bf16", "norm", 1, 600, 1088)),
     "tiles": _streamed(Case("fp8", "bf16", "norm residual", 16, 70, 1536)),
     "units": _streamed(Case("float", "f16", "norm gated", 16, 101, 1024)),
     "rows of tiles": _streamed(Case("int8", "bf16", "", 3, 37, 384)),
@@ -61,6 +61,7 @@ TESTS: dict[str, Callable[[], None]] = {
     "groups": lambda: test_experts.test_tiles_of_experts(*(True, 13, 0, "gate=@gate {}", fresh())),
     "select": lambda: test_select.test_equal_to_the_reference("topk", True),
     "sums": lambda: test_peer_memory.test_sums(2, "bf16", test_peer_memory.ALONE),
+    "ranks": lambda: test_peer_memory.test_products_of_one_row_have_the_bits_of_one_rank(4),
     "call ahead": test_peer_memory.test_a_rank_may_be_a_call_ahead,
 }
 
@@ -78,11 +79,11 @@ def _faults(text: str) -> list[Fault]:
 
 REVIEW = _faults(r"""
 one row: copies are not waited for
-    barrier_wait(barrier + stage, parity); =>
+    barrier_wait(barriers + m * STAGES + next, parity); => ;
 one row: x is not waited for
     wait_for_previous(); =>
 long ring: the ring is not filled again
-    if (lane == 0 && used + STAGES < total) copy(stage); =>
+    if (threadIdx.x % 32 == 0 && left) copy(done); =>
 tiles: rows beyond the matrix
     min(begin + in, end - 1) => (begin + in)
 tiles: no barrier between squares and their sum
@@ -100,15 +101,19 @@ decode, heads of length one: no barrier behind staging
 """)
 MORE = _faults(r"""
 long ring: another stage
-    (ring + stage * SIZE) + lane => (ring + (stage + 1) % STAGES * SIZE) + lane
+    u32 place = at + 16 => u32 place = (at + COPY) % RING + 16
 long ring: one parity
-    stage = 0, parity ^= 1; => stage = 0;
+    next = 0, parity ^= 1; => next = 0;
 one row: no fence behind barriers
     barriers_visible(); =>
-long ring: a stage is filled while it is read
-    __syncwarp();\n                if (lane == 0 && used => if (lane == 0 && used
-long ring: a piece too many
-    used + STAGES < total => used + STAGES <= total
+long ring: a copy beyond the rows
+    const int nbytes = min(COPY, left); => const int nbytes = COPY;
+long ring: the last vectors of a chunk are not there
+    first + LANES <= COUNT || lane => true || lane
+ranks: chunks in another order
+    value, (4 << i) + i) => value, (4 << (2 - i)) + (2 - i))
+ranks: sums of ranks in another order
+    int r = 0; r + step < RANKS; r += 2 * step => int r = 0; r == 0; r += 2 * step
 tiles: x is measured early
     load_gain();\n    wait_for_previous(); => load_gain(), input.measure(), wait_for_previous();
 rows of tiles: columns beyond the matrix

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import reduce
 from itertools import repeat
 from pathlib import Path
 from threading import Timer
@@ -32,6 +31,8 @@ from irc.pipeline import run_pipeline
 from irc.text import parse_module
 from tests.cuda.emulate import Memory, memory_of, prepare, run_kernel
 from tests.cuda.fake_cuda import FakeCuda, World
+from tests.cuda.run_plan import HostProgram
+from tests.cuda.streaming_cases import Case
 from tests.fresh import fresh
 from tests.tensorrt.fake_gpu import SOON, FakeDriver
 
@@ -57,6 +58,14 @@ def gathered(ranks: int, kind: str, width: int) -> Module:
     every = f"{kind}[{ranks}*B, {width}]"
     body = f'%y = all_gather %x {{axis="tp", dim=0, group_size={ranks}}} : {every}'
     return parsed(ranks, f"%x: {kind}[B, {width}]{{varies tp}}", f"y: {every}", body)
+
+
+def tree_sum(numbers: Sequence[Array]) -> Array:
+    """The sum of pairs, then of pairs of pairs, and so on."""
+    if len(numbers) == 1:
+        return numbers[0]
+    pairs = [numbers[i : i + 2] for i in range(0, len(numbers), 2)]
+    return tree_sum([np.add(*pair) if len(pair) == 2 else pair[0] for pair in pairs])
 
 
 ALONE = "%y = all_reduce %x {}"
@@ -132,7 +141,7 @@ def test_sums(ranks: int, kind: str, text: str) -> None:
         arrays[-1][0][0, :2] = np.inf, np.nan
         arrays[0][0].view(f"u{dtype.itemsize}")[-1, -3:] = 2 ** (8 * dtype.itemsize) - 1  # NaN
         with np.errstate(invalid="ignore"):
-            wanted = reduce(np.add, (each[0].astype("f4") for each in arrays)).astype(dtype)
+            wanted = tree_sum([each[0].astype("f4") for each in arrays]).astype(dtype)
             if len(arrays[0]) > 1:
                 wanted = (wanted.astype("f4") + arrays[0][1].astype("f4")).astype(dtype)
         found = group.all(module_of(ranks, kind, text), arrays)
@@ -203,6 +212,37 @@ def test_products_are_added_before_they_are_rounded(rows: int) -> None:
         # a sum in another order is rounded to another neighbour now and then
         assert np.mean(found != wanted) < 0.1
         np.testing.assert_allclose(found.astype("f4"), wanted.astype("f4"), 0.01, 0.2)
+
+
+@pytest.mark.parametrize("ranks", [2, 4, 8])
+def test_products_of_one_row_have_the_bits_of_one_rank(ranks: int) -> None:
+    """Whatever the number of ranks among which the columns of the weights are divided. All products
+    occur twice, once with a minus, so that what is left of their sum is what additions round."""
+    rng = fresh()
+    n, k = int(rng.integers(2, 40)), 64 * int(rng.integers(1, 60))
+    case = Case("float", "bf16", "residual", 1, n, k)
+    inputs, half, width = case.inputs(rng), rng.permutation(k), k // ranks
+    half, other = half[: k // 2], half[k // 2 :]
+    inputs["x"][:, other] = -inputs["x"][:, half]
+    inputs["wa"][:, other] = inputs["wa"][:, half]
+    inputs["r"][:] = 0
+    (wanted,) = HostProgram(case.module(), fused=True).run(inputs).values()
+    assert 0 < np.abs(wanted.astype("f4")).max() < 1e-4
+    result = f"bf16[B, {n}]"
+    module = parsed(
+        ranks,
+        f"%x: bf16[B, {width}]{{varies tp}}, %w: bf16[{n}, {width}]{{varies tp}}, %r: {result}",
+        f"y: {result}",
+        f"""%p = linear %x, %w : {result}{{varies tp}}
+        %a = all_reduce %p {{axis="tp", group_size={ranks}}} : {result}
+        %y = add %r, %a : {result}""",
+    )
+    arrays = [
+        [*(inputs[name][:, i * width : (i + 1) * width] for name in ("x", "wa")), inputs["r"]]
+        for i in range(ranks)
+    ]
+    for found in Ranks(ranks).all(module, arrays):
+        assert found.tobytes() == wanted.tobytes()
 
 
 def test_nccl_computes_what_the_kernel_does_not() -> None:

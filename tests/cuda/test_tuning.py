@@ -321,7 +321,7 @@ def test_ranks_choose_what_is_the_fastest_on_the_slowest(events: None, tmp_path:
 
     found = world.of_all(chosen)
     assert found[0] == found[1]
-    assert {*found[0].values()} == {"one_row 10", "tiles 12x2x4"}  # 320 and 384 threads
+    assert {*found[0].values()} == {"one_row 10"}  # 320 threads
 
 
 def test_steps_that_are_timed_fill_the_caches(

@@ -1,6 +1,7 @@
 // Sums and shards of the ranks of a group in memory that all of them write: each rank pushes its
-// numbers into the memory of every other one and waits for theirs. All add them in the order of
-// ranks, so that every rank has the same bits.
+// numbers into the memory of every other one and waits for theirs. All add them in pairs of ranks,
+// then pairs of pairs, so that every rank has the same bits, and those of a rank alone that adds
+// chunks of columns in this tree (one_row.cuh).
 //
 // Words of four bytes are written whole, and one that has not come is all ones, which no rank sends
 // (in sums a NaN loses its payload): so data is its own flag. Whoever has read a word sets it to
@@ -135,25 +136,30 @@ INLINE void all_reduce(const T* x, const R* residual, R* out, Peers* peers, ix c
     each_pack(packs, [&](ix i, ix at) { call.send(i, pack_of(x, at, count)); });
     each_pack(packs, [&](ix i, ix at) {
         const bool whole = (at + 1) * size <= count;
-        Words found[RANKS];
         union Both { Words words; Pack<T, size> pack; INLINE Both() {} } part;
+        Words found[RANKS];
         Results rest, total;
         const Words mine = pack_of(x, at, count);
         if (RESIDUAL && whole) rest = ((const Results*)residual)[at];
         call.receive(i, mine, found);
-        float sums[size];
+        float sums[RANKS][size];
         #pragma unroll
         for (int r = 0; r < RANKS; ++r) {
             part.words = found[r];
             #pragma unroll
-            for (int k = 0; k < size; ++k)
-                sums[k] = r ? add(sums[k], (float)part.pack.item[k]) : (float)part.pack.item[k];
+            for (int k = 0; k < size; ++k) sums[r][k] = (float)part.pack.item[k];
         }
+        #pragma unroll
+        for (int step = 1; step < RANKS; step *= 2)
+            #pragma unroll
+            for (int r = 0; r + step < RANKS; r += 2 * step)
+                #pragma unroll
+                for (int k = 0; k < size; ++k) sums[r][k] = add(sums[r][k], sums[r + step][k]);
         #pragma unroll
         for (int k = 0; k < size; ++k) {
             const ix place = at * size + k;
             R& item = total.item[k];
-            item = R::of(sums[k]);
+            item = R::of(sums[0][k]);
             if (RESIDUAL && !whole && place < count) rest.item[k] = residual[place];
             if (RESIDUAL) item = R::of(add((float)item, (float)rest.item[k]));
             if (!whole && place < count) out[place] = item;

@@ -42,7 +42,7 @@ def reduced_linear(op: FusedLinear, regime: Regime) -> list[Template] | str | No
     if not op.axis or op.act:
         return f"{op.act} rounds before ranks add" if op.axis else None
     sums = Value(op.result.type.replace(dtype="f32"), None, 0)
-    parts = with_parts(parts, axis="", group_size=0, residual=None)
+    parts = with_parts(parts, axis="", residual=None)
     product = streamed(op, parts, sums, regime)
     total = _summed(op, sums, op.residual, regime)
     if isinstance(product, str) or isinstance(total, str):

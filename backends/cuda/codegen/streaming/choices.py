@@ -19,6 +19,15 @@ SHAPES = {
 
 # Bytes of shared memory that a product leaves to attention, which may start beside it.
 BESIDE, LARGE = 27 << 10, 200 << 10
+# Of the kernel for one row: chunks of a sum over all columns, which at most so many ranks divide;
+# stages of its rings, bytes that are taken from a ring at once, and of a copy.
+CHUNKS = 8
+MOST_STAGES, MOST_BYTES, COPIES = 8, 4096, (3072, 6144)
+BEYOND = 2 << 10  # bytes of `BESIDE` that attention does not need
+# Warps of a block, those that are tried first first: for few weights, for one matrix and for two.
+# Fewer than LEAST_WARPS only where there is no room for more.
+LEAST_WARPS = 8
+ORDER_OF_WARPS, LARGE_WEIGHTS = ((8, 12, 6, 4), (12, 8, 10, 6, 4), (8, 12, 10, 6, 4)), 1 << 24
 
 
 def budget(target: Target) -> int:
@@ -44,19 +53,27 @@ class Choice:
         return self.constants["WARPS"]
 
     @property
+    def ring(self) -> int:
+        """Bytes under way to the warps of a block of a kernel for one row."""
+        return self.constants["STAGES"] * self.constants["COPY"] * self.warps
+
+    @property
     def name(self) -> str:
         """What distinguishes it from the other candidates of a product."""
-        if "PIECE" in self.constants:
+        if "CHUNKS" in self.constants:
             return f"one_row {self.warps}"
         return "tiles {WARPS}x{TILES}x{DEPTH}".format_map(self.constants)
 
 
 def candidates(
-    n: int, k: int, gated: bool, codes: Codes, rows: int, target: Target
+    n: int, k: int, gated: bool, codes: Codes, rows: int, target: Target, ranks: int
 ) -> Iterator[Choice | str]:
-    """The kernels that could compute a product, or why one cannot; those of the rules first."""
+    """The kernels that could compute a product, or why one cannot; those of the rules first.
+
+    Columns of the weights are divided among `ranks`, of which each has `k`.
+    """
     if rows == 1 and codes.bits == 16:
-        found = [one_row(n, k, gated, target, warps) for warps in (0, 6, 8, 10, 12, 16)]
+        found = [one_row(n, k, gated, target, warps, ranks) for warps in (0, 6, 8, 10, 12, 16)]
         if isinstance(found[0], Choice):  # the others compute no norm
             yield from found
             return
@@ -67,24 +84,50 @@ def candidates(
         yield tiles(n, k, gated, codes, rows, target, shape)
 
 
-def one_row(n: int, k: int, gated: bool, target: Target, warps: int = 0) -> Choice | str:
+def one_row(
+    n: int, k: int, gated: bool, target: Target, warps: int = 0, ranks: int = 1
+) -> Choice | str:
     """The kernel for one row of x in 16-bit floats (one_row.cuh), or why there is none.
 
-    `warps` of a block are chosen by the size of the weights where they are 0.
+    `warps` of a block are chosen by the size of the weights where they are 0. Of a matrix whose
+    columns are divided among `ranks`, `k` are those of one of them. Neither the target nor the
+    number of rows of weights changes the order of additions.
     """
     if target.capability < 90:
         return "bulk copies need compute capability 9.0"
-    piece = next((p for p in range(2048, 768, -256) if k % p == 0), 0)
-    if not piece:
-        return f"rows of {k} weights cannot be cut into copies of 2 to 4 KB"
-    large = n * k * (2 if gated else 1) >= 1 << 24
-    warps, size = warps or (12 if large else 8), 2 * piece
-    fixed = -(-2 * k // 128) * 128 + 4 * warps
-    stages = min(12, (budget(target) - fixed) // (warps * (size + 8)))
-    if stages < 2:
+    if k % 8:
+        return f"rows of {k} weights do not start at multiples of 16 bytes"
+    matrices = 2 if gated else 1
+    if not warps:
+        order = ORDER_OF_WARPS[0 if n * k * matrices < LARGE_WEIGHTS else matrices]
+        found = [one_row(n, k, gated, target, each, ranks) for each in order]
+        kernels = [each for each in found if isinstance(each, Choice)]
+        most = [each for each in kernels if each.warps >= LEAST_WARPS] or kernels
+        return max(most, key=lambda each: each.ring) if most else found[0]
+    chunks = CHUNKS // ranks if CHUNKS % ranks == 0 else 1
+    chunks = chunks if k % (8 * chunks) == 0 else 1
+    chunk, most = k // 8 // chunks, MOST_BYTES // (16 * matrices)  # vectors of 16 bytes
+    lanes = next((size for size in (8, 16) if 32 // size * chunk <= most), 32)
+    of_all = chunk * min(chunks, 32 // lanes)  # that all lanes sum together
+    sets = max(size for size in (1, 2, 4, 8) if size == 1 or size * of_all <= min(most, k // 8))
+    segment = sets * of_all
+    if segment > most:  # a part of a chunk
+        segment = 32 * ceil(ceil(chunk / 32) / ceil(chunk / most))
+    fixed = -(-2 * k // 128) * 128 + 4 * ceil(k / 256)
+    beyond = BEYOND if target.shared > LARGE else 0
+    room = (budget(target) + beyond - fixed) // (warps * matrices) - 8 * MOST_STAGES
+    whole = 16 * max(segment, chunk)
+    sizes = [c for c in range(whole, COPIES[1] + 1, whole) if COPIES[0] <= c <= room // 2]
+    sizes = sizes or [min(MOST_BYTES, room // 2 // 128 * 128)]  # some begin inside a segment
+    stages, copy = max(
+        ((min(MOST_STAGES, room // max(size, 1)), size) for size in sizes),
+        key=lambda ring: ring[0] * ring[1],
+    )
+    if stages < 2 or copy < 16 * segment:
         return f"x of {k} numbers leaves no shared memory for weights"
-    shared = fixed + warps * stages * (size + 8)
-    constants = {"WARPS": warps, "STAGES": stages, "PIECE": piece}
+    shared = fixed + warps * matrices * stages * (copy + 8)
+    constants = {"WARPS": warps, "STAGES": stages, "COPY": copy, "CHUNKS": chunks}
+    constants |= {"LANES": lanes, "SEGMENT": segment}
     return Choice(constants, _alone(shared, target), min(target.multiprocessors, n))
 
 

@@ -119,8 +119,9 @@ class StreamedLinear:
         if n * k * self.codes.bits > LARGEST_WEIGHT:
             return f"weights {[n, k]} are too large"
         rows, gated = min(rows, MOST_ROWS), len(self.matrices) == 2
+        ranks = max(1, self.parts.group_size)
         why, kernels = "", dict[str, Choice]()
-        for answer in candidates(n, k, gated, self.codes, rows, regime.target):
+        for answer in candidates(n, k, gated, self.codes, rows, regime.target, ranks):
             if isinstance(answer, Choice):
                 kernels.setdefault(answer.name, answer)
             else:
@@ -143,7 +144,9 @@ class StreamedLinear:
         symbols = tuple(body.symbols)
         pointers = [f"const {v.type.dtype}* p{i}" for i, v in enumerate(reads.values())]
         arguments = [*pointers, "X* y", *(f"int size_{each}" for each in symbols)]
-        bounds = f"__launch_bounds__({32 * choice.warps}, 1)"
+        # for one row, half of the registers are left to attention, which may start beside it
+        blocks = 2 if "CHUNKS" in choice.constants else 1
+        bounds = f"__launch_bounds__({32 * choice.warps}, {blocks})"
         at = {key: f"p{i}" for i, key in enumerate(reads)}
         call = f"{{ {self._call(choice, at, rows, several)} }}\n"
         name = f"linear_rows_{sha256((text + call).encode()).hexdigest()[:8]}"
@@ -197,7 +200,7 @@ class StreamedLinear:
             residual = f"{residual} + (size_t)first * N" if "residual" in at else residual
             rows = f"min({MOST_ROWS}, {rows} - first)"
         arguments = f"{x}, {at.get('gain', 'nullptr')}, {', '.join(matrices)}, {residual}, {y}"
-        if "PIECE" in choice.constants:
+        if "CHUNKS" in choice.constants:
             return f"stream_row({arguments});"
         return f"{before}stream_tiles({arguments}, {rows});"
 
@@ -237,7 +240,7 @@ class StreamedLinear:
         text = "".join(f"typedef {value} {name};\n" for name, value in types.items())
         text += constants(values)
         text += f"INLINE float activated(float x) {{ return {parts.act}(x); }}\n"
-        kernel = "one_row" if "PIECE" in choice.constants else "tiles"
+        kernel = "one_row" if "CHUNKS" in choice.constants else "tiles"
         rest = helpers("streaming/results.cuh", f"streaming/{kernel}.cuh")
         return helpers("warp.cuh", "streaming/instructions.cuh") + text + rest
 
@@ -268,7 +271,7 @@ def streamed(
     choice = linear.choose(regime)
     if isinstance(choice, str):
         return choice
-    if parts.norm is not None and linear.codes.bits == 16 and "PIECE" not in choice.constants:
+    if parts.norm is not None and linear.codes.bits == 16 and "CHUNKS" not in choice.constants:
         return "of 16-bit weights, the kernel for several rows has no rms_norm in front"
     return linear.template(choice, regime)
 

@@ -25,12 +25,6 @@ INLINE void normalize(float (&x)[8], const Pack<G, 8>& gains, float inverse) {
     #pragma unroll
     for (int k = 0; k < 8; ++k) x[k] = x[k] * inverse * ((float)gains.item[k] + GAIN_OFFSET);
 }
-// Brings the weight of the norm into the L2 cache; before `wait_for_previous`.
-INLINE void prefetch_gain(const G* gain) {
-    if (!NORM) return;
-    for (int at = threadIdx.x * 128; at < K * (int)sizeof(G); at += blockDim.x * 128)
-        prefetch((const char*)gain + at);
-}
 // What one result needs besides its sums; loaded long before it is used, and converted then, so
 // that nothing waits for it.
 struct Added { X bias[2], residual; S scale[2]; };
