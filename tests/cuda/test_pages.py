@@ -18,6 +18,7 @@ from irc.backends.reference import ReferenceProgram
 from irc.frontends import random_weights
 from irc.frontends.models import DecoderConfig
 from irc.frontends.models.families.llama import LLAMA
+from irc.generation.greedy import greedy
 from irc.generation.pages import PagePool
 from irc.generation.rows import Rows
 from irc.ir.core import Module
@@ -157,6 +158,23 @@ def test_conversations_share_a_graph(tmp_path: Path) -> None:
             wanted = alone[conversation].step(step)["logits"]
             np.testing.assert_allclose(got, wanted, rtol=1e-4, atol=1e-5)
         assert sum(call[0] == "capture" for call in driver.calls) == 1
+    world.close()
+
+
+def test_tokens_are_fed_back_over_pages(tmp_path: Path) -> None:
+    """Pages of all tokens are taken before the first; without enough, step by step."""
+    world = World(compiled("gqa", "", f"inline, next-tokens, page-caches{{page={PAGE}}}"), tmp_path)
+    (program,) = world.programs
+    prompt = fresh().integers(0, 37, 3).tolist()
+    wanted = greedy(ReferenceProgram(compiled("gqa", "")), prompt, 9, (), {}).tokens
+    assert greedy(program, prompt, 9, (), {}).tokens == wanted
+    pool = PagePool(program, 2 * PAGE)
+    rows = Rows.empty(program, {}, 1, 0, pool)
+    (token,) = rows.next_tokens([prompt]).tolist()
+    assert rows.ahead(token, 9) is None and pool.free_tokens == PAGE
+    ahead = rows.ahead(token, 3)
+    assert ahead is not None and [token, *np.concatenate([*ahead]).tolist()] == [*wanted[:4]]
+    assert pool.free_tokens == 0 and rows.past.tolist() == [6]
     world.close()
 
 
