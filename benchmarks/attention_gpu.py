@@ -129,8 +129,8 @@ class Bench:
         launches = {n: template(op, regime, s) for n, s in shapes_of(op, regime).items()}
         if not every:
             made = decode_attention(op, regime)
-            assert made is not None and isinstance(first := made[0], Template), made
-            launches = {"": first}
+            assert made is not None and isinstance(made[0], Template), made
+            launches = {"": made[0]}
         layers = 2 + COLD // max(1, case.nbytes)
         memory = Memory(self, case, module, min(layers, 32))
         self.gpu.kernels.load([launch.kernel for launch in launches.values()])
