@@ -7,7 +7,7 @@ from irc.ir.core import Function, Module, Value
 from irc.ir.dims import symbol
 from irc.ir.types import TensorType
 from irc.ops import CacheUpdate, GatherPages
-from irc.pipeline import Option, Pass, Stats, register
+from irc.pipeline import Option, Pass, Stats, option, register
 from irc.rewrite import permit
 
 from .shared.edit import insert_before, used_once
@@ -21,9 +21,11 @@ _MOST = 1 << 20
 
 @register(_NAME)
 class PageCaches(Pass):
-    """Every state [B, heads, C, D] that a cache_update writes becomes a pool of pages
-    [P, heads, `page`, D] that all sequences share, and the argument `pages` i32 [B, C / page] has
-    the page of each `page` tokens of a sequence, -1 for none.
+    """Key-value caches become pools of pages, which all sequences share.
+
+    Every state [B, heads, C, D] that a cache_update writes becomes a pool [P, heads, page, D], and
+    the argument `pages` i32 [B, C / page] has the page of each `page` tokens of a sequence, -1 for
+    none.
 
     C becomes the most that it may be, so that plans depend on no length of a sequence. The states
     of a model become pools together or not at all.
@@ -33,7 +35,7 @@ class PageCaches(Pass):
     behind = ("inline", "shard")
     flag = Option("keep KV caches in pages that all conversations share", "page_caches")
 
-    page: int = 64
+    page: int = option(64, "tokens of a page", keyword="page_tokens", metavar="N", least=1)
 
     def run(self, module: Module, stats: Stats) -> None:
         if self.page < 1:
