@@ -3,14 +3,15 @@
     python -m benchmarks.attention_gpu                    one sequence and 16, 512 to 32k tokens
     python -m benchmarks.attention_gpu --tokens 4 --context 8192
     python -m benchmarks.attention_gpu --mixed            16 sequences of 0.5k to 32k tokens
-    python -m benchmarks.attention_gpu --shapes           every shape of blocks
     python -m benchmarks.attention_gpu --pages            caches, and pages in random order
+    python -m benchmarks.attention_gpu --caches f8e4m3 i8     codes, as `--kv-cache` makes them
+    python -m benchmarks.attention_gpu --shapes "0 splits"    shapes of blocks by name, or all
 
 32 query heads share 8 key heads of 128 features, or a rank's part of them (`--tp`); their rope and
-the rows of the caches are computed too. Times are per layer, of launches that follow each other in
-a graph, over caches that no cache of the GPU holds. The floor is the bytes of the keys and values
-that are visible, by the rate at which a plain kernel reads in the same run. The results of some
-heads are compared with the reference.
+the rows of the caches are computed too, unless caches hold codes. Times are per layer, of launches
+that follow each other in a graph, over caches that no cache of the GPU holds. The floor is the
+bytes of the keys and values that are visible, by the rate at which a plain kernel reads in the same
+run. The results of some heads are compared with the reference.
 """
 
 from __future__ import annotations
@@ -35,12 +36,13 @@ from irc.backends.cuda.tuning import device_of
 from irc.backends.reference import evaluate
 from irc.ir.core import Module, Value
 from irc.ir.dtypes import dtype, numpy_dtype
-from irc.ops import FusedAttention
+from irc.ops import Attention, FusedAttention
 from irc.text.parser import parse_module
 
 D, HEADS, KEY_HEADS = 128, 32, 8
 PAGE = 64  # tokens
 COLD = 512 << 20  # bytes of caches, at least, before one is read again
+SCALES = {"f8e4m3": 1.0, "i8": 0.025}
 NUMBERS = 5_000_011  # random numbers that caches repeat
 MIXED = [int(512 * 64 ** (i / 15)) for i in range(16)]
 
@@ -89,6 +91,8 @@ class Case:
 
     def module(self) -> Module:
         """The attention of one layer."""
+        if self.cache != "bf16":
+            return self.module_of_codes()
         wide, narrow = self.heads * D, self.key_heads * D
         q, new = f"bf16[B, S, {wide}]", f"bf16[B, S, {narrow}]"
         rows, size = ("P", PAGE) if self.paged else ("B", "C")
@@ -105,6 +109,21 @@ class Case:
         dims = "dims(B=1:1:64, S=1:1:8, C=1:64:131072, P=1:1:99999)"
         return parse_module(f"module @m {dims} {{\n  {head} {{\n    {body}\n  }}\n}}\n")
 
+    def module_of_codes(self) -> Module:
+        """The attention over caches of codes, which it reads only."""
+        q, shape = f"bf16[B, S, {self.heads * D}]", f"[B, {self.key_heads}, C, {D}]"
+        scale = "f32[1, 1, 1, 1]"
+        lines = [f"%s = full {{value={SCALES[self.cache]}, shape=[1, 1, 1, 1]}} : {scale}"]
+        for name in ("k", "v"):
+            lines += [f'%{name} = dequantize %{name}0, %s {{dtype="bf16"}} : bf16{shape}']
+        options = f"{{head_dim={D}, causal}}"
+        lines += [f"%mixed = attention %q, %k, %v, past=%past {options} : {q}", "return %mixed"]
+        inputs = f"%q: {q}, %k0: {self.cache}{shape}, %v0: {self.cache}{shape}, %past: i32[B]"
+        body = "\n    ".join(lines)
+        dims = "dims(B=1:1:64, S=1:1:8, C=1:64:131072)"
+        text = f"func @main({inputs}) -> (mixed: {q}) {{\n    {body}\n  }}"
+        return parse_module(f"module @m {dims} {{\n  {text}\n}}\n")
+
 
 class Bench:
     """Memory and kernels of one GPU."""
@@ -118,19 +137,21 @@ class Bench:
         self.rng = np.random.default_rng(0)
         self.numbers = self.rng.standard_normal(NUMBERS, np.float32)
 
-    def measure(self, case: Case, every: bool) -> Iterator[str]:
+    def measure(self, case: Case, names: Sequence[str] | None) -> Iterator[str]:
         """Lines of the table."""
         module = case.module()
-        (op, _) = module.main
-        assert isinstance(op, FusedAttention)
+        (op,) = (op for op in module.main if isinstance(op, Attention | FusedAttention))
         regime = Regime(case.sizes, device_of(self.gpu.target))
-        caches = (op.k_cache, op.v_cache)
-        regime.constants = [each for each in module.main.args if each not in caches]
-        launches = {n: template(op, regime, s) for n, s in shapes_of(op, regime).items()}
-        if not every:
+        args = module.main.args
+        regime.constants = [each for each in args if each.name not in ("k0", "v0")]
+        shapes = shapes_of(op, regime)
+        chosen = [n for n in shapes if not names or any(each in n for each in names)]
+        launches = {name: template(op, regime, shapes[name]) for name in chosen}
+        if names is None:
             made = decode_attention(op, regime)
-            assert made is not None and isinstance(made[0], Template), made
-            launches = {"": made[0]}
+            first = made[0] if made else None
+            assert isinstance(first, Template), made
+            launches = {"": first}
         layers = 2 + COLD // max(1, case.nbytes)
         memory = Memory(self, case, module, min(layers, 32))
         self.gpu.kernels.load([launch.kernel for launch in launches.values()])
@@ -182,7 +203,8 @@ class Memory:
     def filled(self, nbytes: int, kind: Any) -> int:
         """Memory with random numbers."""
         address, stream = self.allocated(nbytes), self.bench.stream
-        rows = self.bench.numbers.astype(kind).view(np.uint8)
+        numbers = self.bench.numbers / SCALES.get(self.case.cache, 1.0)
+        rows = numbers.astype(kind).view(np.uint8)
         first = min(nbytes, rows.nbytes)
         stream.upload(address, rows[:first])
         stream.wait("numbers")
@@ -270,8 +292,8 @@ def main() -> None:
     add("--caches", nargs="+", default=["bf16"])
     add("--mixed", action="store_true")
     add("--tp", type=int, default=1)
-    add("--shapes", action="store_true")
     add("--pages", action="store_true")
+    add("--shapes", nargs="*")
     options = parser.parse_args()
     print(f"{datetime.date.today()}, {' '.join(sys.argv[1:]) or 'no arguments'}")
     bench = Bench()

@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from irc.backends.cuda.plan.regime import Regime
+from irc.backends.cuda.plan.regime import Regime, Target
 from irc.backends.cuda.plan.template import Launcher, Template
 from irc.backends.reference import evaluate
 from irc.ir.core import Module, Op, Value
@@ -42,6 +42,8 @@ class Case:
     index: str = "i32"
     norm: str | None = None  # rms_norm of the heads of q and k
     tokens: int = 1
+    multiprocessors: int = 132  # fewer: blocks share out keys by lengths
+    codes: str = ""  # the dtype of caches whose numbers are half of their codes, which are read
 
     @property
     def sizes(self) -> dict[str, int]:
@@ -54,7 +56,7 @@ class Case:
 
     def regime(self, module: Module) -> Regime:
         """The regime of the sizes; only the caches are written during a step."""
-        regime = regime_of(self.sizes)
+        regime = regime_of(self.sizes, Target(multiprocessors=self.multiprocessors))
         regime.constants = [arg for arg in module.main.args if arg.name not in ("k0", "v0")]
         return regime
 
@@ -66,6 +68,12 @@ class Case:
         cache = f"{kind}[B, {self.key_heads}, C, {d}]"
         held = f"{kind}[B, C, {narrow}]" if self.form == "tokens" else cache
         inputs, lines = [f"%x: {q}"], list[str]()
+        caches = "%k0, %v0"
+        if self.codes:
+            held, caches = f"{self.codes}[B, {self.key_heads}, C, {d}]", "%kd, %vd"
+            lines += ["%half = full {value=0.5, shape=[1, 1, 1, 1]} : f32[1, 1, 1, 1]"]
+            for each in ("k", "v"):
+                lines += [f'%{each}d = dequantize %{each}0, %half {{dtype="{kind}"}} : {cache}']
         if self.form == "joined":
             inputs = [f"%qkv: {kind}[B, S, {wide + 2 * narrow}]"]
             parts = f"{{dim=2, sizes=[{wide}, {narrow}, {narrow}]}}"
@@ -88,7 +96,7 @@ class Case:
             call = f"%mixed, %k1, %v1 = fused_attention %x, %y, %z, %k0, %v0, %past{given}"
             lines += [f"{call} {{{options}}} : {q}, {cache}, {cache}", "return %mixed, %k1, %v1"]
         else:
-            call = f"%mixed = attention %x, %k0, %v0{given}"
+            call = f"%mixed = attention %x, {caches}{given}"
             lines += [f"{call} {{{options}}} : {q}", "return %mixed"]
         body = "\n    ".join(lines)
         head = f"func @main({', '.join(inputs)}) -> ({', '.join(results)})"
@@ -103,7 +111,7 @@ class Case:
 
 def operations_of(module: Module) -> list[Op]:
     """The operations of a module that may have launches of their own."""
-    return [op for op in module.main if op.opname not in ("split", "return")]
+    return [op for op in module.main if "attention" in op.opname or "rope" in op.opname]
 
 
 def made_by(maker: Launcher, op: Op, regime: Regime) -> list[Template]:
@@ -129,6 +137,11 @@ def arrays_of(case: Case, module: Module, random: np.random.Generator) -> Mappin
         array = random.uniform(-1, 1, shape).astype(np.float32)
         if name in ("qkv", "x"):
             array[..., : case.heads * case.size] *= 6
+        if value.type.dtype == "i8":
+            array *= 2.9
+        if name in ("k0", "v0") and case.codes == "f8e4m3":
+            for row, past in enumerate(np.resize(case.past, case.batch)):
+                array[row, :, past + case.tokens :] = np.nan
         if name in ("k0", "v0") and case.updates:
             for row, past in enumerate(np.resize(case.past, case.batch)):
                 array[row, :, int(past) :] = np.nan

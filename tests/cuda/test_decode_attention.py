@@ -7,12 +7,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from irc.backends.cuda.codegen.decode_attention import decode_attention, shapes_of
+from irc.backends.cuda.codegen.decode_attention import decode_attention, shapes_of, template
 from irc.backends.cuda.execute.compile import compile_kernel
 from irc.backends.cuda.plan import Launch, Template
 from irc.backends.reference import evaluate
 from irc.ir.core import Module
-from irc.ops import FusedAttention
+from irc.ops import Attention, FusedAttention
 from irc.text import parse_module
 from tests.cuda.decode_cases import Case, arrays_of, check_results, made_by, near, operations_of
 from tests.cuda.emulate import run_templates
@@ -24,7 +24,7 @@ LLAMA3 = ', theta=500000.0, kind="llama3", factor=8.0, original_positions=64'
 CASES = {
     "grouped": Case(8, 2, 64, 2, 100, (37, 99)),
     "first token": Case(4, 2, 32, 1, 40, (0,)),
-    "short in a long cache": Case(4, 2, 64, 2, 5000, (300, 4)),
+    "short in a long cache": Case(4, 2, 64, 2, 5000, (300, 4), multiprocessors=3),
     "window in a long cache": Case(2, 1, 64, 1, 5000, (4900,), options=", causal, window=100"),
     "long": Case(2, 1, 64, 1, 5000, (4321,)),
     "cluster of eight": Case(2, 1, 32, 1, 600, (555,)),
@@ -50,9 +50,35 @@ CASES = {
         *(4, 2, 64, 2, 50, ()), rope=None, form="tokens", lengths=(33, 50), options=""
     ),
     "many sequences": Case(8, 2, 64, 37, 2100, (37, 1099, 0, 2070, 1600)),
+    "many sequences of many lengths": Case(
+        *(4, 2, 64, 37, 4200, (37, 4099, 0, 270, 1600)), multiprocessors=5
+    ),
+    "one long sequence among short ones": Case(
+        *(4, 2, 64, 4, 5000, (37, 4999, 0, 27)), multiprocessors=6, lengths=(20, 5000, 0, 5000)
+    ),
+    "long sequences with a window": Case(
+        *(4, 1, 64, 3, 5000, (4990, 1200, 0)),
+        multiprocessors=4,
+        tokens=3,
+        options=", causal, window=900",
+    ),
+    "codes of FP8": Case(
+        *(8, 2, 64, 2, 90, (30, 71)), rope=None, form="read", codes="f8e4m3", tokens=2
+    ),
+    "codes of INT8": Case(4, 1, 96, 1, 90, (70,), rope=None, form="read", codes="i8", dtype="f16"),
+    "many codes": Case(
+        *(4, 2, 128, 4, 4500, (37, 4400, 0, 27)),
+        multiprocessors=3,
+        rope=None,
+        form="read",
+        codes="i8",
+        options=", causal, window=2000",
+    ),
     "two tokens": Case(8, 2, 64, 2, 100, (14, 98), tokens=2),
     "three tokens in a cluster": Case(4, 2, 32, 1, 600, (555,), tokens=3, norm=""),
-    "four tokens of a long cache": Case(8, 2, 64, 2, 5000, (4321, 0), tokens=4, sinks="f32"),
+    "four tokens of a long cache": Case(
+        *(8, 2, 64, 2, 5000, (4321, 0)), tokens=4, sinks="f32", multiprocessors=7
+    ),
     "five tokens in parts": Case(21, 3, 64, 2, 90, (80, 3), tokens=5, rope=", interleaved"),
     "eight tokens with a window": Case(
         *(4, 2, 64, 2, 2500, (2300, 7)), tokens=8, options=", causal, window=3, softcap=9.0"
@@ -70,19 +96,22 @@ CASES = {
 
 def launch(case: Case, module: Module) -> Template:
     """The launch for the only operation of a case."""
-    (op,) = operations_of(module)
-    (template,) = made_by(decode_attention, op, case.regime(module))
-    return template
+    (op,), regime = operations_of(module), case.regime(module)
+    if case.multiprocessors == 132:
+        (made,) = made_by(decode_attention, op, regime)
+        return made
+    assert isinstance(op, Attention | FusedAttention)
+    return template(op, regime, shapes_of(op, regime)["0 splits, 8 warps, 1 resident"])
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_equal_to_the_reference(name: str) -> None:
     case = CASES[name]
     module = case.module()
-    template = launch(case, module)
-    assert template.early, "arguments and old rows of caches are there before the launch"
+    made = launch(case, module)
+    assert made.early, "arguments and old rows of caches are there before the launch"
     inputs = arrays_of(case, module, fresh())
-    check_results(case, module, inputs, run_templates([template], inputs, case.sizes))
+    check_results(case, module, inputs, run_templates([made], inputs, case.sizes))
 
 
 @pytest.mark.parametrize(

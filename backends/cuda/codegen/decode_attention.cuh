@@ -1,20 +1,25 @@
 // Attention of one to eight queries per sequence: rope of the new queries and keys, their rows of the
 // caches, and softmax(scale q k') v over the visible keys. A row is a query of a query head; a block
 // has up to 16 rows of one key head. Its warps take 16 keys at a time, on tensor cores, straight from
-// global memory, 8 features a lane. A grid of (splits of the keys, key heads * PARTS, sequences); the
-// splits of a head are joined in a cluster, where the kernel is built for one, or by the block that
-// ends last, in order.
+// global memory, 8 features a lane. Either a block has a split of the keys of a head, in a grid of
+// (splits, key heads * PARTS, sequences); or the blocks share out the keys of all heads, one after the
+// other, by the lengths of the sequences. The splits of a head are joined in a cluster, where the
+// kernel is built for one, or by the block that ends last, in order.
 // Constants come before: T, D, GROUP (query heads of a key head), HEADS (key heads * PARTS), TOKENS
 // (queries per sequence, at most), ROWS (in a block), PARTS (of the rows of a key head), WARPS,
 // THREADS, EARLY, NEW (writes the caches), NORM (rms_norm of heads), ROPE, INTERLEAVED, ROTARY_DIM,
 // FACTOR, FREQUENCY, PAGE (keys of a page of a pool; 0: caches), CAUSAL, WINDOW, LENGTHS, SINKS,
-// SCALE, SOFTCAP, SPLITS (of a head, at most), CLUSTER (blocks in one, or 1), AHEAD (loads values and the next keys while it computes).
+// SCALE, SOFTCAP, SPLITS (of a head, at most; 0: by lengths), OVERHEAD (tiles that take as long as
+// what else a head takes, for shares by lengths), CLUSTER (blocks in one, or 1), AHEAD (loads values
+// and the next keys while it computes), KEY_FACTOR and VALUE_FACTOR (what the numbers of caches are
+// multiplied by). `Cell` is an element of a cache: the bits of a T, or a code (cache_codes.cuh, with
+// CODES defined); `Operand` is what is multiplied.
 
 struct Decode {
     const u16 *q, *k, *v;                  // the new rows of tokens, `*_stride` elements apart
     long long q_stride, k_stride, v_stride;
     const NormType *q_norm, *k_norm;       // [D], the weights of rms_norm of every head
-    u16 *keys, *values;                    // see row_of
+    Cell *keys, *values;                   // see row_of
     long long sequence, head, row;         // elements between sequences (or pages), heads and keys
     int sequences, tokens, count;          // queries and keys of a sequence
     u16* out;                              // [sequences, tokens, query heads * D]
@@ -27,6 +32,11 @@ struct Decode {
     int* arrived;                          // per head: splits that are done; 0 before and after
 };
 
+#ifndef CODES
+typedef Pack<u32, 4> Features;  // eight of them
+constexpr float CODE_FACTOR = 1.0f;
+INLINE uint4 pairs_of(const Features& x) { return {x.item[0], x.item[1], x.item[2], x.item[3]}; }
+#endif
 constexpr int CHUNKS = (D + 31) / 32, PITCH = CHUNKS * 32 + 8;
 constexpr int HALVES = ROWS > 8 ? 2 : 1, NEW_ROWS = NEW ? TOKENS : 0;
 constexpr int BLOCKS = (D + 63) / 64;  // of features of a value
@@ -50,6 +60,9 @@ struct DecodeShared {
     Quad sums[BUFFERS][QUADS], inbox[CLUSTER > 1 ? QUADS : 1];
     float cosine[TOKENS * (ROTARY_DIM / 2) + 1], sine[TOKENS * (ROTARY_DIM / 2) + 1];
     float tops[WARPS][ROWS], totals[WARPS][ROWS];
+#ifdef CODES
+    float factors[ROWS];  // of queries
+#endif
     Pack<float, 2> inbox_ends[CLUSTER > 1 ? CLUSTER * ROWS : 1];  // top and total
     Inbox arrived;
     int last;
@@ -74,21 +87,98 @@ INLINE long long row_of(const Decode& a, int b, int kv, int key) {
     return (PAGE && place.first < 0 ? 0 : place.first) * a.sequence + kv * a.head + place.key * a.row;
 }
 
-// The item of the block. Without a cluster, a head has no more splits than tiles for their warps, and
-// the others have none.
-INLINE Item item_of_block(const Decode& a) {
-    const int far = 1 << 30, tokens = tokens_of(a), b = blockIdx.z;
+// The keys that queries of a sequence see, as the only split of a head.
+INLINE Item keys_of(const Decode& a, int b) {
+    const int far = 1 << 30, tokens = tokens_of(a);
     long long past = a.past ? (long long)a.past[b] : a.count - tokens;
     past = past < -far ? -far : past > far ? far : past;
     long long limit = CAUSAL && past + tokens < a.count ? past + tokens : a.count;
     if (LENGTHS && (long long)a.lengths[b] < limit) limit = a.lengths[b];
     if (limit < 0) limit = 0;
     const int first = WINDOW && past - WINDOW + 1 > 0 ? (int)past - WINDOW + 1 : 0;
-    const int from = first / 16, until = ((int)limit + 15) / 16, tiles = until > from ? until - from : 0;
-    const int all = (tiles + WARPS - 1) / WARPS, split = blockIdx.x;
-    const int splits = CLUSTER > 1 || all >= SPLITS ? SPLITS : all > 1 ? all : 1;
-    const int begin = from + tiles * split / splits, end = from + tiles * (split + 1) / splits;
-    return {b, (int)blockIdx.y, split, splits, (int)past, first, (int)limit, begin, end};
+    const int begin = first / 16, end = ((int)limit + 15) / 16;
+    return {b, 0, 0, 1, (int)past, first, (int)limit, begin, end > begin ? end : begin};
+}
+
+// The item of a block where each has one. Without a cluster, a head has no more splits than tiles for
+// their warps, and the other blocks have none.
+INLINE Item item_of_block(const Decode& a) {
+    Item item = keys_of(a, blockIdx.z);
+    const int from = item.begin, tiles = item.end - from, all = (tiles + WARPS - 1) / WARPS;
+    item.head = blockIdx.y, item.split = blockIdx.x;
+    item.splits = CLUSTER > 1 || all >= SPLITS ? SPLITS : all > 1 ? all : 1;
+    item.begin = from + tiles * item.split / item.splits;
+    item.end = from + tiles * (item.split + 1) / item.splits;
+    if (item.split >= item.splits) item.b = -1;
+    return item;
+}
+
+// All heads in a row, each with as many units as tiles, and OVERHEAD more. The units of block i are
+// those from total * i / blocks on; all blocks have some.
+struct Share {
+    long long total, from, until;  // of the block
+    long long start;               // of the next head
+    int b, head;                   // which that is
+};
+INLINE int units_of(const Item& keys) { return keys.end - keys.begin + OVERHEAD; }
+INLINE int block_of(const Share& share, long long unit) {
+    return (int)(((unit + 1) * gridDim.x - 1) / share.total);
+}
+// Of the lanes of a warp up to this one.
+INLINE long long sum_of_lanes(long long x) {
+    const int lane = threadIdx.x % 32;
+    #pragma unroll
+    for (int step = 1; step < 32; step *= 2) {
+        const long long other = __shfl_sync(~0u, x, (lane - step) & 31);
+        if (lane >= step) x += other;
+    }
+    return x;
+}
+INLINE Share share_of_block(const Decode& a) {
+    const int lane = threadIdx.x % 32;
+    auto units = [&](int b) {  // of a sequence
+        return b < a.sequences ? (long long)HEADS * units_of(keys_of(a, b)) : 0;
+    };
+    Share share = {};
+    for (int b = lane; b - lane < a.sequences; b += 32)
+        share.total += __shfl_sync(~0u, sum_of_lanes(units(b)), 31);
+    share.from = share.total * blockIdx.x / gridDim.x;
+    share.until = share.total * (blockIdx.x + 1) / gridDim.x;
+    for (;; share.b += 32) {
+        const long long own = units(share.b + lane), end = share.start + sum_of_lanes(own);
+        int before = end <= share.from;  // lanes of which all units are those of earlier blocks
+        #pragma unroll
+        for (int step = 16; step; step /= 2) before += __shfl_xor_sync(~0u, before, step);
+        const long long start = __shfl_sync(~0u, end - own, before & 31);
+        share.start = __shfl_sync(~0u, end, 31);
+        if (before == 32) continue;
+        share.b += before;
+        const int each = units_of(keys_of(a, share.b));
+        share.head = (int)((share.from - start) / each);
+        share.start = start + (long long)share.head * each;
+        return share;
+    }
+}
+// The next item of the block; `b` is -1 behind the last one.
+INLINE Item next_item(const Decode& a, Share& share) {
+    while (share.b < a.sequences && share.start < share.until) {
+        Item item = keys_of(a, share.b);
+        const int tiles = item.end - item.begin;
+        const long long start = share.start, end = start + (tiles > 1 ? tiles : 1);
+        item.head = share.head;
+        share.start += tiles + OVERHEAD;
+        if (++share.head == HEADS) ++share.b, share.head = 0;
+        if (end <= share.from) continue;  // what else that head takes
+        if (start < share.from || end > share.until) {
+            const int first = block_of(share, start);
+            item.split = blockIdx.x - first;
+            item.splits = block_of(share, end - 1) - first + 1;
+            if (end > share.until) item.end = item.begin + (int)(share.until - start);
+            if (start < share.from) item.begin += (int)(share.from - start);
+        }
+        return item;
+    }
+    return {-1};
 }
 
 // Cosines and sines of the positions of the new tokens of a sequence.
@@ -118,6 +208,24 @@ INLINE void norm_rows(DecodeShared& s, const Decode& a, int count) {
     __syncthreads();
 }
 
+#ifdef CODES
+// The queries as f16, each divided by a power of two of which it is less than 2.
+INLINE void scale_rows(DecodeShared& s) {
+    const int lane = threadIdx.x % 32;
+    for (int r = threadIdx.x / 32; r < ROWS; r += WARPS) {
+        u16* row = s.rows + r * PITCH;
+        u32 most = 0;
+        for (int d = lane; d < D; d += 32) most = max(most, (u32)row[d] & 0x7fffu);
+        #pragma unroll
+        for (int step = 16; step; step /= 2) most = max(most, __shfl_xor_sync(~0u, most, step));
+        const float largest = number((u16)most), factor = largest < 1e-30f ? 1.0f : power_of_2(largest);
+        for (int d = lane; d < D; d += 32) row[d] = f16::of(number(row[d]) / factor).bits;
+        if (lane == 0) s.factors[r] = factor;
+    }
+    __syncthreads();
+}
+#endif
+
 // The queries, with `fresh` the new keys, rotated, and the new values, in shared memory; zeros behind
 // D and the last token.
 INLINE void stage_rows(DecodeShared& s, const Decode& a, const Item& item, bool fresh) {
@@ -143,6 +251,9 @@ INLINE void stage_rows(DecodeShared& s, const Decode& a, const Item& item, bool 
         if (i < COUNT) *(uint4*)(s.rows + i / VECTORS * PITCH + i % VECTORS * 8) = mine[n];
     }
     __syncthreads();
+#ifdef CODES
+    scale_rows(s);
+#endif
     const int turned = ROWS + (fresh ? NEW_ROWS : 0);
     if (NORM) norm_rows(s, a, turned);
     if (!ROPE) return;
@@ -167,7 +278,7 @@ INLINE void write_rows(const DecodeShared& s, const Decode& a, const Item& item)
         const int d = i % VECTORS * 8, which = i / VECTORS % 2, token = i / VECTORS / 2;
         const int key = item.past + token;
         if (key < 0 || key >= a.count || place_of(a, item.b, key).first < 0) continue;
-        u16* to = (which ? a.values : a.keys) + row_of(a, item.b, item.head / PARTS, key) + d;
+        Cell* to = (which ? a.values : a.keys) + row_of(a, item.b, item.head / PARTS, key) + d;
         *(uint4*)to = *(const uint4*)(s.rows + (ROWS + which * NEW_ROWS + token) * PITCH + d);
     }
 }
@@ -197,7 +308,7 @@ INLINE void finish(const Decode& a, const Item& item, int i, const Quad& value, 
     const int head = item.head / PARTS * GROUP + r % GROUP;
     const long long token = (long long)item.b * tokens + r / GROUP;
     if (SINKS) total += exp2_fast((float)a.sinks[head] * LOG2E - top);
-    const float weight = total == 0.0f ? 0.0f : 1.0f / total;
+    const float weight = total == 0.0f ? 0.0f : VALUE_FACTOR * CODE_FACTOR / total;
     Pack<u16, 4> done;
     #pragma unroll
     for (int k = 0; k < 4; ++k) done.item[k] = T::of(value.item[k] * weight).bits;
@@ -243,12 +354,19 @@ INLINE void join_in_cluster(DecodeShared& s, const Decode& a, const Item& item) 
     }
 }
 
+// Where the part of split `n` of a head is: blocks that share out keys have two places, for a head
+// that they end and one that they begin.
+INLINE long long part_of(const Item& item, int n) {
+    if (SPLITS) return ((long long)item.b * HEADS + item.head) * SPLITS + n;
+    return 2 * (blockIdx.x - item.split + n) + (n == 0);
+}
+
 // Joins the splits through global memory, in the block that ends last.
 INLINE void join_by_last(DecodeShared& s, const Decode& a, const Item& item) {
     constexpr int SIZE = QUADS + ROWS;
     const long long head = (long long)item.b * HEADS + item.head;
-    Quad* all = a.partial + head * SPLITS * SIZE;
-    Quad* mine = all + (long long)item.split * SIZE;
+    auto part = [&](int n) { return a.partial + part_of(item, n) * SIZE; };
+    Quad* mine = part(item.split);
     float top, total;
     for (int i = threadIdx.x; i < QUADS; i += THREADS) {
         mine[i] = sum_of_block(s, i, top, total);
@@ -262,11 +380,11 @@ INLINE void join_by_last(DecodeShared& s, const Decode& a, const Item& item) {
     __threadfence();
     if (threadIdx.x == 0) a.arrived[head] = 0;
     for (int i = threadIdx.x; i < QUADS; i += THREADS) {
-        const Quad* ends = all + QUADS + i / ROW_QUADS;
+        const int ends = QUADS + i / ROW_QUADS;
         const Quad value = joined(
-            item.splits, [&](int n) { return ends[n * SIZE].item[0]; },
-            [&](int n) { return ends[n * SIZE].item[1]; },
-            [&](int n) { return all[n * SIZE + i]; }, top, total);
+            item.splits, [&](int n) { return part(n)[ends].item[0]; },
+            [&](int n) { return part(n)[ends].item[1]; },
+            [&](int n) { return part(n)[i]; }, top, total);
         finish(a, item, i, value, top, total);
     }
 }
@@ -281,11 +399,13 @@ INLINE void decode_attention(const Decode& a) {
         cluster_arrive();
     }
     if (!EARLY) wait_for_previous();
-    const Item item = item_of_block(a);
+    Share share = {};
+    if (!SPLITS) share = share_of_block(a);
+    Item item = SPLITS ? item_of_block(a) : next_item(a, share);
 
     // Of keys g and g + 8 of a tile, features 32 c + 8 t to + 7; of the values of keys 2 t, 2 t + 1,
     // 2 t + 8 and 2 t + 9, features 64 c + 8 g to + 7.
-    uint4 k[2][CHUNKS], v[4][BLOCKS];
+    Features k[2][CHUNKS], v[4][BLOCKS];
     auto key_of = [&](int tile, int i) { return tile * 16 + 8 * i + g; };
     auto value_of = [&](int tile, int i) { return tile * 16 + 8 * (i / 2) + 2 * t + i % 2; };
     auto seen = [&](int key) { return key >= item.first && key < item.limit; };
@@ -293,9 +413,9 @@ INLINE void decode_attention(const Decode& a) {
         if (TOKENS == 1) return NEW && key == item.past;
         return NEW && key >= item.past && key - item.past < tokens;
     };
-    auto load = [&](const u16* from, int key, int d) {  // the last features may be missing
-        if (!seen(key) || fresh(key) || d >= D) return uint4{0, 0, 0, 0};
-        return *(const uint4*)(from + row_of(a, item.b, item.head / PARTS, key) + d);
+    auto load = [&](const Cell* from, int key, int d) {  // the last features may be missing
+        if (!seen(key) || fresh(key) || d >= D) return Features{};
+        return *(const Features*)(from + row_of(a, item.b, item.head / PARTS, key) + d);
     };
     auto load_keys = [&](int tile) {
         #pragma unroll
@@ -310,11 +430,11 @@ INLINE void decode_attention(const Decode& a) {
                 load(a.values, value_of(tile, i / BLOCKS), 64 * (i % BLOCKS) + 8 * g);
     };
     auto fetch = [&](int tile) {  // into the cache of the GPU
-        constexpr int LINES = (2 * D + 127) / 128;
+        constexpr int LINE = 128 / sizeof(Cell), LINES = (D + LINE - 1) / LINE;
         for (int i = lane; i < 16 * LINES; i += 32) {
             const int key = tile * 16 + i / LINES;
             if (!seen(key) || fresh(key)) continue;
-            const long long at = row_of(a, item.b, item.head / PARTS, key) + i % LINES * 64;
+            const long long at = row_of(a, item.b, item.head / PARTS, key) + i % LINES * LINE;
             prefetch(a.keys + at);
             prefetch(a.values + at);
         }
@@ -325,178 +445,204 @@ INLINE void decode_attention(const Decode& a) {
     };
     auto new_row = [&](int which, int key, int d) {
         const u16* row = s.rows + (ROWS + which * NEW_ROWS + key - item.past) * PITCH;
-        return *(const uint4*)(row + d);
+        return *(const Features*)(row + d);
     };
 
-    const int begin = item.split < item.splits ? item.begin + warp : item.end;
-    if (begin < item.end) {
-        load_keys(begin);
-        if (AHEAD) load_values(begin);
-        else fetch(begin);
-    }
-    if (ROPE) set_angles(s, a, item.b);
+    auto load_first = [&] {
+        const int tile = item.begin + warp;
+        if (item.b < 0 || tile >= item.end) return;
+        load_keys(tile);
+        if (AHEAD) load_values(tile);
+        else fetch(tile);
+    };
+    load_first();
+    if (ROPE && item.b >= 0) set_angles(s, a, item.b);
     allow_next();
     if (cluster) cluster_wait();  // all of its blocks expect what the others send
     if (EARLY) wait_for_previous();
-    if (item.split >= item.splits) return;
-    const bool is_last = item.split == item.splits - 1;
-    stage_rows(s, a, item, NEW && (is_last || has_new(item.begin, item.end)));
-    if (NEW && is_last && item.head % PARTS == 0) write_rows(s, a, item);
+    while (item.b >= 0) {
+        const bool is_last = item.split == item.splits - 1;
+        stage_rows(s, a, item, NEW && (is_last || has_new(item.begin, item.end)));
+        if (NEW && is_last && item.head % PARTS == 0) write_rows(s, a, item);
 
-    int lows_of[HALVES], limits[HALVES];  // of the keys of rows g and g + 8
-    #pragma unroll
-    for (int h = 0; h < HALVES; ++h) {
-        const int at = item.past + (item.head % PARTS * ROWS + g + 8 * h) / GROUP;
-        lows_of[h] = TOKENS > 1 && WINDOW && at - WINDOW + 1 > 0 ? at - WINDOW + 1 : item.first;
-        limits[h] = TOKENS > 1 && CAUSAL && at + 1 < item.limit ? at + 1 : item.limit;
-    }
-    // The sums are transposed: rows are features, columns are rows of queries.
-    float top[HALVES], total[HALVES], out[HALVES][4 * BLOCKS][4] = {};  // of rows g and g + 8
-    #pragma unroll
-    for (int h = 0; h < HALVES; ++h) { top[h] = NONE; total[h] = 0.0f; }
-
-    for (int tile = begin; tile < item.end; tile += WARPS) {
-        const int next = tile + WARPS;
-        if (AHEAD && tile != begin) load_values(tile);
-        if (!AHEAD && next < item.end) fetch(next);
-        const bool patched = has_new(tile, tile + 1);
-        if (patched) {
-            #pragma unroll
-            for (int i = 0; i < 2 * CHUNKS; ++i) {
-                const int key = key_of(tile, i / CHUNKS);
-                if (fresh(key) && seen(key))
-                    k[i / CHUNKS][i % CHUNKS] = new_row(0, key, 32 * (i % CHUNKS) + 8 * t);
-            }
-            __syncwarp();
-        }
-        float score[2][4] = {};
-        #pragma unroll
-        for (int c = 0; c < CHUNKS; ++c) {
-            const u16* at = s.rows + g * PITCH + 32 * c + 8 * t;
-            const uint4 q = g < ROWS ? *(const uint4*)at : uint4{0, 0, 0, 0};
-            const uint4 w = g + 8 < ROWS ? *(const uint4*)(at + 8 * PITCH) : uint4{0, 0, 0, 0};
-            #pragma unroll
-            for (int n = 0; n < 2; ++n) {
-                mma<T>(score[n], q.x, w.x, q.y, w.y, k[n][c].x, k[n][c].y);
-                mma<T>(score[n], q.z, w.z, q.w, w.w, k[n][c].z, k[n][c].w);
-            }
-        }
-        if (!AHEAD) {
-            settle(score[0]);
-            settle(score[1]);
-            load_values(tile);
-        }
-        if (patched) {
-            #pragma unroll
-            for (int i = 0; i < 4 * BLOCKS; ++i) {
-                const int key = value_of(tile, i / BLOCKS), d = 64 * (i % BLOCKS) + 8 * g;
-                if (fresh(key) && seen(key) && d < D) v[i / BLOCKS][i % BLOCKS] = new_row(1, key, d);
-            }
-            __syncwarp();
-        }
-        if (AHEAD && next < item.end) load_keys(next);
-        u32 weights[HALVES][2];
-        float rescale[HALVES][2];  // of rows 2 t and 2 t + 1, and 8 above
+        int lows_of[HALVES], limits[HALVES];  // of the keys of rows g and g + 8
         #pragma unroll
         for (int h = 0; h < HALVES; ++h) {
-            float p[4], best = top[h];
-            #pragma unroll
-            for (int i = 0; i < 4; ++i) {
-                const int key = tile * 16 + 8 * (i / 2) + 2 * t + i % 2;
-                const float scale = SOFTCAP > 0 ? SCALE / SOFTCAP : SCALE * LOG2E;
-                float x = score[i / 2][2 * h + i % 2] * scale;
-                if (SOFTCAP > 0) x = tanhf(x) * (SOFTCAP * LOG2E);
-                p[i] = key >= lows_of[h] && key < limits[h] ? x : NONE;
-                best = fmaxf(best, p[i]);
-            }
-            best = fmaxf(best, __shfl_xor_sync(~0u, best, 1));
-            best = fmaxf(best, __shfl_xor_sync(~0u, best, 2));
-            const float factor = exp2_fast(top[h] - best);
-            rescale[h][0] = __shfl_sync(~0u, factor, 8 * t);
-            rescale[h][1] = __shfl_sync(~0u, factor, 8 * t + 4);
-            top[h] = best;
-            total[h] *= factor;
-            #pragma unroll
-            for (int i = 0; i < 4; ++i) {
-                p[i] = p[i] == NONE ? 0.0f : exp2_fast(p[i] - best);
-                total[h] += p[i];
-            }
-            weights[h][0] = pack<T>(p[0], p[1]);
-            weights[h][1] = pack<T>(p[2], p[3]);
+            const int at = item.past + (item.head % PARTS * ROWS + g + 8 * h) / GROUP;
+            lows_of[h] = TOKENS > 1 && WINDOW && at - WINDOW + 1 > 0 ? at - WINDOW + 1 : item.first;
+            limits[h] = TOKENS > 1 && CAUSAL && at + 1 < item.limit ? at + 1 : item.limit;
         }
+        // The sums are transposed: rows are features, columns are rows of queries.
+        float top[HALVES], total[HALVES], out[HALVES][4 * BLOCKS][4] = {};  // of rows g and g + 8
         #pragma unroll
-        for (int i = 0; i < 4 * BLOCKS; ++i) {  // rows g and g + 8 are features 2 i and 2 i + 1
-            auto pair = [&](int n) { return word(v[n][i / 4], i % 4); };
-            const u32 a0 = lows(pair(0), pair(1)), a1 = highs(pair(0), pair(1));
-            const u32 a2 = lows(pair(2), pair(3)), a3 = highs(pair(2), pair(3));
+        for (int h = 0; h < HALVES; ++h) { top[h] = NONE; total[h] = 0.0f; }
+
+        const int begin = item.begin + warp;
+        for (int tile = begin; tile < item.end; tile += WARPS) {
+            const int next = tile + WARPS;
+            if (AHEAD && tile != begin) load_values(tile);
+            if (!AHEAD && next < item.end) fetch(next);
+            const bool patched = has_new(tile, tile + 1);
+            if (patched) {
+                #pragma unroll
+                for (int i = 0; i < 2 * CHUNKS; ++i) {
+                    const int key = key_of(tile, i / CHUNKS);
+                    if (fresh(key) && seen(key))
+                        k[i / CHUNKS][i % CHUNKS] = new_row(0, key, 32 * (i % CHUNKS) + 8 * t);
+                }
+                __syncwarp();
+            }
+            float score[2][4] = {};
+            #pragma unroll
+            for (int c = 0; c < CHUNKS; ++c) {
+                const u16* at = s.rows + g * PITCH + 32 * c + 8 * t;
+                const uint4 q = g < ROWS ? *(const uint4*)at : uint4{0, 0, 0, 0};
+                const uint4 w = g + 8 < ROWS ? *(const uint4*)(at + 8 * PITCH) : uint4{0, 0, 0, 0};
+                #pragma unroll
+                for (int n = 0; n < 2; ++n) {
+                    const uint4 x = pairs_of(k[n][c]);
+                    mma<Operand>(score[n], q.x, w.x, q.y, w.y, x.x, x.y);
+                    mma<Operand>(score[n], q.z, w.z, q.w, w.w, x.z, x.w);
+                }
+            }
+            if (!AHEAD) {
+                settle(score[0]);
+                settle(score[1]);
+                load_values(tile);
+            }
+            if (patched) {
+                #pragma unroll
+                for (int i = 0; i < 4 * BLOCKS; ++i) {
+                    const int key = value_of(tile, i / BLOCKS), d = 64 * (i % BLOCKS) + 8 * g;
+                    if (fresh(key) && seen(key) && d < D) v[i / BLOCKS][i % BLOCKS] = new_row(1, key, d);
+                }
+                __syncwarp();
+            }
+            if (AHEAD && next < item.end) load_keys(next);
+            u32 weights[HALVES][2];
+            float rescale[HALVES][2];  // of rows 2 t and 2 t + 1, and 8 above
             #pragma unroll
             for (int h = 0; h < HALVES; ++h) {
+                float p[4], best = top[h];
                 #pragma unroll
-                for (int e = 0; e < 4; ++e) out[h][i][e] *= rescale[h][e % 2];
-                mma<T>(out[h][i], a0, a1, a2, a3, weights[h][0], weights[h][1]);
+                for (int i = 0; i < 4; ++i) {
+                    const int key = tile * 16 + 8 * (i / 2) + 2 * t + i % 2;
+                    const float scale = (SOFTCAP > 0 ? SCALE / SOFTCAP : SCALE * LOG2E) * (KEY_FACTOR * CODE_FACTOR);
+                    float x = score[i / 2][2 * h + i % 2] * scale;
+#ifdef CODES
+                    x *= s.factors[min(g + 8 * h, ROWS - 1)];
+#endif
+                    if (SOFTCAP > 0) x = tanhf(x) * (SOFTCAP * LOG2E);
+                    p[i] = key >= lows_of[h] && key < limits[h] ? x : NONE;
+                    best = fmaxf(best, p[i]);
+                }
+                best = fmaxf(best, __shfl_xor_sync(~0u, best, 1));
+                best = fmaxf(best, __shfl_xor_sync(~0u, best, 2));
+                const float factor = exp2_fast(top[h] - best);
+                rescale[h][0] = __shfl_sync(~0u, factor, 8 * t);
+                rescale[h][1] = __shfl_sync(~0u, factor, 8 * t + 4);
+                top[h] = best;
+                total[h] *= factor;
+                #pragma unroll
+                for (int i = 0; i < 4; ++i) {
+                    p[i] = p[i] == NONE ? 0.0f : exp2_fast(p[i] - best);
+                    total[h] += p[i];
+                }
+                weights[h][0] = pack<Operand>(p[0], p[1]);
+                weights[h][1] = pack<Operand>(p[2], p[3]);
+            }
+            #pragma unroll
+            for (int block = 0; block < BLOCKS; ++block) {
+                uint4 x[4];
+                #pragma unroll
+                for (int n = 0; n < 4; ++n) x[n] = pairs_of(v[n][block]);
+                #pragma unroll
+                for (int j = 0; j < 4; ++j) {  // rows g and g + 8 are features 2 i and 2 i + 1
+                    const int i = 4 * block + j;
+                    auto pair = [&](int n) { return word(x[n], j); };
+                    const u32 a0 = lows(pair(0), pair(1)), a1 = highs(pair(0), pair(1));
+                    const u32 a2 = lows(pair(2), pair(3)), a3 = highs(pair(2), pair(3));
+                    #pragma unroll
+                    for (int h = 0; h < HALVES; ++h) {
+                        #pragma unroll
+                        for (int e = 0; e < 4; ++e) out[h][i][e] *= rescale[h][e % 2];
+                        mma<Operand>(out[h][i], a0, a1, a2, a3, weights[h][0], weights[h][1]);
+                    }
+                }
+            }
+            if (!AHEAD && next < item.end) load_keys(next);
+        }
+
+        const Item done = item;
+        if (SPLITS) item.b = -1;
+        else item = next_item(a, share);
+        load_first();
+        #pragma unroll
+        for (int h = 0; h < HALVES; ++h) {
+            total[h] += __shfl_xor_sync(~0u, total[h], 1);
+            total[h] += __shfl_xor_sync(~0u, total[h], 2);
+            if (t == 0 && g + 8 * h < ROWS) {
+                s.tops[warp][g + 8 * h] = top[h];
+                s.totals[warp][g + 8 * h] = total[h];
             }
         }
-        if (!AHEAD && next < item.end) load_keys(next);
-    }
-
-    #pragma unroll
-    for (int h = 0; h < HALVES; ++h) {
-        total[h] += __shfl_xor_sync(~0u, total[h], 1);
-        total[h] += __shfl_xor_sync(~0u, total[h], 2);
-        if (t == 0 && g + 8 * h < ROWS) {
-            s.tops[warp][g + 8 * h] = top[h];
-            s.totals[warp][g + 8 * h] = total[h];
+        float factors[HALVES][2] = {};  // of rows 2 t and 2 t + 1, and 8 above
+        if (!OWN_BUFFERS) {
+            __syncthreads();
+            #pragma unroll
+            for (int n = 0; n < 2 * HALVES; ++n) {
+                const int r = 8 * (n / 2) + 2 * t + n % 2;
+                float best = NONE;
+                #pragma unroll
+                for (int w = 0; w < WARPS && r < ROWS; ++w) best = fmaxf(best, s.tops[w][r]);
+                if (r < ROWS) factors[n / 2][n % 2] = exp2_fast(s.tops[warp][r] - best);
+            }
+            __syncthreads();
+            for (int r = threadIdx.x; r < ROWS; r += THREADS) {  // that of warp 0 becomes that of all
+                float best = NONE, all = 0.0f;
+                #pragma unroll
+                for (int w = 0; w < WARPS; ++w) best = fmaxf(best, s.tops[w][r]);
+                #pragma unroll
+                for (int w = 0; w < WARPS; ++w) all += s.totals[w][r] * exp2_fast(s.tops[w][r] - best);
+                s.tops[0][r] = best, s.totals[0][r] = all;
+            }
         }
-    }
-    float factors[HALVES][2] = {};  // of rows 2 t and 2 t + 1, and 8 above
-    if (!OWN_BUFFERS) {
+        #pragma unroll 1
+        for (int round = 0; round < WARPS / BUFFERS; ++round) {
+            if (round) __syncthreads();
+            if (warp / BUFFERS != round) continue;
+            #pragma unroll
+            for (int n = 0; n < 4 * BLOCKS * HALVES; ++n) {
+                const int h = n / (4 * BLOCKS), m = n % (4 * BLOCKS);
+                const int r = 8 * h + 2 * t + m % 2, half = m / 2 % 2 ^ g / 4;  // all banks at once
+                auto sum_of = [&](int i) {
+                    const int at = m / 4 * 4 + i / 2, e = i % 2 * 2 + m % 2;
+                    const float sum = half ? out[h][at + 2][e] : out[h][at][e];
+                    return OWN_BUFFERS ? sum : sum * factors[h][m % 2];
+                };
+                if (r >= ROWS) continue;
+                Quad& place = s.sums[warp % BUFFERS][r * ROW_QUADS + m / 4 * 16 + 2 * g + half];
+                Quad sum = {sum_of(0), sum_of(1), sum_of(2), sum_of(3)};
+                #pragma unroll
+                for (int i = 0; i < 4; ++i)
+                    if (round) sum.item[i] += place.item[i];
+                place = sum;
+            }
+        }
         __syncthreads();
-        #pragma unroll
-        for (int n = 0; n < 2 * HALVES; ++n) {
-            const int r = 8 * (n / 2) + 2 * t + n % 2;
-            float best = NONE;
-            #pragma unroll
-            for (int w = 0; w < WARPS && r < ROWS; ++w) best = fmaxf(best, s.tops[w][r]);
-            if (r < ROWS) factors[n / 2][n % 2] = exp2_fast(s.tops[warp][r] - best);
+        if (cluster) {
+            join_in_cluster(s, a, done);
+        } else if (SPLITS != 1 && done.splits > 1) {
+            join_by_last(s, a, done);
+        } else {
+            for (int i = threadIdx.x; i < QUADS; i += THREADS) {
+                float best, all;
+                const Quad value = sum_of_block(s, i, best, all);
+                finish(a, done, i, value, best, all);
+            }
         }
+        if (item.b < 0) return;
+        if (ROPE && item.b != done.b) set_angles(s, a, item.b);
         __syncthreads();
-        for (int r = threadIdx.x; r < ROWS; r += THREADS) {  // that of warp 0 becomes that of all
-            float best = NONE, all = 0.0f;
-            #pragma unroll
-            for (int w = 0; w < WARPS; ++w) best = fmaxf(best, s.tops[w][r]);
-            #pragma unroll
-            for (int w = 0; w < WARPS; ++w) all += s.totals[w][r] * exp2_fast(s.tops[w][r] - best);
-            s.tops[0][r] = best, s.totals[0][r] = all;
-        }
-    }
-    #pragma unroll 1
-    for (int round = 0; round < WARPS / BUFFERS; ++round) {
-        if (round) __syncthreads();
-        if (warp / BUFFERS != round) continue;
-        #pragma unroll
-        for (int n = 0; n < 4 * BLOCKS * HALVES; ++n) {
-            const int h = n / (4 * BLOCKS), m = n % (4 * BLOCKS);
-            const int r = 8 * h + 2 * t + m % 2, half = m / 2 % 2 ^ g / 4;  // all banks at once
-            auto sum_of = [&](int i) {
-                const int at = m / 4 * 4 + i / 2, e = i % 2 * 2 + m % 2;
-                const float sum = half ? out[h][at + 2][e] : out[h][at][e];
-                return OWN_BUFFERS ? sum : sum * factors[h][m % 2];
-            };
-            if (r >= ROWS) continue;
-            Quad& place = s.sums[warp % BUFFERS][r * ROW_QUADS + m / 4 * 16 + 2 * g + half];
-            Quad sum = {sum_of(0), sum_of(1), sum_of(2), sum_of(3)};
-            #pragma unroll
-            for (int i = 0; i < 4; ++i)
-                if (round) sum.item[i] += place.item[i];
-            place = sum;
-        }
-    }
-    __syncthreads();
-    if (cluster) return join_in_cluster(s, a, item);
-    if (SPLITS > 1 && item.splits > 1) return join_by_last(s, a, item);
-    for (int i = threadIdx.x; i < QUADS; i += THREADS) {
-        float best, all;
-        const Quad value = sum_of_block(s, i, best, all);
-        finish(a, item, i, value, best, all);
     }
 }

@@ -9,13 +9,14 @@ from itertools import product
 
 from irc.ir.core import Value
 from irc.ir.dims import DimLike
+from irc.ir.dims import product as product_of
 from irc.ir.types import TensorType
-from irc.ops import Attention, FusedAttention
+from irc.ops import Attention, Dequantize, Full, FusedAttention
 from irc.ops.fused_attention import cache_writes
 
 from ..plan.core import Kernel
 from ..plan.regime import Regime
-from ..plan.template import Template, launches_of
+from ..plan.template import Grid, Sizes, Template, launches_of
 from .attention import FAR
 from .cache_rows import pool_of
 from .files import constants, helpers
@@ -24,10 +25,12 @@ from .rope_and_cache import Rows, constants_of_heads
 
 AnyAttention = Attention | FusedAttention
 WARP, CODE = helpers("warp.cuh"), helpers("heads.cuh", "decode_attention.cuh")
+CODES = helpers("streaming/instructions.cuh", "cache_codes.cuh")
 TOKENS = (1, 2, 4, 8)  # of a sequence, at most
 CLUSTER_KEYS = 4096  # up to which splits are joined in a cluster
 CLUSTER = 8  # blocks, at most
 KEYS_OF_BLOCK = 64  # at least
+OVERHEAD = 16  # tiles of 16 keys that take as long as what else a head takes
 KEYS_OF_8_WARPS = 1024  # of a block, above which it has more warps
 ROWS = 16  # of a block: queries of query heads
 POWERS = tuple(1 << n for n in range(31))
@@ -57,8 +60,10 @@ def _refusal(op: AnyAttention, regime: Regime) -> str:
         return "it takes a fixed number of heads"
     if op.results[0].type.shape[2] != op.q.type.shape[2]:
         return "it takes keys and values of equal width"
-    if not isinstance(op, FusedAttention) and pool_of(op.k)[1] is not pool_of(op.v)[1]:
-        return "it takes keys and values of the same pages"
+    if not isinstance(op, FusedAttention):
+        keys, values = (pool_of(value)[1] for value in _read_caches(op))
+        if keys is not values:
+            return "it takes keys and values of the same pages"
     if isinstance(op, FusedAttention) and _norm_type(op) is None:
         return "it takes weights of norms of one dtype"
     if regime.bucket(op.q.type.shape[0], (0, (1 << 16) - 1)) in (0, None):
@@ -66,16 +71,37 @@ def _refusal(op: AnyAttention, regime: Regime) -> str:
     return "" if regime.bucket(_key_count(op), (0,)) is None else "there are no keys"
 
 
+def codes_of(value: Value) -> tuple[Value, float] | None:
+    """The codes of 8 bits in a cache, or in the pages of a pool, and their only scale."""
+    made = value.producer
+    if not isinstance(made, Dequantize) or made.zero is not None:
+        return None
+    scale = made.scale.producer
+    takes = made.x.type.ndim == 4 and made.x.type.dtype in ("f8e4m3", "i8")
+    if not takes or not isinstance(scale, Full) or product_of(made.scale.type.shape) != 1:
+        return None
+    return made.x, float(scale.value)
+
+
+def _read_caches(op: Attention) -> tuple[Value, Value]:
+    """What keys and values are read from: the codes that they are made of, if they are."""
+    keys, values = codes_of(op.k), codes_of(op.v)
+    if keys is None or values is None or keys[0].type.dtype != values[0].type.dtype:
+        return op.k, op.v
+    return keys[0], values[0]
+
+
 def _caches(op: AnyAttention) -> tuple[Value, Value]:
     """Keys and values, before the new ones are among them, or the pools that have their pages."""
     if isinstance(op, FusedAttention):
         return op.k_cache, op.v_cache
-    return pool_of(op.k)[0], pool_of(op.v)[0]
+    keys, values = _read_caches(op)
+    return pool_of(keys)[0], pool_of(values)[0]
 
 
 def _pages(op: AnyAttention) -> Value | None:
     """The pages of the keys, if they lie in a pool."""
-    return op.pages if isinstance(op, FusedAttention) else pool_of(op.k)[1]
+    return op.pages if isinstance(op, FusedAttention) else pool_of(_read_caches(op)[0])[1]
 
 
 def _has_caches(op: AnyAttention) -> bool:
@@ -101,9 +127,10 @@ class Shape:
     """What blocks compute: `rows` of the queries of a key head, in `parts`, by `warps`.
 
     `tokens`: queries per sequence, at most; `group`: query heads of a key head. `splits` blocks
-    share the keys of a head, `cluster` of them as a cluster: all of them, or 1. `resident`: blocks
-    on a multiprocessor, for which the registers have to suffice. `ahead`: whether values and the
-    next keys are loaded into registers while a block computes.
+    share the keys of a head, `cluster` of them as a cluster: all of them, or 1. Where `splits` is
+    0, a block per multiprocessor has its share of the keys of all heads. `resident`: blocks on a
+    multiprocessor, for which the registers have to suffice. `ahead`: whether values and the next
+    keys are loaded into registers while a block computes.
     """
 
     tokens: int
@@ -124,10 +151,18 @@ def shapes_of(op: AnyAttention, regime: Regime) -> Mapping[str, Shape]:
     for splits in (first.splits // 2, first.splits, 2 * first.splits):
         if 0 < splits <= regime.target.multiprocessors:
             cluster = _cluster_of(splits, _key_count(op), regime)
-            for warps, resident in product((4, 8, 12), (1, 2, 4)):
+            for warps, resident in product((4, 8, 12, 16), (1, 2, 4)):
                 changes = {"warps": warps, "resident": resident}
                 shapes.append(replace(first, splits=splits, cluster=cluster, **changes))
+    if _shares_pay(op, regime):
+        shapes += [replace(first, splits=0, cluster=1, warps=n, resident=1) for n in (8, 12)]
     return {f"{s.splits} splits, {s.warps} warps, {s.resident} resident": s for s in shapes}
+
+
+def _shares_pay(op: AnyAttention, regime: Regime) -> bool:
+    """Whether sequences may have lengths so different that blocks share out their keys."""
+    several = _exceeds(op.q.type.shape[0], 1, regime)
+    return several and _exceeds(_key_count(op), CLUSTER_KEYS, regime)
 
 
 def _key(op: AnyAttention, regime: Regime) -> str:
@@ -136,6 +171,8 @@ def _key(op: AnyAttention, regime: Regime) -> str:
     tokens = regime.bucket(op.q.type.shape[1], TOKENS)
     keys = regime.bucket(_key_count(op), POWERS[10:])
     heads = f"{op.q.type.shape[2]} features, {op.key_heads} heads of {op.head_dim}"
+    cell = _caches(op)[0].type.dtype
+    heads += f" over {cell}" if cell != op.q.type.dtype else ""
     several = f" of {tokens}" if tokens != 1 else ""
     return f"decode attention {op.q.type.dtype}, {heads}, to {rows} rows{several}, to {keys} keys"
 
@@ -150,9 +187,10 @@ def _shape_of(op: AnyAttention, regime: Regime) -> Shape:
     rows = -(-group * tokens // parts)
     heads, keys = op.q.type.shape[0] * (op.key_heads * parts), _key_count(op)
     splits, ahead = _splits_of(heads, keys, regime), op.head_dim <= 128 and rows <= 8
-    many = _exceeds(heads, regime.target.multiprocessors, regime) and ahead
+    many = ahead and _exceeds(heads, regime.target.multiprocessors, regime)
     sums = rows * _padded(op.head_dim)  # of a warp, in shared memory
-    warps = 12 if sums <= 512 and _exceeds(keys, KEYS_OF_8_WARPS * splits, regime) else 8
+    most = 12 if _caches(op)[0].type.dtype == op.q.type.dtype else 16  # codes need fewer registers
+    warps = most if sums <= 512 and _exceeds(keys, KEYS_OF_8_WARPS * splits, regime) else 8
     return Shape(
         tokens=tokens,
         group=group,
@@ -203,16 +241,27 @@ def template(op: AnyAttention, regime: Regime, shape: Shape) -> Template:
     heads, batch = op.key_heads * shape.parts, op.q.type.shape[0]
     source = Source(op, shape, regime)
     row = _padded(op.head_dim) + 4  # sums, the top and the total
-    shared = heads * shape.splits * shape.rows * row if shape.splits > 1 else 0
+    part = shape.rows * row
+    scratch = batch * (heads * shape.splits * part if shape.splits > 1 else 0)
+    blocks = regime.target.multiprocessors
+    if not shape.splits:
+        scratch = blocks * 2 * part
+
+    def grid(sizes: Sizes) -> Grid:
+        sequences = number(batch, sizes)
+        if not shape.splits:
+            return (min(blocks, sequences * heads * OVERHEAD), 1, 1)
+        return (shape.splits, heads, sequences)
+
     return Template(
         kernel=source.kernel(),
         reads=source.reads,
         writes=source.writes,
         symbols=tuple(source.symbols),
-        grid=lambda sizes: (shape.splits, heads, number(batch, sizes)),
+        grid=grid,
         block=32 * shape.warps,
         cluster=shape.cluster,
-        scratch=(TensorType("f32", (batch * shared,)),),  # also without clusters
+        scratch=(TensorType("f32", (scratch,)),),  # also without clusters
         zeros=(TensorType("i32", (batch * heads,)),),
         in_place=dict(zip(source.updates, _caches(op), strict=False)),
         operations=(op,),
@@ -226,6 +275,8 @@ class Source:
 
     def __init__(self, op: AnyAttention, shape: Shape, regime: Regime) -> None:
         self.op, self.shape = op, shape
+        cell = _caches(op)[0].type.dtype
+        self.codes = cell if cell != op.q.type.dtype else ""
         new = op if isinstance(op, FusedAttention) else None
         self.updates = op.results[1:]
         self.rows = {"q": Rows.of(op.q)}
@@ -251,7 +302,7 @@ class Source:
 
     def kernel(self) -> Kernel:
         """The kernel, called by a number of its own."""
-        code = WARP + self._constants() + CODE
+        code = WARP + self._constants() + (CODES if self.codes else "") + CODE
         bound = f"__launch_bounds__(THREADS, {self.shape.resident})"
         arguments = [f"const {v.type.dtype}* p{i}" for i, v in enumerate(self.reads)]
         arguments += [f"{v.type.dtype}* out{i}" for i, v in enumerate(self.writes)]
@@ -262,7 +313,8 @@ class Source:
             [*lines, "  decode_attention(a);", "}\n"]
         )
         name = f"decode_attention_{sha256((code + bound + rest).encode()).hexdigest()[:8]}"
-        return Kernel(name, f'{code}\nextern "C" __global__ void {bound} {name}{rest}')
+        macros = {"CODES": "1"} if self.codes else {}
+        return Kernel(name, f'{code}\nextern "C" __global__ void {bound} {name}{rest}', macros)
 
     def _written_fields(self) -> dict[str, str]:
         """Every field of the kernel's struct in C."""
@@ -274,7 +326,7 @@ class Source:
         named = {**self.index, **self.norms}
         fields |= {k: self._pointer(value) for k, value in named.items() if value is not None}
         caches = self.updates or _caches(op)
-        fields["keys"], fields["values"] = (f"(u16*){self._pointer(each)}" for each in caches)
+        fields["keys"], fields["values"] = (f"(Cell*){self._pointer(each)}" for each in caches)
         heads, size, count = op.key_heads, op.head_dim, self._size(_key_count(op))
         keys = str(self._page) if self._page else count  # of a sequence, or of a page
         batch, tokens = (f"(int){self._size(size)}" for size in op.q.type.shape[:2])
@@ -328,10 +380,21 @@ class Source:
             "LENGTHS": op.lengths is not None,
             "SINKS": op.sinks is not None,
             "SPLITS": shape.splits,
+            "OVERHEAD": OVERHEAD,
             "AHEAD": shape.ahead,
             "SCALE": float(op.score_scale),
             "SOFTCAP": float(op.softcap),
+            "KEY_FACTOR": 1.0,
+            "VALUE_FACTOR": 1.0,
         }
+        head = "typedef u16 Cell;\ntypedef T Operand;\n"
+        if self.codes:
+            head = f"typedef {self.codes} Cell;\ntypedef f16 Operand;\n"
+            head += constants({"INTEGERS": self.codes == "i8"})
+            for name, cache in (("KEY_FACTOR", op.k), ("VALUE_FACTOR", op.v)):
+                found = codes_of(cache)
+                assert found is not None
+                values[name] = found[1]
         named = {k: v.type.dtype if v is not None else "i32" for k, v in types.items()}
         text = "".join(f"typedef {kind} {name};\n" for name, kind in named.items())
-        return constants_of_heads(op) + text + constants(values)
+        return constants_of_heads(op) + head + text + constants(values)
