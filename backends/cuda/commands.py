@@ -45,7 +45,9 @@ class CudaCommands(Commands):
 
     def show(self, flag: str, shown: Shown) -> Report:
         """The plans of all stages, at typical sizes or those of `dims`."""
-        module, device = shown.module(), _device_of(shown.source)
+        from irc.backends.cuda.tuning import read_choices
+
+        module, device = shown.module(), read_choices(Path(shown.source)).device
         sizes = checked_sizes(shown.dims, module.dims)
         facts: list[Any] = []
         text: list[str | Table] = []
@@ -67,7 +69,7 @@ class CudaCommands(Commands):
         from irc.backends.cuda.plan.described import described
 
         plans = _planned(module, sizes.symbols)
-        return [step for each in plans for step in described(*each, topology)]
+        return [step for planned in plans for step in described(*planned, topology)]
 
     def buffers(self, module: Module, sizes: LocalSizes) -> dict[str, list[Buffer]]:
         """The buffers in the arena of each stage's plan."""
@@ -156,13 +158,6 @@ def _timed(row: Timed) -> dict[str, Any]:
 def _short(name: str) -> str:
     """A name for people, who do not read algorithms in hexadecimal."""
     return name if len(name) < 2 * WIDTH else f"algorithm {crc32(name.encode()):08x}"
-
-
-def _device_of(source: str) -> Device:
-    """What the plans of an artifact are for; of another source, an H200."""
-    from irc.backends.cuda.tuning import read_choices
-
-    return read_choices(Path(source)).device
 
 
 def _planned(

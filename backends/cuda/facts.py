@@ -45,7 +45,7 @@ class PlanStage(Stage):
 
 def facts_of_rank(module: Module, rank: int) -> RankFacts[PlanStage]:
     """What a rank of a localized module runs."""
-    stage = next(each for each in stages_of(module) if rank in each.ranks)
+    stage = next(stage for stage in stages_of(module) if rank in stage.ranks)
     receives, sends = (
         {peer(module.mesh, rank, number): tuple(names) for number, names in values.items()}
         for values in (stage.receives, stage.sends)

@@ -28,7 +28,7 @@ Library: TypeAlias = Any  # the module nccl.bindings.nccl, or a test's double of
 
 SUCCESS, IN_PROGRESS = 0, 7  # ncclResult_t
 UINT8 = 1  # ncclDataType_t
-_DTYPES = {each.name: each.nccl for each in DTYPES.values() if each.nccl is not None}
+_DTYPES = {dtype.name: dtype.nccl for dtype in DTYPES.values() if dtype.nccl is not None}
 _REDUCE = {"sum": 0, "prod": 1, "max": 2, "min": 3}
 # NCCL has no bool. On bytes that are 0 or 1, max means `or` and min means `and`.
 _REDUCE_BOOL = {"sum": 2, "max": 2, "prod": 3, "min": 3}
@@ -44,11 +44,6 @@ _CHECK = 0.05  # seconds between health checks
 _LARGE = 1 << 20  # elements of a collective that a mark follows
 _GAP = 1.0  # seconds without a look
 _ABORTING = 1.5  # seconds to wait for an abort
-
-
-def unique_id(library: Library | None = None) -> bytes:
-    """A new NCCL id: one rank of a group makes it, all ranks of the group join with it."""
-    return bytes((library or find_library()).get_unique_id())
 
 
 def nccl_version() -> str:
@@ -70,8 +65,8 @@ def open_group(
     The NCCL id travels by `host.broadcast`, and `host.check` is the health check of the group.
     Streams of the driver wait for its collectives. `options` are those of Group.
     """
-    own = unique_id(library) if host.rank == ranks[0] else b""
-    id, position = host.broadcast(own, ranks[0], ranks), ranks.index(host.rank)
+    own = (library or find_library()).get_unique_id() if host.rank == ranks[0] else b""
+    id, position = host.broadcast(bytes(own), ranks[0], ranks), ranks.index(host.rank)
     options |= {"check": host.check, "progress": host.progress, "library": library}
     group = Group(id, position, len(ranks), driver, **options)
     driver.groups.append(group)
@@ -218,8 +213,8 @@ class Group:
         with self._lock:
             if self.failure is None:
                 self.failure = f"{self}: {reason}"
-                for each in self.stops:
-                    each[...] = 1
+                for stop in self.stops:
+                    stop[...] = 1
                 self.aborting = Thread(target=self._abort, daemon=True)
                 self.aborting.start()
 
@@ -281,7 +276,7 @@ class Group:
         """NCCL's text for a status, in one line."""
         library = self._library
         texts = library.get_error_string(status), library.get_last_error(self.communicator)
-        parts = [each.decode() if isinstance(each, bytes) else str(each) for each in texts]
+        parts = [text.decode() if isinstance(text, bytes) else str(text) for text in texts]
         return ": ".join(part.strip().replace("\n", " ") for part in parts if part.strip())
 
     def _abort(self) -> None:

@@ -130,7 +130,7 @@ def parse_target(text: str) -> Target:
     """The GPU that `cuda/sm_90` means; "" means an H200."""
     name = text.removeprefix("cuda/") or "sm_90"
     if name not in TARGETS:
-        names = ", ".join(f"cuda/{each}" for each in TARGETS)
+        names = ", ".join(f"cuda/{name}" for name in TARGETS)
         hint = did_you_mean(name, TARGETS)
         raise Error(f"no target {text!r} of the backend cuda{hint}; there are {names}")
     return TARGETS[name]

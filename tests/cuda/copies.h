@@ -15,6 +15,9 @@ inline void count_on(u64* barrier, int arrivals, int nbytes) {
     if (phases.missing || phases.nbytes) return;
     ++phases.ended, phases.missing = phases.arrivals;
 }
+inline void expect_arrivals(u64* barrier, u32 count) { *barrier = count; }
+inline void arrive(u64* barrier) { --*barrier, ++moves; }
+inline void await_arrivals(u64* barrier) { await(barrier); }
 static std::vector<u64*> unseen_barriers;  // that copies do not see yet
 inline void barrier_init(u64* barrier, unsigned char arrivals = 1) {
     *(Phases*)barrier = {0, arrivals, arrivals, 0};
@@ -82,11 +85,15 @@ inline u32 __byte_perm(u32 low, u32 high, u32 selector) {
     for (int i = 0; i < 4; ++i) found |= (u32)(both >> 8 * (selector >> 4 * i & 7) & 255) << 8 * i;
     return found;
 }
-// Copies of 16 bytes by each thread, in groups.
-inline void start_copy(void* to, const void* from) {
+// Copies by each thread, in groups.
+inline void start_copy(void* to, const void* from, unsigned nbytes = 16) {
     Fiber& me = fibers[current];
-    me.copies.emplace_back(to, from, 16, nullptr, me.groups);
-    std::memset(to, 0xff, 16);
+    me.copies.emplace_back(to, from, nbytes, nullptr, me.groups);
+    std::memset(to, 0xff, nbytes);
+}
+template <int nbytes> void copy_once(void* to, const void* from, bool real) {
+    static const u64 zeros[2] = {};
+    start_copy(to, real ? from : zeros, nbytes);
 }
 inline void end_groups(unsigned left) {
     Fiber& me = fibers[current];

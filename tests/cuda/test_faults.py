@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import pytest
 
+from irc.backends.cuda.plan.regime import Target
 from tests.cuda import (
     emulate,
     test_attention,
@@ -37,16 +38,20 @@ class Fault(NamedTuple):
     new: str
 
 
-def _streamed(case: Case) -> Callable[[], None]:
-    return lambda: test_streaming.test_results_are_those_of_numpy(test_streaming.SMALL, case)
+def _streamed(case: Case, target: Target = test_streaming.SMALL) -> Callable[[], None]:
+    return lambda: test_streaming.test_results_are_those_of_numpy(target, case)
 
 
 TESTS: dict[str, Callable[[], None]] = {
     "one row": _streamed(Case("float", "bf16", "norm", 1, 37, 1024)),
     "long ring": _streamed(Case("float", "bf16", "norm", 1, 600, 1088)),
-    "tiles": _streamed(Case("fp8", "bf16", "norm residual", 16, 70, 1536)),
+    "tiles": _streamed(Case("fp8", "bf16", "norm residual", 16, 70, 1536), test_streaming.NARROW),
     "units": _streamed(Case("float", "f16", "norm gated", 16, 101, 1024)),
-    "rows of tiles": _streamed(Case("int8", "bf16", "", 3, 37, 384)),
+    "rows of tiles": _streamed(Case("int8", "bf16", "", 3, 37, 384), test_streaming.OLD),
+    "chunks": _streamed(Case("fp8", "bf16", "norm residual", 1, 70, 1552)),
+    "chunks of units": _streamed(Case("int8", "f16", "gated bias", 5, 101, 512)),
+    "chunks with groups": _streamed(Case("int4", "bf16", "", 3, 37, 1024)),
+    "clusters": _streamed(Case("fp8", "bf16", "gated bias", 16, 70, 4096)),
     **{
         f"decode, {name}": partial(test_decode_attention.test_equal_to_the_reference, name)
         for name in test_decode_attention.CASES
@@ -92,6 +97,18 @@ units: no barrier between units
     if (BUFFERS == 1) __syncthreads(); =>
 units: no barrier behind the sums
     parts, shared.factor);\n        __syncthreads(); => parts, shared.factor);
+chunks: rows beyond the matrix
+    (whole || unit + row + lane / 8 < end) => true
+chunks: no barrier between squares and their sum
+    = warp_sum(squares);\n        __syncthreads(); => = warp_sum(squares);
+chunks of units: copies are not waited for
+    wait_for_copies<STAGES - 1>(); =>
+chunks of units: the sums of other warps are not waited for
+    await_arrivals(&shared.shared[number]); =>
+clusters: the sums of other blocks are not waited for
+    if (!ALONE) await(&shared.received[number]); =>
+clusters: no cluster_wait
+    if (!ALONE) cluster_wait(); =>
 decode, grouped: attention waits for nothing
     wait_for_previous(); => ;
 decode, cluster of eight: no cluster_wait
@@ -120,6 +137,18 @@ rows of tiles: columns beyond the matrix
     EVEN || piece_of(round, d) < PIECES => true
 rows of tiles: rows beyond x
     min(token, rows - 1) => token
+chunks: x is read early
+    wait_for_previous();\n    input.stage(); => input.stage();\n    wait_for_previous();
+chunks: columns beyond the matrix
+    lane % 8 * 16 < ROW_BYTES; => true;
+chunks with groups: rows beyond x
+    if (from + t < rows) each => each
+clusters: a chunk is filled while it is read
+    __syncwarp();\n            copies.copy(); => copies.copy();
+chunks with groups: the other scale of a word
+    now, piece) % (4 / sizeof(S)); => now, piece) * 0;
+clusters: the slot of another unit
+    number % SLOTS][rank] => 0][rank]
 decode, cluster of eight: another block of the cluster
     &s.arrived, i / SHARE, value => &s.arrived, split, value
 decode, cluster of eight: not all bytes are expected

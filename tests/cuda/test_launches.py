@@ -48,8 +48,8 @@ def test_launches_of_a_layer(mesh: str, quantize: str, batch: int, tmp_path: Pat
         tmp_path, backend="cuda", random_weights=1, mesh=mesh, quantize=quantize, next_tokens=True
     ).module
     names = launches(module, batch)
-    # of more than one row, 16-bit weights have the norm in front of them
-    norm = ["rms_norm"] if batch > 1 and not quantize else []
+    # of more than one row, the norm is a launch in front of the product
+    norm = ["rms_norm"] if batch > 1 else []
     # o and down give partial sums; the sums over ranks add the residuals
     total = ["all_reduce"] if mesh else []
     layer = [*norm, *LAYER[:3], *total, *norm, *LAYER[3:], *total]

@@ -55,6 +55,10 @@ CASES = [
     (OLD, Case("uint4", "f16", "residual", 24, 21, 256)),
     (NARROW, Case("int4 of 32", "bf16", "norm residual", 33, 18, 384)),
     (SMALL, Case("mxfp4", "bf16", "bias", 64, 20, 256)),
+    (SMALL, Case("float", "bf16", "gated bias", 16, 150, 8200)),
+    (SMALL, Case("fp8", "f16", "norm residual", 20, 75, 8208)),
+    (SMALL, Case("fp8", "bf16", "gated bias", 16, 70, 4096)),
+    (SMALL, Case("fp8", "bf16", "norm residual", 1, 70, 1552)),
 ]
 
 
@@ -64,7 +68,7 @@ def planned(case: Case, target: Target) -> tuple[HostProgram, Launch]:
     program = HostProgram(case.module(), fused=True, target=target)
     *norm, step = program.planners[0].plan({"B": case.rows}).steps
     assert isinstance(step, Launch) and step.kernel.startswith("linear_rows")
-    assert len(norm) <= (case.has("norm") and case.scheme == "float")
+    assert len(norm) <= (case.has("norm") and (case.rows > 1 or case.scheme == "float"))
     return program, step
 
 
@@ -116,7 +120,8 @@ def test_blocks_have_a_multiprocessor_of_their_own(scheme: str, target: Target) 
     for form, n, k in (("norm gated", 14336, 4096), ("residual", 4096, 14336), ("", 128256, 2048)):
         rows = int(fresh().choice([1, 2, 8, 16]))
         _, step = planned(Case(scheme, "bf16", form, rows, n, k), target)
-        assert step.grid == (target.multiprocessors, 1, 1)
+        x, y, layers = step.grid
+        assert layers == 1 and 0.85 * target.multiprocessors < x * y <= target.multiprocessors
         by_registers = scheme == "float" and rows > 4  # their operands take more than half of them
         assert by_registers or target.shared / 2 < step.shared <= target.shared
 
@@ -151,7 +156,7 @@ def test_rings_have_two_stages_or_more() -> None:
     [
         (Case("float", "bf16", "", 17, 64, 64), "at most 16 rows of 16-bit weights"),
         (Case("int8", "bf16", "", 65, 64, 64), "at most 64 rows of 8-bit weights"),
-        (Case("int8", "bf16", "", 1, 64, 48), "rows of 48 weights of 8 bits cannot be cut"),
+        (Case("int8", "bf16", "", 1, 64, 40), "rows of 40 weights of 8 bits cannot be cut"),
         (Case("float", "bf16", "", 2, 64, 0), "bf16[64, 0] is empty"),
     ],
 )

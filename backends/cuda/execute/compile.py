@@ -142,7 +142,7 @@ def compile_kernel(kernel: Kernel, architecture: str) -> bytes:
     options.append("--device-as-default-execution-space")  # of generic lambdas in NVRTC 13.0
     options += [f"-D{key}={value}" for key, value in kernel.macros.items()]
     try:
-        call("nvrtcCompileProgram", program, len(options), [each.encode() for each in options])
+        call("nvrtcCompileProgram", program, len(options), [option.encode() for option in options])
         return _output(program, "CUBIN")
     except Error as error:
         log = _output(program, "ProgramLog").decode(errors="replace").strip("\0\n ")

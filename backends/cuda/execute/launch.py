@@ -35,7 +35,8 @@ class Kernels:
     def compile(self, kernels: Iterable[Kernel]) -> None:
         """Compile kernels that are not loaded yet, for `load`; another thread may call it."""
         done = {*self._functions, *self._images}
-        self._images |= self._compiler.images(each for each in kernels if key_of(each) not in done)
+        missing = [kernel for kernel in kernels if key_of(kernel) not in done]
+        self._images |= self._compiler.images(missing)
 
     def load(self, kernels: Iterable[Kernel]) -> None:
         """Compile and load kernels that are not loaded yet."""
@@ -60,7 +61,7 @@ class Kernels:
         held = [
             _scalar(given, value) for given, value in zip(launch.arguments, values, strict=True)
         ]
-        pointers = (ctypes.c_void_p * len(held))(*[ctypes.addressof(each) for each in held])
+        pointers = (ctypes.c_void_p * len(held))(*map(ctypes.addressof, held))
         config = driver.CUlaunchConfig()
         config.gridDimX, config.gridDimY, config.gridDimZ = launch.grid
         config.blockDimX, config.blockDimY, config.blockDimZ = launch.block, 1, 1

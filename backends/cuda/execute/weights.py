@@ -32,8 +32,8 @@ class FileWeights:
 
     def add_ranges(self, ranges: Mapping[str, Range]) -> None:
         """Upload weights that are ranges of files; nothing is uploaded later."""
-        sources: dict[str, Source] = {name: (each,) for name, each in ranges.items()}
-        self._add(sources, {(each,): each.size for each in ranges.values()})
+        sources: dict[str, Source] = {name: (extent,) for name, extent in ranges.items()}
+        self._add(sources, {(extent,): extent.size for extent in ranges.values()})
         self.uploads.free()
 
     def _add(

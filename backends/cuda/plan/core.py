@@ -121,7 +121,7 @@ Step: TypeAlias = Launch | LibraryCall
 
 def pointers(step: Step) -> list[Argument]:
     """The arguments of a step that are memory."""
-    return [each for each in step.arguments if isinstance(each, Argument)]
+    return [argument for argument in step.arguments if isinstance(argument, Argument)]
 
 
 @dataclass(frozen=True)

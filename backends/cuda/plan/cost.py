@@ -36,7 +36,7 @@ class Work:
         for value in self.writes:
             kept = value.producer.overwrites().get(value) if value.producer is not None else None
             written = (value,) if kept is None else rows.get(kept, (value,))
-            total += sum(sizes.bytes(each.type) for each in written)
+            total += sum(sizes.bytes(value.type) for value in written)
         return total
 
     @property

@@ -48,8 +48,8 @@ def arena_of(planner: Planner, plan: Plan) -> list[Buffer]:
     text = {name: regime.origins.get(value, name) for value, name in regime.names.items()}
     used: dict[str, list[int]] = {}
     for number, step in enumerate(plan.steps):
-        for each in pointers(step):
-            used.setdefault(each.buffer, []).append(number)
+        for argument in pointers(step):
+            used.setdefault(argument.buffer, []).append(number)
     return [
         Buffer(text.get(name, name), used[name][0], used[name][-1], buffer.nbytes, buffer.offset)
         for name, buffer in plan.buffers.items()
@@ -59,7 +59,8 @@ def arena_of(planner: Planner, plan: Plan) -> list[Buffer]:
 
 def microseconds(plan: Plan, step: PlanStep, topology: Topology, mesh: Mesh) -> float:
     """The expected time of a step, the start of its kernel included."""
-    device, buffers = topology.device, [plan.buffers[each.buffer] for each in pointers(step)]
+    device = topology.device
+    buffers = [plan.buffers[argument.buffer] for argument in pointers(step)]
     if isinstance(step, LibraryCall) and step.library == "nccl":
         return message(step.function, step.axes, buffers[0].nbytes, mesh, topology).us
     peak = device.peak(buffers[-1].dtype if buffers else "f32")

@@ -237,7 +237,7 @@ def _weights_late(nodes: Sequence[Node]) -> list[Node]:
     unpacked weights are in memory at a time."""
     first: dict[Value, int] = {}
     moved: list[Node] = []
-    for node in sorted(nodes, key=lambda each: -each.position):
+    for node in sorted(nodes, key=lambda node: -node.position):
         if node.writes and all(map(is_weight, node.writes)):
             position = min(first.get(value, node.position) for value in node.writes)
             node = Node(position, node.templates)

@@ -25,11 +25,11 @@ from .core import MANY, Argument, Launch, LibraryCall, Plan, Step, pointers
 def print_plan(plan: Plan) -> str:
     """The text of a plan, without the sources of its kernels."""
     out = [f"plan @{plan.function} {_literals(plan.sizes)}{_ranges(plan)}"]
-    for each in plan.buffers.values():
-        offset = f" +{each.offset}" if each.place == "arena" else ""
-        shape = ", ".join(map(str, each.shape))
-        out.append(f"  buffer {each.name} {each.dtype}[{shape}] {each.place}{offset}")
-    out += [f"  kernel {name} {_literals(each.macros)}" for name, each in plan.kernels.items()]
+    for buffer in plan.buffers.values():
+        offset = f" +{buffer.offset}" if buffer.place == "arena" else ""
+        shape = ", ".join(map(str, buffer.shape))
+        out.append(f"  buffer {buffer.name} {buffer.dtype}[{shape}] {buffer.place}{offset}")
+    out += [f"  kernel {name} {_literals(kernel.macros)}" for name, kernel in plan.kernels.items()]
     out += map(_step, plan.steps)
     out.append(f"  return {' '.join(plan.results)}".rstrip())
     return "\n".join(out) + "\n"

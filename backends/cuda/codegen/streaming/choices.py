@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import product
 from math import ceil
 
 from ...plan.regime import Target
@@ -15,6 +16,8 @@ SHAPES = {
     8: ((16, 2, 2), (16, 3, 2), (8, 2, 2)),
     4: ((16, 2, 2), (16, 3, 2), (8, 2, 4), (8, 2, 2), (4, 2, 2)),
 }
+# Of kernels with chunks: warps, and blocks of a cluster.
+CHUNK_WARPS, CLUSTERS = 8, (1, 2, 4, 8)
 
 
 # Bytes of shared memory that a product leaves to attention, which may start beside it.
@@ -28,6 +31,7 @@ BEYOND = 2 << 10  # bytes of `BESIDE` that attention does not need
 # Fewer than LEAST_WARPS only where there is no room for more.
 LEAST_WARPS = 8
 ORDER_OF_WARPS, LARGE_WEIGHTS = ((8, 12, 6, 4), (12, 8, 10, 6, 4), (8, 12, 10, 6, 4)), 1 << 24
+LARGEST_X = 64 << 10  # bytes of x in a block of a kernel with chunks
 
 
 def budget(target: Target) -> int:
@@ -58,10 +62,40 @@ class Choice:
         return self.constants["STAGES"] * self.constants["COPY"] * self.warps
 
     @property
+    def kernel(self) -> str:
+        """The file with the kernel."""
+        by_constant = {"CHUNKS": "one_row", "STRIPS": "chunks", "TILES": "tiles"}
+        return next(name for constant, name in by_constant.items() if constant in self.constants)
+
+    @property
+    def cluster(self) -> int:
+        """Blocks of a cluster, which lie along x of the grid; the clusters then lie along y."""
+        return self.constants.get("CLUSTER", 1)
+
+    @property
+    def resident(self) -> int:
+        """Blocks for which the registers of a multiprocessor have to suffice."""
+        return 1 if self.kernel == "tiles" else 2
+
+    def has_norm(self, codes: Codes) -> bool:
+        """Whether it can compute rms_norm of x."""
+        if self.kernel == "one_row":
+            return True
+        return codes.bits < 16 and (self.kernel == "tiles" or self.constants["ROWS"] == 1)
+
+    def grid(self, layers: int) -> tuple[int, int, int]:
+        """The grid for so many times MOST_ROWS rows of x."""
+        if self.kernel == "chunks":
+            return self.cluster, self.blocks // self.cluster * layers, 1
+        return self.blocks, layers, 1
+
+    @property
     def name(self) -> str:
         """What distinguishes it from the other candidates of a product."""
-        if "CHUNKS" in self.constants:
+        if self.kernel == "one_row":
             return f"one_row {self.warps}"
+        if self.kernel == "chunks":
+            return "chunks of {STRIPS}, {CLUSTER} blocks".format_map(self.constants)
         return "tiles {WARPS}x{TILES}x{DEPTH}".format_map(self.constants)
 
 
@@ -77,11 +111,17 @@ def candidates(
         if isinstance(found[0], Choice):  # the others compute no norm
             yield from found
             return
-    shapes = SHAPES[codes.bits]
+    shapes, strips = SHAPES[codes.bits], (2, 1, 3)
     if codes.bits < 16 and 32 < ceil(n / target.multiprocessors) * (1 + gated) <= 48:
         shapes = (shapes[1], *shapes)  # all rows of a block at once
-    for shape in shapes:
-        yield tiles(n, k, gated, codes, rows, target, shape)
+        strips = (3, 2, 1) if rows == 1 else strips
+    of_chunks = [
+        chunks(n, k, gated, codes, rows, target, *shape)
+        for shape in product(strips, CLUSTERS if rows > 1 else CLUSTERS[:1])
+    ]
+    of_tiles = [tiles(n, k, gated, codes, rows, target, shape) for shape in shapes]
+    by_chunks = codes.bits == 8 or (codes.bits == 4 and rows > 1)
+    yield from (*of_chunks, *of_tiles) if by_chunks else (*of_tiles, *of_chunks)
 
 
 def one_row(
@@ -144,6 +184,13 @@ class Codes:
         0 if there is no such number."""
         return next((size for size in (16, 8, 4) if self._fits(size, k)), 0)
 
+    def chunk_lane(self, k: int) -> int:
+        """The same where pieces at the end of a row may be incomplete, and rows start at multiples
+        of 16 bytes."""
+        group = self.group if self.group < k else 0
+        sizes = [s for s in (16, 8, 4) if s >= self.bits and group % (32 * s // self.bits) == 0]
+        return sizes[0] if sizes and k * self.bits % 128 == 0 else 0
+
     def _fits(self, size: int, k: int) -> bool:
         columns = 32 * size // self.bits
         return size >= self.bits and k % columns == 0 and self.group % columns == 0
@@ -176,6 +223,41 @@ def tiles(
     if codes.bits < 16 or rows <= 4:  # otherwise x needs room in the L1 cache
         shared = _alone(shared, target)
     return Choice(constants, shared, min(target.multiprocessors, n))
+
+
+def chunks(
+    n: int, k: int, gated: bool, codes: Codes, rows: int, target: Target, strips: int, cluster: int
+) -> Choice | str:
+    """The kernel for up to 16 rows of x (chunks.cuh), or why there is none: `strips` of 16 rows of
+    weights at once, and blocks of a cluster, which share the columns."""
+    lane, size, warps = codes.chunk_lane(k), 1024 // codes.bits, CHUNK_WARPS
+    if target.capability < 90:
+        return "clusters need compute capability 9.0"
+    if not lane:
+        return f"rows of {k} weights of {codes.bits} bits cannot be cut into chunks"
+    rows = next(each for each in (1, 2, 4, 8, 16) if rows <= each)
+    clusters = clusters_of(target, cluster)
+    unit, held = strips * (8 if gated else 16), ceil(ceil(k / size) / cluster)
+    words = (0 < codes.group < k) + codes.zero
+    stage = 16 * strips * (128 + 128 // lane * words)
+    sums = ceil(unit * rows / cluster / 4 + 1) * (1 + gated) if cluster > 1 else 1  # in fours
+    fixed = 4 * warps * (2 * rows * (16 * strips + 4) + 1 + rows) + 64 * cluster * sums + 32
+    fixed += 8 * ((n // clusters + unit) // unit) * (2 if cluster > 1 else 1)
+    staged = held * 2 * size * rows
+    stages = min(12, (budget(target) - fixed - staged) // (warps * stage))
+    if stages < 2 or staged > LARGEST_X:
+        return f"{rows} rows of {k} numbers do not fit the shared memory"
+    shared = fixed + staged + stages * warps * stage
+    constants = {"WARPS": warps, "STRIPS": strips, "STAGES": stages, "CLUSTER": cluster}
+    constants |= {"LANE": lane, "ROWS": rows, "SHARED_BYTES": shared}
+    return Choice(constants, _alone(shared, target), clusters * cluster)
+
+
+def clusters_of(target: Target, size: int) -> int:
+    """How many clusters of so many blocks run at once: not all multiprocessors are in a cluster of
+    more than two. An H200 has 30 of 4 blocks, and 15 of 8."""
+    usable = target.multiprocessors - (12 if size > 2 else 0)
+    return max(1, usable // size)
 
 
 def _alone(shared: int, target: Target) -> int:

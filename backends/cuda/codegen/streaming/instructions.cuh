@@ -20,10 +20,35 @@ INLINE void load_once(u32 (&to)[2], const void* from) {
 INLINE void load_once(u32 (&to)[1], const void* from) {
     asm volatile("ld.global.nc.L1::no_allocate.L2::128B.u32 %0, [%1];" : "=r"(to[0]) : "l"(from));
 }
+// 4 or 16 bytes that nobody reads again, into shared memory; zeros if they are not real.
+template <int nbytes> INLINE void copy_once(void* to, const void* from, bool real) {
+    const u32 there = shared_address(to), count = real ? nbytes : 0;
+    if (nbytes == 16)
+        asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;"
+                     ::"r"(there), "l"(from), "r"(count) : "memory");
+    else
+        asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;"
+                     ::"r"(there), "l"(from), "r"(count) : "memory");
+}
 // x y + z of pairs of f16.
 INLINE u32 fma_pairs(u32 x, u32 y, u32 z) {
     asm("fma.rn.f16x2 %0, %0, %1, %2;" : "+r"(x) : "r"(y), "r"(z));
     return x;
+}
+// A barrier for one thread each of so many warps.
+INLINE void expect_arrivals(u64* barrier, u32 count) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;"
+                 ::"r"(shared_address(barrier)), "r"(count) : "memory");
+}
+INLINE void arrive(u64* barrier) {
+    asm volatile("{ .reg .b64 state; mbarrier.arrive.shared::cta.b64 state, [%0]; }"
+                 ::"r"(shared_address(barrier)) : "memory");
+}
+INLINE void await_arrivals(u64* barrier) {
+    u32 done = 0;
+    while (!done)
+        asm volatile("{ .reg .pred p; mbarrier.test_wait.parity.shared::cta.b64 p, [%1], 0; "
+                     "selp.u32 %0, 1, 0, p; }" : "=r"(done) : "r"(shared_address(barrier)) : "memory");
 }
 #if __CUDA_ARCH__ >= 900
 // One bulk copy at a time per barrier; phases of a barrier are told apart by their parity.
@@ -68,6 +93,9 @@ INLINE u32 half2_e4m3(u32 pair) {
 #endif
 
 INLINE uint4 load16(const void* p) { return *(const uint4*)p; }
+template <int N> INLINE void load_words(u32 (&to)[N], const void* from) {
+    *(Pack<u32, N>*)to = *(const Pack<u32, N>*)from;
+}
 INLINE float warp_sum(float x) {
     #pragma unroll
     for (int step = 16; step; step >>= 1) x += __shfl_xor_sync(0xffffffffu, x, step);

@@ -1,6 +1,6 @@
 """Linears of few rows of x as streaming products, with what stands around them.
 
-In front: rms_norm, which every block computes itself, but for several rows and 16-bit weights.
+In front: rms_norm, which every block of some kernels computes itself.
 Behind: the gate of a feed-forward (activation of one product times another), an activation, and a
 residual. Of more than 16 rows, blocks along y of the grid have 16 each.
 """
@@ -144,9 +144,7 @@ class StreamedLinear:
         symbols = tuple(body.symbols)
         pointers = [f"const {v.type.dtype}* p{i}" for i, v in enumerate(reads.values())]
         arguments = [*pointers, "X* y", *(f"int size_{each}" for each in symbols)]
-        # for one row, half of the registers are left to attention, which may start beside it
-        blocks = 2 if "CHUNKS" in choice.constants else 1
-        bounds = f"__launch_bounds__({32 * choice.warps}, {blocks})"
+        bounds = f"__launch_bounds__({32 * choice.warps}, {choice.resident})"
         at = {key: f"p{i}" for i, key in enumerate(reads)}
         call = f"{{ {self._call(choice, at, rows, several)} }}\n"
         name = f"linear_rows_{sha256((text + call).encode()).hexdigest()[:8]}"
@@ -156,7 +154,7 @@ class StreamedLinear:
         waits = all(map(regime.is_constant, early))
 
         def grid(sizes: Sizes) -> Grid:
-            return choice.blocks, -(-number(self.rows, sizes) // MOST_ROWS) if several else 1, 1
+            return choice.grid(-(-number(self.rows, sizes) // MOST_ROWS) if several else 1)
 
         return Template(
             kernel=Kernel(name, text + head + call),
@@ -165,6 +163,7 @@ class StreamedLinear:
             symbols=symbols,
             grid=grid,
             block=32 * choice.warps,
+            cluster=choice.cluster,
             shared=lambda sizes: choice.shared,
             operations=(self.op,),
             waits=waits,
@@ -192,7 +191,8 @@ class StreamedLinear:
         x, y, residual = at["x"], "y", at.get("residual", "nullptr")
         before = ""
         if several:  # from the first row of this block on
-            before = f"const int first = {MOST_ROWS} * blockIdx.y; "
+            layer = "blockIdx.y" + (" / (BLOCKS / CLUSTER)" if choice.kernel == "chunks" else "")
+            before = f"const int first = {MOST_ROWS} * ({layer}); "
             x, y = (
                 f"{x} + (size_t)first * K",
                 f"(X*)(({self.result.type.dtype}*)y + (size_t)first * N)",
@@ -200,9 +200,9 @@ class StreamedLinear:
             residual = f"{residual} + (size_t)first * N" if "residual" in at else residual
             rows = f"min({MOST_ROWS}, {rows} - first)"
         arguments = f"{x}, {at.get('gain', 'nullptr')}, {', '.join(matrices)}, {residual}, {y}"
-        if "CHUNKS" in choice.constants:
+        if choice.kernel == "one_row":
             return f"stream_row({arguments});"
-        return f"{before}stream_tiles({arguments}, {rows});"
+        return f"{before}stream_{choice.kernel}({arguments}, {rows});"
 
     def _source(self, choice: Choice) -> str:
         first, (n, k), codes, parts = self.matrices[0], self.shape, self.codes, self.parts
@@ -240,9 +240,9 @@ class StreamedLinear:
         text = "".join(f"typedef {value} {name};\n" for name, value in types.items())
         text += constants(values)
         text += f"INLINE float activated(float x) {{ return {parts.act}(x); }}\n"
-        kernel = "one_row" if "CHUNKS" in choice.constants else "tiles"
-        rest = helpers("streaming/results.cuh", f"streaming/{kernel}.cuh")
-        return helpers("warp.cuh", "streaming/instructions.cuh") + text + rest
+        before = ("warp.cuh", "copies.cuh", "streaming/instructions.cuh")
+        rest = helpers("streaming/results.cuh", f"streaming/{choice.kernel}.cuh")
+        return helpers(*before) + text + rest
 
 
 def linear_of(
@@ -271,8 +271,8 @@ def streamed(
     choice = linear.choose(regime)
     if isinstance(choice, str):
         return choice
-    if parts.norm is not None and linear.codes.bits == 16 and "CHUNKS" not in choice.constants:
-        return "of 16-bit weights, the kernel for several rows has no rms_norm in front"
+    if parts.norm is not None and not choice.has_norm(linear.codes):
+        return f"{choice.name}, the kernel, has no rms_norm in front"
     return linear.template(choice, regime)
 
 
