@@ -127,12 +127,14 @@ class RowPages:
     def write(self, first: int, past: Array, counts: Array) -> None:
         """Give rows `first`, `first + 1`, ... room for `counts` more tokens behind `past` ones."""
         copies: list[tuple[int, int]] = []
-        for row, (begin, count) in enumerate(zip(past.tolist(), counts.tolist(), strict=True)):
-            if count:
-                copies += self.pool.write(self.table[first + row], begin, begin + count)
-        if copies:
-            sources, targets = zip(*copies, strict=True)
-            self.pool.stream.copy_rows(sources, targets)
+        try:
+            for row, (begin, count) in enumerate(zip(past.tolist(), counts.tolist(), strict=True)):
+                if count:
+                    copies += self.pool.write(self.table[first + row], begin, begin + count)
+        finally:  # also of the rows in front of one without room
+            if copies:
+                sources, targets = zip(*copies, strict=True)
+                self.pool.stream.copy_rows(sources, targets)
 
     def copy(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         """Let row `targets[i]` have the pages of row `sources[i]`, which both share."""

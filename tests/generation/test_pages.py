@@ -73,6 +73,20 @@ def test_conversations_take_and_give_pages() -> None:
         Rows.empty(paged, {}, 1, 0, pool).step([random_tokens(69)])
 
 
+def test_a_row_without_room_leaves_the_tokens_of_the_others() -> None:
+    """Rows that share pages write, of which the last one gets too few."""
+    rows = Rows.empty(program(), {}, 3, 0, PagePool(program(), 4 * PAGE))
+    text, new = random_tokens(PAGE + 2), random_tokens(1)
+    rows.step([text])
+    rows.copy([0, 0], [1, 2])
+    with pytest.raises(Error, match="expected 1 free pages of 4 tokens, found 0"):
+        rows.step([new, new, random_tokens(PAGE)])
+    assert rows.past.tolist() == [len(text)] * 3
+    wanted = Rows(program(False), {}, [text + new], CAPACITY).start()
+    for row in range(3):
+        np.testing.assert_allclose(rows.step([new], row), wanted, rtol=1e-5, atol=1e-5)
+
+
 def test_a_run_without_states_has_pages_of_its_own() -> None:
     ids = fresh().integers(0, TOKENS, (2, 7))
     results = []
