@@ -160,8 +160,10 @@ class Engine:
         # a call of one token needs room for `multiple`
         most = (capacity, limits[1] - multiple + 1, *_rope_limits(model))
         self.capacity = min((limit for limit in most if limit > 0), default=0)
-        room = rounded(self.capacity + multiple - 1, limits)
         pool = PagePool(program, cache_tokens) if cache_tokens else None
+        if pool is not None:
+            self.capacity = min(self.capacity, pool.free_tokens)
+        room = rounded(self.capacity + multiple - 1, limits)
         self.rows = Rows.empty(program, dims, self.slots, room, pool)
         self.failure: Exception | None = None
         self._stats = Stats(self.slots)
@@ -206,14 +208,7 @@ class Engine:
             raise Error(f"num_beams is {search.width}, but the server has no beam search; give 1")
         request = Request(list(prompt_ids), search, deliver, deadline, time.monotonic())
         if self.rows.pages is not None:
-            pool = self.rows.pages.pool
-            request.pages = pool.layout.pages(len(prompt_ids) + new)
-            if request.pages > pool.count:
-                raise Error(
-                    f"the prompt has {len(prompt_ids)} tokens and max_new_tokens is {new}, but the "
-                    f"caches of this server hold {pool.count * pool.layout.size} tokens; ask for "
-                    "fewer tokens, or start the server with more --cache-tokens"
-                )
+            request.pages = self.rows.pages.pool.layout.pages(len(prompt_ids) + new)
         with self._changed:
             self._check_open()
             self._waiting.append(request)
