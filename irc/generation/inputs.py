@@ -243,7 +243,14 @@ def _fill(ports: Ports, arrays: Arrays, slots: Range) -> None:
         each, rows = paged.pages(count), np.arange(batch, dtype=np.int32)[:, None]
         arrays[PAGES] = np.full((batch, paged.count), -1, np.int32)
         arrays[PAGES][:, :each] = rows * each + np.arange(each)
-        batch *= each
+    if paged is not None:
+        batch = int(arrays[PAGES].max(initial=0)) + 1  # of a pool
+        for name in (state.name for state in ports.states if state.name in arrays):
+            if len(arrays[name]) < batch:
+                raise Error(
+                    f"pages has page {batch - 1}, but {name} has {len(arrays[name])} pages; "
+                    "expected pages of the pool, or -1 for none"
+                )
     for state in absent:
         arrays[state.name] = np.zeros(state_shape(state, batch, count), numpy_dtype(state.dtype))
 

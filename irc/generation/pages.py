@@ -32,12 +32,13 @@ class Layout:
 
 def layout(ports: Ports) -> Layout | None:
     """How the caches of a program lie in pages; None where they do not."""
-    port = next((port for port in ports.inputs if port.name == PAGES), None)
-    if port is None or not ports.states:
+    table = next((port.shape for port in ports.inputs if port.name == PAGES), ())
+    pools = [port.shape for port in ports.states if len(port.shape) == 4]
+    if len(table) != 2 or not pools or len(pools) < len(ports.states):
         return None
-    pool, _, size, _ = ports.states[0].shape
-    count = port.shape[1]
-    assert isinstance(pool, Dim) and isinstance(size, int) and isinstance(count, int)
+    (pool, _, size, _), count = pools[0], table[1]
+    if not isinstance(pool, Dim) or not isinstance(size, int) or not isinstance(count, int):
+        return None
     return Layout(size, count, str(pool))
 
 

@@ -238,13 +238,13 @@ class Rows:
         follow = getattr(self.stream, "follow", None)
         names = {port.name for port in self.inputs}
         plain = names <= {"input_ids", *_ADVANCED, *_STEADY} and not self.extra
-        if self.pages is not None and follow is not None and plain:
+        if follow is None or not plain or self.multiple > 1 or count < 1:
+            return None
+        if self.pages is not None:
             try:
                 self.pages.write(0, self._past, np.full(self.count, count))
             except Error:  # step by step, as far as there are pages
                 return None
-        if follow is None or not plain or self.multiple > 1 or count < 1:
-            return None
         call = _Call(self, [[token]] * self.count)
         inputs = {port.name: call.value(port) for port in self.inputs}
         advanced = [name for name in _ADVANCED if name in names]

@@ -8,11 +8,13 @@ import numpy as np
 import pytest
 
 import irc.passes
+from irc.backends.base import Port, Ports
 from irc.backends.reference import ReferenceProgram
 from irc.errors import Error
 from irc.generation.inputs import cache_range, complete
-from irc.generation.pages import PagePool
+from irc.generation.pages import PagePool, layout
 from irc.generation.rows import Rows
+from irc.ir.dims import symbol
 from irc.pipeline import run_pipeline
 from tests.backends.decoder import build
 from tests.fresh import fresh
@@ -95,6 +97,26 @@ def test_a_run_without_states_has_pages_of_its_own() -> None:
         assert limits[1] == CAPACITY
         results.append(model.run(complete(model.ports, {"input_ids": ids}, limits))["logits"])
     np.testing.assert_allclose(*results, rtol=1e-5, atol=1e-5)
+
+
+def test_pages_that_a_run_is_given() -> None:
+    model = program()
+    limits, given = cache_range(model.ports, {}), {"input_ids": fresh().integers(0, TOKENS, (1, 7))}
+    table = np.full((1, CAPACITY // PAGE), -1, np.int32)
+    table[0, :2] = 5, 3
+    arrays = complete(model.ports, {**given, "pages": table}, limits)
+    wanted = model.run(complete(model.ports, given, limits))["logits"]
+    np.testing.assert_array_equal(model.run(arrays)["logits"], wanted)
+    pools = {port.name: arrays[port.name][:5] for port in model.ports.states}
+    with pytest.raises(Error, match="pages has page 5, but k0 has 5 pages"):
+        complete(model.ports, {**given, **pools, "pages": table}, limits)
+
+
+def test_an_input_called_pages_of_another_model() -> None:
+    table, state = Port("pages", "i32", (symbol("B"), 2)), Port("s", "f32", (symbol("B"), 4))
+    cache = Port("k0", "f32", (symbol("B"), 2, symbol("C"), 8))
+    for states in ((state,), (cache,), (cache, state), ()):
+        assert layout(Ports((table,), states, ())) is None
 
 
 def test_a_pool_needs_a_program_with_pages() -> None:
