@@ -251,10 +251,10 @@ INLINE void stage_rows(DecodeShared& s, const Decode& a, const Item& item, bool 
         if (i < COUNT) *(uint4*)(s.rows + i / VECTORS * PITCH + i % VECTORS * 8) = mine[n];
     }
     __syncthreads();
+    const int turned = ROWS + (fresh ? NEW_ROWS : 0);
 #ifdef CODES
     scale_rows(s);
 #endif
-    const int turned = ROWS + (fresh ? NEW_ROWS : 0);
     if (NORM) norm_rows(s, a, turned);
     if (!ROPE) return;
     for (int i = threadIdx.x; i < turned * (ROTARY_DIM / 2); i += THREADS) {
