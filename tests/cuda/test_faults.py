@@ -143,8 +143,6 @@ chunks: columns beyond the matrix
     lane % 8 * 16 < ROW_BYTES; => true;
 chunks with groups: rows beyond x
     if (from + t < rows) each => each
-clusters: a chunk is filled while it is read
-    __syncwarp();\n            copies.copy(); => copies.copy();
 chunks with groups: the other scale of a word
     now, piece) % (4 / sizeof(S)); => now, piece) * 0;
 clusters: the slot of another unit
