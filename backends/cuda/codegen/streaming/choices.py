@@ -26,7 +26,6 @@ BESIDE, LARGE = 27 << 10, 200 << 10
 # stages of its rings, bytes that are taken from a ring at once, and of a copy.
 CHUNKS = 8
 MOST_STAGES, MOST_BYTES, COPIES = 8, 4096, (3072, 6144)
-BEYOND = 2 << 10  # bytes of `BESIDE` that attention does not need
 # Warps of a block, those that are tried first first: for few weights, for one matrix and for two.
 # Fewer than LEAST_WARPS only where there is no room for more.
 LEAST_WARPS = 8
@@ -154,8 +153,7 @@ def one_row(
     if segment > most:  # a part of a chunk
         segment = 32 * ceil(ceil(chunk / 32) / ceil(chunk / most))
     fixed = -(-2 * k // 128) * 128 + 4 * ceil(k / 256)
-    beyond = BEYOND if target.shared > LARGE else 0
-    room = (budget(target) + beyond - fixed) // (warps * matrices) - 8 * MOST_STAGES
+    room = (budget(target) - fixed) // (warps * matrices) - 8 * MOST_STAGES
     whole = 16 * max(segment, chunk)
     sizes = [c for c in range(whole, COPIES[1] + 1, whole) if COPIES[0] <= c <= room // 2]
     sizes = sizes or [min(MOST_BYTES, room // 2 // 128 * 128)]  # some begin inside a segment

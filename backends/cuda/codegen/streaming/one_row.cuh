@@ -226,11 +226,9 @@ INLINE void stream_row(const X* x, const G* gain, const Matrix& first, const Mat
     u64* barriers = (u64*)(rings + WARPS * MATRICES * RING);
     float* squares = (float*)(barriers + WARPS * MATRICES * STAGES);
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    // of blocks the rows differ by one at most, and of the warps of a block
-    const int start = first_row<BLOCKS>(blockIdx.x);
-    const int rows = first_row<BLOCKS>(blockIdx.x + 1) - start, rest = rows % WARPS;
-    const int begin = start + rows / WARPS * warp + min(warp, rest);
-    const int mine = rows / WARPS + (warp < rest);
+    const int me = blockIdx.x * WARPS + warp;
+    const int begin = first_row<BLOCKS * WARPS>(me);
+    const int mine = first_row<BLOCKS * WARPS>(me + 1) - begin;
 
     Ring ring;
     ring.memory = rings + warp * MATRICES * RING;
