@@ -30,6 +30,7 @@ inline void barrier_wait(u64* barrier, u32 parity) {
     wait_for_copies_on(barrier, [&] { return ((Phases*)barrier)->ended % 2 != parity; },
                        [&](u32 nbytes) { count_on(barrier, 0, -(int)nbytes); });
 }
+inline int take(int* counter) { return (*counter)++; }
 inline void late_copy(void* to, const void* from, u32 nbytes, u64* barrier) {
     for (u64* unseen : unseen_barriers)
         if (unseen == barrier) fail("a copy counts on a barrier in front of barriers_visible");

@@ -75,7 +75,7 @@ class GroupShape:
     @property
     def shared(self) -> int:
         """Bytes of the stages, of tensor maps and barriers, and of a gap in front."""
-        return self.stages * (128 * (self.rows + self.columns) + 16) + 3 * 128 + 1024 + 128
+        return self.stages * (128 * (self.rows + self.columns) + 16) + 3 * 128 + 1024 + 256
 
     @property
     def threads(self) -> int:
@@ -304,7 +304,7 @@ def _product(
     if grouped:
         body.line(f"const void* const weights[2] = {{{pointers[0]}, {pointers[-1]}}};")
         rows = body.size(x[0].type.shape[0])
-        given = f"(TensorMap*)scratch0, {source}, {rows}, weights, {tiles.count}"
+        given = f"(TensorMap*)scratch0, (int*)zeros0, {source}, {rows}, weights, {tiles.count}"
         body.line(f"grouped_gemm({given}, expert, first, rows, column, next, value, y);")
     else:
         _row(body, "x", "const u16*", source, x[1], k)
@@ -324,6 +324,7 @@ def _product(
         block=shape.threads,
         shared=lambda sizes: shape.shared,
         scratch=[maps] if grouped else [],
+        zeros=[TensorType("i32", (2,))] if grouped else [],
         helpers=head + helpers("warp.cuh", "copies.cuh", *shape.files),
     )
 

@@ -5,6 +5,8 @@
 // (1 or 2), STAGES, SHARED_BYTES, N and K.
 
 constexpr int THREADS = 128 * (GROUPS + 1);
+// Large tiles are taken when a block is ready, so that those that share weights start together.
+constexpr bool TAKEN = GROUPS > 1;
 constexpr int DEPTH = 64, WIDTH = WEIGHTS * COLUMNS;
 
 struct Stage { u16 x[ROWS][DEPTH], weights[WEIGHTS][COLUMNS][DEPTH]; };
@@ -12,6 +14,7 @@ struct Stages {
     Stage at[STAGES];
     TensorMap maps[WEIGHTS + 1];
     u64 full[STAGES], empty[STAGES];  // barriers
+    int tiles[STAGES];  // whose numbers are in the stages
 };
 struct StagesAndGap { unsigned char bytes[sizeof(Stages) + 1024]; };
 static_assert(sizeof(StagesAndGap) <= SHARED_BYTES, "the launch has as much");
@@ -20,7 +23,7 @@ static_assert(sizeof(StagesAndGap) <= SHARED_BYTES, "the launch has as much");
 // those of x.
 template <class Next>
 INLINE void copy_tiles(
-    Stages& s, TensorMap* maps, const void* x, u32 rows, const void* const (&weights)[2], u32 experts,
+    Stages& s, TensorMap* maps, int* taken, const void* x, u32 rows, const void* const (&weights)[2], u32 experts,
     const int& row, const int& column, const int& expert, Next next
 ) {
     make_map(maps, s.maps, x, K, rows, 1, ROWS);
@@ -29,17 +32,27 @@ INLINE void copy_tiles(
         make_map(maps + 1 + w, s.maps + 1 + w, weights[w], K, N, experts, COLUMNS);
     if (threadIdx.x % 32) return;
     int step = 0;
-    for (int tile = blockIdx.x; next(tile); tile += gridDim.x)
+    for (int tile = blockIdx.x;; tile += gridDim.x) {
+        if (TAKEN) tile = take(taken);
+        const bool is_tile = next(tile);
+        if (!TAKEN && !is_tile) return;
         for (int k = 0; k < K; k += DEPTH, ++step) {
             Stage& stage = s.at[step % STAGES];
             u64* full = s.full + step % STAGES;
             barrier_wait(s.empty + step % STAGES, step / STAGES % 2 ^ 1);
+            s.tiles[step % STAGES] = tile;
+            if (!is_tile) {
+                barrier_arrive(full);
+                if (take(taken + 1) == (int)gridDim.x - 1) taken[0] = taken[1] = 0;
+                return;
+            }
             barrier_expect(full, 2 * DEPTH * (ROWS + WIDTH));
             copy_tile(stage.x, maps, k, row, 0, full);
             #pragma unroll
             for (int w = 0; w < WEIGHTS; ++w)
                 copy_tile(stage.weights[w], maps + 1 + w, k, column, expert, full);
         }
+    }
 }
 
 // Lane t of four neighbours gets word t of each.
@@ -67,7 +80,12 @@ INLINE void multiply_tiles(
     const int first = group * 64 + threadIdx.x / 32 % 4 * 16 + g;
     float sums[WIDTH / 8][4];
     int step = 0;
-    for (int tile = blockIdx.x; next(tile); tile += gridDim.x) {
+    for (int tile = blockIdx.x;; tile += gridDim.x) {
+        if (TAKEN) {
+            barrier_wait(s.full + step % STAGES, step / STAGES % 2);
+            tile = s.tiles[step % STAGES];
+        }
+        if (!next(tile)) return;
         const bool busy = group * 64 < rows;
         for (int k = 0; k < K; k += DEPTH, ++step) {
             const Stage& stage = s.at[step % STAGES];
@@ -113,7 +131,7 @@ INLINE void multiply_tiles(
 
 template <class Next, class Value, class Y>
 INLINE void grouped_gemm(
-    TensorMap* maps, const void* x, u32 rows_of_x, const void* const (&weights)[2], u32 experts,
+    TensorMap* maps, int* taken, const void* x, u32 rows_of_x, const void* const (&weights)[2], u32 experts,
     const int& expert, const int& row, const int& rows, const int& column, Next next, Value value, Y y
 ) {
 #if defined(EMULATED_WARPS) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
@@ -132,7 +150,7 @@ INLINE void grouped_gemm(
     if (group == GROUPS) {
         if constexpr (GROUPS > 1) fewer_registers<GROUPS == 2 ? 40 : 32>();
         if (warp == 4 * GROUPS)
-            copy_tiles(s, maps, x, rows_of_x, weights, experts, row, column, expert, next);
+            copy_tiles(s, maps, taken, x, rows_of_x, weights, experts, row, column, expert, next);
     } else {
         if constexpr (GROUPS > 1) more_registers<GROUPS == 2 ? 232 : 160>();
         multiply_tiles(s, group, column, rows, next, value, y);

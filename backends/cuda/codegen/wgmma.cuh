@@ -30,6 +30,9 @@ INLINE void barrier_wait(u64* barrier, u32 parity) {
     } while (!done);
 }
 
+// The number of times that a counter was taken before.
+INLINE int take(int* counter) { return atomicAdd(counter, 1); }
+
 // What copies of tiles know of a tensor [planes, rows, columns] of 16-bit numbers. A tile has `box`
 // rows of 64 columns; its eight parts of a row change places from row to row, as the products need
 // them, and what lies outside of the tensor is 0.
