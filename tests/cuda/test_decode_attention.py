@@ -169,7 +169,8 @@ def test_shapes_of_llama_8b() -> None:
         (1, 1, 8256): "16 splits, 8 warps, 1 resident",
         (1, 1, 32832): "16 splits, 12 warps, 1 resident",
         (16, 1, 1024): "1 splits, 8 warps, 1 resident",
-        (16, 1, 8256): "1 splits, 12 warps, 1 resident",
+        (16, 1, 8256): "0 splits, 12 warps, 1 resident",
+        (16, 4, 8256): "0 splits, 8 warps, 1 resident",
         (17, 1, 1024): "1 splits, 4 warps, 4 resident",
         (1, 4, 8256): "16 splits, 8 warps, 1 resident",
     }

@@ -148,7 +148,8 @@ def shapes_of(op: AnyAttention, regime: Regime) -> Mapping[str, Shape]:
     """The shapes to choose from by name, that of the rules first."""
     first = _shape_of(op, regime)
     shapes = [first]
-    for splits in (first.splits // 2, first.splits, 2 * first.splits):
+    several = first.splits or 1
+    for splits in (several // 2, several, 2 * several):
         if 0 < splits <= regime.target.multiprocessors:
             cluster = _cluster_of(splits, _key_count(op), regime)
             for warps, resident in product((4, 8, 12, 16), (1, 2, 4)):
@@ -187,9 +188,12 @@ def _shape_of(op: AnyAttention, regime: Regime) -> Shape:
     rows = -(-group * tokens // parts)
     heads, keys = op.q.type.shape[0] * (op.key_heads * parts), _key_count(op)
     splits, ahead = _splits_of(heads, keys, regime), op.head_dim <= 128 and rows <= 8
-    many = ahead and _exceeds(heads, regime.target.multiprocessors, regime)
+    codes = _caches(op)[0].type.dtype != op.q.type.dtype
+    if splits == 1 and not codes and _shares_pay(op, regime):
+        splits = 0
+    many = splits and ahead and _exceeds(heads, regime.target.multiprocessors, regime)
     sums = rows * _padded(op.head_dim)  # of a warp, in shared memory
-    most = 12 if _caches(op)[0].type.dtype == op.q.type.dtype else 16  # codes need fewer registers
+    most = 16 if codes else 12  # codes need fewer registers
     warps = most if sums <= 512 and _exceeds(keys, KEYS_OF_8_WARPS * splits, regime) else 8
     return Shape(
         tokens=tokens,
