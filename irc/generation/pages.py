@@ -55,7 +55,8 @@ class PagePool:
             )
         self.layout = found
         count = max(1, found.pages(tokens))
-        self.sizes = {found.symbol: count}
+        # the last page, which page -1 reads, stays zeros: backends multiply unseen values by 0
+        self.sizes = {found.symbol: count + 1}
         self.stream: Stream = program.open(self.sizes)
         self._users = np.zeros(count, np.int32)
         self._free = [*reversed(range(count))]
@@ -150,6 +151,12 @@ class RowPages:
         for row in rows:
             self.pool.give(self.table[row, first:].tolist())
             self.table[row, first:] = -1
+
+    def zero(self, rows: Sequence[int]) -> None:
+        """Fill the pages of rows with zeros."""
+        pages = [int(page) for page in self.table[list(rows)].reshape(-1) if page >= 0]
+        if pages:
+            self.pool.stream.clear_rows(pages)
 
     def close(self) -> None:
         """Give back all pages."""

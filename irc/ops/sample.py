@@ -1,4 +1,4 @@
-"""The next token of every row, drawn by its logits: the same one on every backend."""
+"""The next token of every row, drawn by its logits: the same one in numpy and on GPUs."""
 
 from __future__ import annotations
 

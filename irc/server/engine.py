@@ -126,6 +126,7 @@ class Request:
     pages: int = 0  # of a pool, at most
     interrupted: Reason | None = None  # why it ends before the next step
     finished: bool = False
+    failed: bool = False  # its logits may be NaN
 
 
 class Engine:
@@ -340,7 +341,7 @@ class Engine:
             self._finish(request, "length" if search.finish == "length" else "stop", "")
 
     def _finish(self, request: Request, reason: Reason, message: str) -> None:
-        request.finished = True
+        request.finished, request.failed = True, reason not in ("stop", "length")
         event = FinishEvent(reason, message, len(request.prompt), request.tokens)
         self._events.append((request, event))
 
@@ -354,6 +355,8 @@ class Engine:
             order.append(len(decoding))
         if len(order) == used:
             return
+        if self.rows.pages is not None:  # nobody else may read NaN
+            self.rows.pages.zero([at for at, each in enumerate(self._running) if each.failed])
         self.rows.copy(order, range(len(order)))
         self.rows.clear(range(len(order), used))
         self._decoding = [decoding[row] for row in order[: len(kept)]]

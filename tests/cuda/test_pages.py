@@ -220,3 +220,24 @@ def test_conversations_share_a_graph_on_a_gpu(
     assert len(captures) == CONVERSATIONS
     program.close()
     assert paged == whole
+
+
+def test_padding_without_a_page_reads_the_last_one() -> None:
+    """Its values are multiplied by 0, and another page may have NaN."""
+    rng = fresh()
+    kind, pages = numpy_dtype("bf16"), np.full((3, 4), -1, np.int32)
+    pages[:, :3] = rng.permutation(np.arange(1, 16))[:9].reshape(3, 3)
+    past = np.array([40, 33, 47], np.int32)
+    inputs: dict[str, Any] = {
+        "x": rng.uniform(-1, 1, (3, 17, 64)).astype(kind),
+        **{name: rng.uniform(-1, 1, (3, 17, 32)).astype(kind) for name in "yz"},
+        "past": past,
+        "positions": past[:, None] + np.arange(17, dtype=np.int32),
+        **{name: rng.uniform(-1, 1, (17, 2, 16, 16)).astype(kind) for name in ("k0", "v0")},
+        "pages": pages,
+    }
+    for name in ("k0", "v0"):
+        inputs[name][0], inputs[name][16] = np.nan, 0
+    found = results(True, inputs, 17)[0]
+    for row, count in enumerate((48 - past).tolist()):
+        assert np.isfinite(found[row, :count].astype(np.float32)).all()

@@ -89,6 +89,20 @@ def test_a_row_without_room_leaves_the_tokens_of_the_others() -> None:
         np.testing.assert_allclose(rows.step([new], row), wanted, rtol=1e-5, atol=1e-5)
 
 
+def test_nobody_reads_nan_of_another_row() -> None:
+    """Pages of zeros take the place of absent ones, and of those of a row that has NaN."""
+    pool = PagePool(program(), 4 * PAGE)
+    rows = Rows.empty(program(), {}, 2, 0, pool)
+    rows.step([random_tokens(3 * PAGE)])
+    rows.step([random_tokens(PAGE)], 1)
+    assert pool.free_tokens == 0 and rows.pages is not None
+    states = [array for (array,) in pool.stream.states.values()]  # type: ignore[attr-defined]
+    assert all(len(array) == 5 and array[:4].any() and not array[4].any() for array in states)
+    rows.pages.zero([0])
+    for (array,) in pool.stream.states.values():  # type: ignore[attr-defined]
+        assert not array[rows.pages.table[0, :3]].any() and array[rows.pages.table[1, 0]].any()
+
+
 def test_a_run_without_states_has_pages_of_its_own() -> None:
     ids = fresh().integers(0, TOKENS, (2, 7))
     results = []

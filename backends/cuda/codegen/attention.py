@@ -147,8 +147,9 @@ def _rows(op: Attention, heads: Heads, body: Body) -> None:
         with body.block(f"auto {name} = [&](ix j)"):
             memory, pages = pool_of(operand)
             row, at = cache_row(body, memory, pages, "b", "j")
-            if pages is not None:  # padding may have no page
-                row = body.variable("const ix", f"{row} < 0 ? 0 : {row}")
+            if pages is not None:  # padding may have no page: it reads the last one, as a gather
+                last = f"{body.size(memory.type.shape[0])} - 1"
+                row = body.variable("const ix", f"{row} < 0 ? {last} : {row}")
             index = (row, "head", at, "0") if op.cached else ("b", "j", f"head * {width}")
             place = body.place(memory, index)
             body.line(f"return (const u16*)({body.pointer(memory)} + {place});")
