@@ -148,7 +148,7 @@ chunks with groups: the other scale of a word
 clusters: the slot of another unit
     number % SLOTS][rank] => 0][rank]
 decode, cluster of eight: another block of the cluster
-    &s.arrived, i / SHARE, value => &s.arrived, split, value
+    &s.arrived, i / SHARE, value => &s.arrived, item.split, value
 decode, cluster of eight: not all bytes are expected
     sizeof s.inbox + sizeof s.inbox_ends => sizeof s.inbox
 decode, sinks of long: zeros are not left zero
@@ -188,7 +188,7 @@ ALL = "IRC_ALL_FAULTS" in os.environ
 DRAWN = MORE if ALL else [MORE[i] for i in fresh().choice(len(MORE), 4, replace=False)]
 
 
-SEEN, MISSED, ABSENT = range(3)
+SEEN, MISSED, ABSENT, BROKEN = range(4)
 
 
 def _outcome(fault: Fault) -> int:
@@ -210,11 +210,12 @@ def test_a_fault_is_seen(fault: Fault, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(test_peer_memory, "SOON", 2)
     process = os.fork()
     if not process:
-        status = MISSED
+        status = BROKEN
         try:
             status = _outcome(fault)
         finally:
             os._exit(status)
     _, status = os.waitpid(process, 0)
     assert status != ABSENT << 8, f"{fault.what}: {fault.old!r} is not in the sources any more"
+    assert status != BROKEN << 8, f"{fault.what}: another error than of the test"
     assert status != MISSED << 8, f"{fault.what}: the test of the kernel does not see it"

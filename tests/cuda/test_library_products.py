@@ -23,40 +23,46 @@ from tests.ops.example import bound_dims
 
 assert irc.passes  # importing it registers the passes
 SIZES = {"B": 3, "S": 23}  # so many rows that no other kernel reads codes
-# name: (arguments, statements that make %y, which one call computes)
+# name: (arguments, statements that make %y, which one call computes). No other kernel takes rows
+# of 12 numbers.
 CASES = {
-    "linear": ("%x: {0}[B, S, 8], %w: {0}[5, 8]", "%y = linear %x, %w : {0}[B, S, 5]"),
-    "vector": ("%x: {0}[8], %w: {0}[5, 8]", "%y = linear %x, %w : {0}[5]"),
-    "bias": ("%x: {0}[B, 8], %w: {0}[5, 8], %b: {0}[5]", "%y = linear %x, %w, bias=%b : {0}[B, 5]"),
+    "linear": ("%x: {0}[B, S, 12], %w: {0}[5, 12]", "%y = linear %x, %w : {0}[B, S, 5]"),
+    "vector": ("%x: {0}[12], %w: {0}[5, 12]", "%y = linear %x, %w : {0}[5]"),
+    "bias": (
+        "%x: {0}[B, 12], %w: {0}[5, 12], %b: {0}[5]",
+        "%y = linear %x, %w, bias=%b : {0}[B, 5]",
+    ),
     "added bias": (
-        "%x: {0}[B, 8], %w: {0}[5, 8], %b: {0}[5]",
+        "%x: {0}[B, 12], %w: {0}[5, 12], %b: {0}[5]",
         "%p = linear %x, %w : {0}[B, 5]\n%y = add %b, %p : {0}[B, 5]",
     ),
     "residual": (
-        "%x: {0}[B, S, 8], %w: {0}[5, 8], %b: {0}[5], %r: {0}[B, S, 5]",
+        "%x: {0}[B, S, 12], %w: {0}[5, 12], %b: {0}[5], %r: {0}[B, S, 5]",
         "%p = linear %x, %w, bias=%b : {0}[B, S, 5]\n%y = add %r, %p : {0}[B, S, 5]",
     ),
     "relu": (
-        "%x: {0}[B, 8], %w: {0}[5, 8], %b: {0}[5]",
+        "%x: {0}[B, 12], %w: {0}[5, 12], %b: {0}[5]",
         "%p = linear %x, %w, bias=%b : {0}[B, 5]\n%y = relu %p : {0}[B, 5]",
     ),
-    "batch": ("%x: {0}[B, S, 8], %w: {0}[B, 8, 5]", "%y = matmul %x, %w : {0}[B, S, 5]"),
+    "batch": ("%x: {0}[B, S, 12], %w: {0}[B, 12, 5]", "%y = matmul %x, %w : {0}[B, S, 5]"),
     "one weight": (
-        "%x: {0}[B, 2, S, 8], %w: {0}[1, 1, 8, 5]",
+        "%x: {0}[B, 2, S, 12], %w: {0}[1, 1, 12, 5]",
         "%y = matmul %x, %w : {0}[B, 2, S, 5]",
     ),
-    "one x": ("%x: {0}[S, 8], %w: {0}[B, 2, 8, 5]", "%y = matmul %x, %w : {0}[B, 2, S, 5]"),
+    "one x": ("%x: {0}[S, 12], %w: {0}[B, 2, 12, 5]", "%y = matmul %x, %w : {0}[B, 2, S, 5]"),
     "ones in front": (
-        "%x: {0}[1, B, S, 8], %w: {0}[B, 8, 5]",
+        "%x: {0}[1, B, S, 12], %w: {0}[B, 12, 5]",
         "%y = matmul %x, %w : {0}[1, B, S, 5]",
     ),
     "transposed": (
-        "%x: {0}[B, S, 8], %w: {0}[B, 5, 8]",
-        "%t = transpose %w {{order = [0, 2, 1]}} : {0}[B, 8, 5]\n%y = matmul %x, %t : {0}[B, S, 5]",
+        "%x: {0}[B, S, 12], %w: {0}[B, 5, 12]",
+        "%t = transpose %w {{order = [0, 2, 1]}} : {0}[B, 12, 5]\n"
+        "%y = matmul %x, %t : {0}[B, S, 5]",
     ),
     "other order": (
-        "%x: {0}[B, S, 8], %w: {0}[8, B, 5]",
-        "%t = transpose %w {{order = [1, 0, 2]}} : {0}[B, 8, 5]\n%y = matmul %x, %t : {0}[B, S, 5]",
+        "%x: {0}[B, S, 12], %w: {0}[12, B, 5]",
+        "%t = transpose %w {{order = [1, 0, 2]}} : {0}[B, 12, 5]\n"
+        "%y = matmul %x, %t : {0}[B, S, 5]",
     ),
 }
 TOLERANCE = {"f32": 1e-5, "f16": 4e-3, "bf16": 4e-2}
@@ -227,9 +233,9 @@ def test_codes_of_more_than_16_rows_are_multiplied(rows: int) -> None:
 
 
 NORMED = """module @m {{
-  weight @w : bf16[32, 24] = random("w", 1, 0.3)
-  func @f(%x: bf16[B, 24], %r: bf16[B, 32], %g: f32[32]) -> (bf16[B, 32], bf16[B, 32]) {{
-    %h = silu %x : bf16[B, 24]
+  weight @w : bf16[32, 20] = random("w", 1, 0.3)
+  func @f(%x: bf16[B, 20], %r: bf16[B, 32], %g: f32[32]) -> (bf16[B, 32], bf16[B, 32]) {{
+    %h = silu %x : bf16[B, 20]
     %p = linear %h, @w : bf16[B, 32]
     %n, %t = add_rms_norm {0}, %g {{eps=1e-05, offset=0.5}} : bf16[B, 32], bf16[B, 32]
     return %n, %t
