@@ -26,7 +26,7 @@ from tests.frontends.onnx_models import read
 from tests.ops.compare import assert_close
 from tests.ops.example import Example, inputs_of, module_of
 from tests.ops.examples import EXAMPLES
-from tests.ops.test_onnx import GLOBAL_VIEW, solvable
+from tests.ops.test_onnx import WITHOUT_LOWERING, solvable
 from tests.tiny_checkpoint import write_checkpoint
 
 
@@ -55,7 +55,7 @@ def examples() -> list[Any]:
     found: list[Any] = []
     for op, many in EXAMPLES.items():
         for example in many:
-            if op in GLOBAL_VIEW or example.local or example.mesh or not example.dtypes:
+            if op in WITHOUT_LOWERING or example.local or example.mesh or not example.dtypes:
                 continue
             if op == "return" and not example.args:
                 continue
