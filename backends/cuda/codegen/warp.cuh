@@ -49,22 +49,36 @@ INLINE void settle(float (&x)[4]) {
     asm volatile("" : "+f"(x[0]), "+f"(x[1]), "+f"(x[2]), "+f"(x[3])::"memory");
 }
 
+INLINE u32 shared_address(const void* p) { return (u32)__cvta_generic_to_shared(p); }
 // An inbox in shared memory, which the blocks of a cluster fill: a barrier that counts their bytes.
 typedef u64 Inbox;
 #if __CUDA_ARCH__ >= 900
 constexpr bool CLUSTERS = true;
+// Phases of a barrier are told apart by their parity. The phase in front of the first one, of parity
+// 1, is over at the start.
+INLINE void barrier_init(u64* barrier, u32 arrivals = 1) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)),
+                 "r"(arrivals) : "memory");
+}
+INLINE void barrier_wait(u64* barrier, u32 parity) {
+    u32 done;
+    do {
+        asm volatile("{ .reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2; "
+                     "selp.u32 %0, 1, 0, p; }"
+                     : "=r"(done) : "r"(shared_address(barrier)), "r"(parity) : "memory");
+    } while (!done);
+}
 INLINE u32 in_block(const void* mine, u32 rank) {  // the same place in block `rank` of the cluster
-    u32 here = (u32)__cvta_generic_to_shared(mine), there;
+    u32 here = shared_address(mine), there;
     asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(here), "r"(rank));
     return there;
 }
 // By one thread, before cluster_arrive: the bytes that will come.
 INLINE void expect(Inbox* inbox, u32 nbytes) {
-    const u32 on = (u32)__cvta_generic_to_shared(inbox);
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(on) : "memory");
+    barrier_init(inbox);
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(on), "r"(nbytes)
-                 : "memory");
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::
+                 "r"(shared_address(inbox)), "r"(nbytes) : "memory");
 }
 // All inboxes of the cluster expect bytes once every thread has arrived.
 INLINE void cluster_arrive() {
@@ -84,13 +98,7 @@ INLINE void send(const Quad* mine, Inbox* inbox, u32 rank, Quad value) {
           "f"(value.item[3]), "r"(in_block(inbox, rank)) : "memory");
 }
 // Waits until all bytes of this block are there.
-INLINE void await(Inbox* inbox) {
-    const u32 on = (u32)__cvta_generic_to_shared(inbox);
-    u32 done = 0;
-    while (!done)
-        asm volatile("{ .reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [%1], 0; "
-                     "selp.u32 %0, 1, 0, p; }" : "=r"(done) : "r"(on) : "memory");
-}
+INLINE void await(Inbox* inbox) { barrier_wait(inbox, 0); }
 #else
 constexpr bool CLUSTERS = false;
 INLINE void expect(Inbox*, u32) {}

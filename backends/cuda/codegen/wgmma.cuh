@@ -2,13 +2,6 @@
 // products of groups of four warps (wgmma).
 
 #ifndef EMULATED_WARPS
-// Phases of a barrier are told apart by their parity. The phase in front of the first one, of parity
-// 1, is over at the start.
-INLINE u32 shared_address(const void* p) { return (u32)__cvta_generic_to_shared(p); }
-INLINE void barrier_init(u64* barrier, u32 arrivals) {
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)),
-                 "r"(arrivals) : "memory");
-}
 INLINE void barriers_visible() {
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
@@ -20,14 +13,6 @@ INLINE void barrier_arrive(u64* barrier) {
 INLINE void barrier_expect(u64* barrier, u32 nbytes) {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::
                  "r"(shared_address(barrier)), "r"(nbytes) : "memory");
-}
-INLINE void barrier_wait(u64* barrier, u32 parity) {
-    u32 done;
-    do {
-        asm volatile("{ .reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2; "
-                     "selp.u32 %0, 1, 0, p; }"
-                     : "=r"(done) : "r"(shared_address(barrier)), "r"(parity) : "memory");
-    } while (!done);
 }
 
 // The number of times that a counter was taken before.

@@ -1,7 +1,6 @@
 // Copies that go on while a warp computes, and codes as pairs of 16-bit floats.
 
 #ifndef EMULATED_WARPS
-INLINE u32 shared_address(const void* p) { return (u32)__cvta_generic_to_shared(p); }
 // For what is read once: it makes room in the L2 cache first.
 INLINE u64 read_once() {
     u64 policy;
@@ -51,20 +50,8 @@ INLINE void await_arrivals(u64* barrier) {
                      "selp.u32 %0, 1, 0, p; }" : "=r"(done) : "r"(shared_address(barrier)) : "memory");
 }
 #if __CUDA_ARCH__ >= 900
-// One bulk copy at a time per barrier; phases of a barrier are told apart by their parity.
-INLINE void barrier_init(u64* barrier) {
-    const u32 at = shared_address(barrier);
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(at) : "memory");
-}
+// One bulk copy at a time per barrier.
 INLINE void barriers_visible() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
-INLINE void barrier_wait(u64* barrier, u32 parity) {
-    u32 done;
-    do {
-        asm volatile("{ .reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2; "
-                     "selp.u32 %0, 1, 0, p; }"
-                     : "=r"(done) : "r"(shared_address(barrier)), "r"(parity) : "memory");
-    } while (!done);
-}
 INLINE void bulk_copy(void* to, const void* from, u32 nbytes, u64* barrier, u64 policy) {
     u32 on = shared_address(barrier);
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(on), "r"(nbytes)
