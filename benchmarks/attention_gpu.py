@@ -80,13 +80,13 @@ class Case:
     @property
     def nbytes(self) -> int:
         """The bytes of visible keys and values."""
-        each = dtype(self.cache).bits // 8
+        itemsize = dtype(self.cache).bits // 8
         return (
             sum(min(n + self.tokens, self.capacity) for n in self.past)
             * 2
             * self.key_heads
             * D
-            * each
+            * itemsize
         )
 
     def module(self) -> Module:
@@ -143,14 +143,14 @@ class Bench:
         (op,) = (op for op in module.main if isinstance(op, Attention | FusedAttention))
         regime = Regime(case.sizes, device_of(self.gpu.target))
         args = module.main.args
-        regime.constants = [each for each in args if each.name not in ("k0", "v0")]
+        regime.constants = [arg for arg in args if arg.name not in ("k0", "v0")]
         shapes = shapes_of(op, regime)
-        chosen = [n for n in shapes if not names or any(each in n for each in names)]
+        chosen = [n for n in shapes if not names or any(name in n for name in names)]
         launches = {name: template(op, regime, shapes[name]) for name in chosen}
         if names is None:
-            made = decode_attention(op, regime)
-            first = made[0] if made else None
-            assert isinstance(first, Template), made
+            templates = decode_attention(op, regime)
+            first = templates[0] if templates else None
+            assert isinstance(first, Template), templates
             launches = {"": first}
         layers = 2 + COLD // max(1, case.nbytes)
         memory = Memory(self, case, module, min(layers, 32))
@@ -221,7 +221,7 @@ class Memory:
             extra.append(self.allocated(nbytes))
             self.bench.stream.upload(extra[-1], np.zeros(nbytes, np.uint8))
             self.bench.stream.wait("zeros")
-        made = list[Any]()
+        calls = list[Any]()
         grid, shared = launch.grid(sizes), launch.shared(sizes)
         for layer in range(self.layers):
             values = [self.places[value][layer] for value in launch.reads]
@@ -236,8 +236,8 @@ class Memory:
                 programmatic=True,
             )
             values += symbols
-            made.append(kernels.bind(bound, launch.kernel, values, True))
-        return made
+            calls.append(kernels.bind(bound, launch.kernel, values, True))
+        return calls
 
     def error(self) -> float:
         """The largest error of the last layer's results among some heads."""

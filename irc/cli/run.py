@@ -103,8 +103,8 @@ _COLUMNS = ("output", "elements that differ", "largest difference", "relative to
 
 
 def _cells(row: Difference) -> list[str]:
-    verdict = paint("ok", "green") if row.ok else paint("differs", "red")
+    status = paint("ok", "green") if row.ok else paint("differs", "red")
     if row.problem:
-        return [row.name, row.problem, "", "", verdict]
+        return [row.name, row.problem, "", "", status]
     counts = f"{row.wrong} of {row.size}"
-    return [row.name, counts, f"{row.largest:.3g}", f"{row.relative:.3g}", verdict]
+    return [row.name, counts, f"{row.largest:.3g}", f"{row.relative:.3g}", status]

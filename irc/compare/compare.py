@@ -34,7 +34,7 @@ _SHOWN = 20  # rows that differ
 class Row(Measure):
     """One value of both sides, computed at `line` (`file:line`) of the first.
 
-    A relative L2 error up to `limit` is `expected`, such as "rounding of f32"; the `verdict` about
+    A relative L2 error up to `limit` is `expected`, such as "rounding of f32"; the `cause` about
     a larger one is what explains it.
     """
 
@@ -97,11 +97,11 @@ class Comparison:
             facts[name] = None if row is None else row.facts()
         inputs = "each value on equal inputs" if self.equal_inputs else "errors add up"
         text: list[str | Table] = [printable(f"A: {self.a}\nB: {self.b}\n{inputs}")]
-        for verdict in dict.fromkeys(row.verdict for row in self.values if row.ok):
-            same = [row for row in self.values if row.ok and row.verdict == verdict]
+        for cause in dict.fromkeys(row.cause for row in self.values if row.ok):
+            same = [row for row in self.values if row.ok and row.cause == cause]
             most = max(same, key=lambda row: row.relative_l2)
             error = f", relative L2 at most {most.relative_l2:.2g} ({printable(most.label)})"
-            text.append(f"{counted(len(same), 'value')}: {verdict}{error * bool(most.relative_l2)}")
+            text.append(f"{counted(len(same), 'value')}: {cause}{error * bool(most.relative_l2)}")
         wrong = [row for row in self.values if not row.ok]
         shown = self.values if every else wrong[:_SHOWN]
         text += [Table([vars(row) | {"row": row} for row in shown], _COLUMNS)] * bool(shown)
@@ -119,7 +119,7 @@ class Comparison:
         numbers = f"correlation {row.correlation:.3g}, relative L2 {row.relative_l2:.3g}"
         scope = f" --scope {printable(row.scope)}" if row.scope else ""
         hint = f"\nnext: irc show {show} --locs{scope}" if show else ""
-        return f"first divergence: {row}: {numbers}, {row.verdict}{hint}"
+        return f"first divergence: {row}: {numbers}, {row.cause}{hint}"
 
 
 _COLUMNS: Columns = {
@@ -129,7 +129,7 @@ _COLUMNS: Columns = {
     "relative L2": "{relative_l2:.2g}",
     "expected": "{limit:.2g}",
     "largest": "{largest:.2g}",
-    "": "{verdict}",
+    "": "{cause}",
 }
 
 
@@ -182,7 +182,7 @@ def compare(
     for point, row in rows.items():
         gap = max(first.apart.get(point, 0.0), second.apart.get(pairs[point], 0.0))
         if gap:
-            row.relative_l2, row.verdict, row.ok = gap, "ranks differ", False
+            row.relative_l2, row.cause, row.ok = gap, "ranks differ", False
     total, partners = len(_inside(first.points, scope)), {*pairs.values()}
     alone = [total - len(values) - len(shapes), len({*_inside(second.points, scope)} - partners)]
     left_out = [f"{counted(alone[0], 'value')} of A and {alone[1]} of B have no partner"]
@@ -323,6 +323,6 @@ def _judge(rows: Sequence[Row], equal_inputs: bool) -> None:
         row.limit = base if equal_inputs else max(base, _GROWTH * before)
         row.ok = row.relative_l2 <= row.limit
         if row.ok and row.relative_l2:
-            row.verdict = row.expected if row.limit <= base else "no more than before it"
-        row.verdict += f", {row.both} on both sides" * bool(row.both)
+            row.cause = row.expected if row.limit <= base else "no more than before it"
+        row.cause += f", {row.both} on both sides" * bool(row.both)
         before = max(before, row.relative_l2) if isfinite(row.relative_l2) else before

@@ -30,14 +30,14 @@ _SAME = 2e-5  # between sorted numbers; any two normal arrays of a million diffe
 class Measure:
     """The difference of two arrays of one shape.
 
-    `verdict`: what explains it, such as "scale or sign"; "equal" where there is none. `both`: "NaN"
+    `cause`: what explains it, such as "scale or sign"; "equal" where there is none. `both`: "NaN"
     or "infinity", which both have at the same places, or "".
     """
 
     correlation: float
     relative_l2: float
     largest: float
-    verdict: str
+    cause: str
     both: str
 
 
@@ -63,8 +63,8 @@ def measure(a: Array, b: Array, limit: float = 0.0) -> Measure:
     if not gap:
         return Measure(1.0, 0.0, 0.0, "equal", both)
     relative, largest = gap / norm if norm else 1.0, float(np.abs(a - b).max())
-    verdict = _cause(a, b, max(_EXPLAINED, 1.2 * limit)) if relative > limit / 10 else ""
-    return Measure(_correlation(a, b), relative, largest, verdict, both)
+    cause = _cause(a, b, max(_EXPLAINED, 1.2 * limit)) if relative > limit / 10 else ""
+    return Measure(_correlation(a, b), relative, largest, cause, both)
 
 
 def _correlation(a: Array, b: Array) -> float:

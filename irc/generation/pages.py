@@ -47,16 +47,16 @@ class PagePool:
     plans and graphs of its device. A page may belong to several rows, until one writes into it."""
 
     def __init__(self, program: Program, tokens: int) -> None:
-        found = layout(program.ports)
-        if found is None:
+        pools = layout(program.ports)
+        if pools is None:
             raise Error(
                 "expected a program with pools of pages, found one with a cache per conversation; "
                 "compile it with --page-caches"
             )
-        self.layout = found
-        count = max(1, found.pages(tokens))
+        self.layout = pools
+        count = max(1, pools.pages(tokens))
         # the last page, which page -1 reads, stays zeros: backends multiply unseen values by 0
-        self.sizes = {found.symbol: count + 1}
+        self.sizes = {pools.symbol: count + 1}
         self.stream: Stream = program.open(self.sizes)
         self._users = np.zeros(count, np.int32)
         self._free = [*reversed(range(count))]

@@ -64,10 +64,10 @@ class Sample(Op):
             *(("seed", "i64"), ("position", "")),
         ):
             value: Value = getattr(self, name)
-            found = value.type if dtype else index_operand(self.opname, value)
-            if found.shape != logits.shape[:1] or dtype not in ("", found.dtype):
-                kind = TensorType(dtype or found.dtype, logits.shape[:1])
-                raise Error(f"sample: {name} is {kind}, a number for each row, not {found}")
+            given = value.type if dtype else index_operand(self.opname, value)
+            if given.shape != logits.shape[:1] or dtype not in ("", given.dtype):
+                kind = TensorType(dtype or given.dtype, logits.shape[:1])
+                raise Error(f"sample: {name} is {kind}, a number for each row, not {given}")
         return TensorType("i32", logits.shape[:1])
 
     def evaluate(

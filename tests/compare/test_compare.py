@@ -1,4 +1,4 @@
-"""Comparisons of artifacts, files and backends; verdicts; and what cannot be compared."""
+"""Comparisons of artifacts, files and backends, causes of differences, and what is not compared."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_an_artifact_agrees_with_transformers(
     assert found.ok, found.first
     assert "in transformers" in found.b
     assert len(found.values) >= 30
-    assert {row.verdict for row in found.values} - {"equal"} == {*names}
+    assert {row.cause for row in found.values} - {"equal"} == {*names}
     assert {row.line.partition(":")[0] for row in found.values} == {"decoder.py"}
 
 
@@ -71,7 +71,7 @@ def test_a_fault_stands_out_among_ranks_and_int4(folder: Path, tmp_path: Path) -
     (built / "wrong.irc").write_text(wrong)
     found = compare(built / "wrong.irc", tmp_path / "f32")
     assert found.first is not None
-    assert found.first.verdict == "other numbers"
+    assert found.first.cause == "other numbers"
     assert [row.label for row in found.values if not row.ok] == [f"{LAYER}.down_proj"]
     assert not compare(built / "wrong.irc", tmp_path / "f32", accumulate=True).ok
     inside = compare(built / "wrong.irc", tmp_path / "f32", scope="model.layers.0")
@@ -137,7 +137,7 @@ def test_the_command(folder: Path, tmp_path: Path) -> None:
     x = np.full((2, 4), np.nan, np.float32)
     np.savez(tmp_path / "in.npz", x=x)
     answer = works("compare", good, good, "--inputs", tmp_path / "in.npz", "--json")
-    assert {row["verdict"] for row in answer.json["values"]} == {"equal, NaN on both sides"}
+    assert {row["cause"] for row in answer.json["values"]} == {"equal, NaN on both sides"}
     assert answer.json["not_finite"] == answer.json["values"][0]
     answer = works("compare", good, good, "--inputs", tmp_path / "in.npz")
     assert "of 5 values; NaN on both sides, first in layers.0.norm (model.py:7)" in answer.out
@@ -160,7 +160,7 @@ BARE = "\n".join(line.split(" loc(")[0] for line in MODULE.splitlines())
 
 
 @pytest.mark.parametrize(
-    ("a", "b", "verdict", "left_out"),
+    ("a", "b", "cause", "left_out"),
     [
         (NEGATED, MODULE, "scale or sign: -1 times the second", "1 value of A and 0 of B"),
         (MODULE, NEGATED, "scale or sign: -1 times the second", "0 values of A and 1 of B"),
@@ -171,13 +171,11 @@ BARE = "\n".join(line.split(" loc(")[0] for line in MODULE.splitlines())
     ],
     ids=["negated", "negated B", "no scopes", "padded", "padded B", "not at the end"],
 )
-def test_results_without_a_scope_are_compared(a: str, b: str, verdict: str, left_out: str) -> None:
+def test_results_without_a_scope_are_compared(a: str, b: str, cause: str, left_out: str) -> None:
     found = compare(irc.parse(a), irc.parse(b))
     assert left_out in found.left_out
-    assert [row.verdict for row in found.values if row.label == "result y"] == [verdict] * bool(
-        verdict
-    )
-    assert found.ok == (not verdict.startswith("scale"))
+    assert [row.cause for row in found.values if row.label == "result y"] == [cause] * bool(cause)
+    assert found.ok == (not cause.startswith("scale"))
 
 
 @pytest.mark.oracle
@@ -207,7 +205,7 @@ def test_ranks_that_differ(folder: Path, tmp_path: Path, source: str) -> None:
     with mock.patch.object(AllReduce, "combine", wrong):
         found = compare(*places, reference="irc")
     assert found.first is not None
-    assert (found.first.verdict, found.first.relative_l2) == ("ranks differ", pytest.approx(1.0))
+    assert (found.first.cause, found.first.relative_l2) == ("ranks differ", pytest.approx(1.0))
     assert found.first.scope == "model.embed_tokens"
 
 
@@ -240,7 +238,7 @@ def test_what_cannot_be_compared(folder: Path, tmp_path: Path) -> None:
         compare(find_source(files["good"]).module)
 
 
-def test_verdicts() -> None:
+def test_causes() -> None:
     rng = fresh()
     b = rng.standard_normal((7, 12))
     turned = rng.permutation(12)
@@ -256,12 +254,12 @@ def test_verdicts() -> None:
         (rng.standard_normal((7, 12)), "other numbers"),
         (np.where(b == b.max(), np.nan, b), "NaN or infinity in the first"),
     ]:
-        assert measure(a, b).verdict.startswith(cause), cause
+        assert measure(a, b).cause.startswith(cause), cause
     noise = rng.standard_normal(b.shape) * 0.1
     assert measure(b + noise, b).relative_l2 == pytest.approx(
         float(np.linalg.norm(noise) / np.linalg.norm(b))
     )
-    assert measure(-b + noise, b, 0.35).verdict.startswith("scale or sign")
+    assert measure(-b + noise, b, 0.35).cause.startswith("scale or sign")
 
 
 def test_ranks_that_are_processes_are_refused(folder: Path, tmp_path: Path) -> None:

@@ -73,14 +73,14 @@ def _refusal(op: AnyAttention, regime: Regime) -> str:
 
 def codes_of(value: Value) -> tuple[Value, float] | None:
     """The codes of 8 bits in a cache, or in the pages of a pool, and their only scale."""
-    made = value.producer
-    if not isinstance(made, Dequantize) or made.zero is not None:
+    dequantize = value.producer
+    if not isinstance(dequantize, Dequantize) or dequantize.zero is not None:
         return None
-    scale = made.scale.producer
-    takes = made.x.type.ndim == 4 and made.x.type.dtype in ("f8e4m3", "i8")
-    if not takes or not isinstance(scale, Full) or product_of(made.scale.type.shape) != 1:
+    scale = dequantize.scale.producer
+    takes = dequantize.x.type.ndim == 4 and dequantize.x.type.dtype in ("f8e4m3", "i8")
+    if not takes or not isinstance(scale, Full) or product_of(dequantize.scale.type.shape) != 1:
         return None
-    return made.x, float(scale.value)
+    return dequantize.x, float(scale.value)
 
 
 def _read_caches(op: Attention) -> tuple[Value, Value]:
@@ -396,9 +396,9 @@ class Source:
             head = f"typedef {self.codes} Cell;\ntypedef f16 Operand;\n"
             head += constants({"INTEGERS": self.codes == "i8"})
             for name, cache in (("KEY_FACTOR", op.k), ("VALUE_FACTOR", op.v)):
-                found = codes_of(cache)
-                assert found is not None
-                values[name] = found[1]
+                codes = codes_of(cache)
+                assert codes is not None
+                values[name] = codes[1]
         named = {k: v.type.dtype if v is not None else "i32" for k, v in types.items()}
         text = "".join(f"typedef {kind} {name};\n" for name, kind in named.items())
         return constants_of_heads(op) + head + text + constants(values)

@@ -46,8 +46,8 @@ def _drawn(
     values = [body.element(value, ("row",)) for value in op.operands[1:]]
     settings = ", ".join([*values[:4], *(f"(u64)(long long){value}" for value in values[4:])])
     body.line(f"const Settings settings = {{{settings}}};")
-    each = -(-packs // (cluster * threads))
-    body.line(f"const int token = sampled<{pack}, {each}>(settings, {packs}, read);")
+    thread_packs = -(-packs // (cluster * threads))
+    body.line(f"const int token = sampled<{pack}, {thread_packs}>(settings, {packs}, read);")
     body.line("if (token >= 0) store(out0, row, token);")
     template = launch(
         *("sample", body, op.results, lambda sizes: (cluster, max(1, number(rows, sizes)), 1)),

@@ -106,9 +106,9 @@ def candidates(
     Columns of the weights are divided among `ranks`, of which each has `k`.
     """
     if rows == 1 and codes.bits == 16:
-        found = [one_row(n, k, gated, target, warps, ranks) for warps in (0, 6, 8, 10, 12, 16)]
-        if isinstance(found[0], Choice):  # the others compute no norm
-            yield from found
+        answers = [one_row(n, k, gated, target, warps, ranks) for warps in (0, 6, 8, 10, 12, 16)]
+        if isinstance(answers[0], Choice):  # the others compute no norm
+            yield from answers
             return
     shapes, strips = SHAPES[codes.bits], (2, 1, 3)
     if codes.bits < 16 and 32 < ceil(n / target.multiprocessors) * (1 + gated) <= 48:
@@ -139,10 +139,10 @@ def one_row(
     matrices = 2 if gated else 1
     if not warps:
         order = ORDER_OF_WARPS[0 if n * k * matrices < LARGE_WEIGHTS else matrices]
-        found = [one_row(n, k, gated, target, each, ranks) for each in order]
-        kernels = [each for each in found if isinstance(each, Choice)]
-        most = [each for each in kernels if each.warps >= LEAST_WARPS] or kernels
-        return max(most, key=lambda each: each.ring) if most else found[0]
+        answers = [one_row(n, k, gated, target, warps, ranks) for warps in order]
+        kernels = [answer for answer in answers if isinstance(answer, Choice)]
+        most = [kernel for kernel in kernels if kernel.warps >= LEAST_WARPS] or kernels
+        return max(most, key=lambda kernel: kernel.ring) if most else answers[0]
     chunks = CHUNKS // ranks if CHUNKS % ranks == 0 else 1
     chunks = chunks if k % (8 * chunks) == 0 else 1
     chunk, most = k // 8 // chunks, MOST_BYTES // (16 * matrices)  # vectors of 16 bytes
@@ -233,7 +233,7 @@ def chunks(
         return "clusters need compute capability 9.0"
     if not lane:
         return f"rows of {k} weights of {codes.bits} bits cannot be cut into chunks"
-    rows = next(each for each in (1, 2, 4, 8, 16) if rows <= each)
+    rows = next(most for most in (1, 2, 4, 8, 16) if rows <= most)
     clusters = clusters_of(target, cluster)
     unit, held = strips * (8 if gated else 16), ceil(ceil(k / size) / cluster)
     words = (0 < codes.group < k) + codes.zero
